@@ -1,0 +1,1 @@
+"""Published versions over HTTP: the trainer's side."""

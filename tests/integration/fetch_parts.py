@@ -1,0 +1,78 @@
+"""A trainer that serves versions and workers that fetch them, for tests; ``python -m`` it is one such worker."""
+
+import asyncio
+import random
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.config import Config
+from penstock.protocol.keys import Keys
+from penstock.system.checksum import file_xxh3
+from penstock.weights.index import INDEX_FILE, WeightsIndex, digest
+from workers.weights.fetch.fetcher import Fetcher
+
+TOKEN = "t" * 32
+RANGE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    number: int
+    #: Digest of its index.
+    index: str
+    folder: Path
+    num_bytes: int
+
+    def is_at(self, path: Path) -> bool:
+        """Whether a folder has the same files, byte by byte."""
+        mine = {file.name: file.read_bytes() for file in self.folder.iterdir()}
+        return mine == {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def make_version(parent: Path, number: int = 1, *, num_bytes: int = 2_000_000) -> Version:
+    """A folder as ``publish`` leaves it, of random bytes."""
+    folder = parent / f"v{number:08d}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "empty.txt").touch()
+    for part in (1, 2):
+        (folder / f"model-0000{part}.safetensors").write_bytes(
+            random.Random(number * 10 + part).randbytes(num_bytes // 2)
+        )
+    index = WeightsIndex([], {file.name: file_xxh3(file) for file in sorted(folder.iterdir())}).to_bytes()
+    (folder / INDEX_FILE).write_bytes(index)
+    return Version(number, digest(index), folder, sum(file.stat().st_size for file in folder.iterdir()))
+
+
+def config_of(
+    redis_url: str, keys: Keys, folder: Path, *, trainer: dict[str, Any] | None = None, **serving: Any
+) -> Config:
+    """Of a part whose machine has ``folder``."""
+    base = {"enabled": True, "token": TOKEN, "range_bytes": RANGE_BYTES, "stall_s": 1.0, "folder": folder / "fetched"}
+    return Config.model_validate(
+        {
+            "run": keys.run,
+            "directory": folder,
+            "redis": {"url": redis_url},
+            "model": {"path": "m"},
+            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+            "trainer": trainer or {},
+            "serving": base | serving,
+        }
+    )
+
+
+def main() -> None:
+    """Fetch one version: REDIS_URL RUN FOLDER NAME VERSION INDEX; prints what came from whom."""
+    url, run, folder, name, version, index = sys.argv[1:]
+    keys = Keys(run)
+    with closing(Fetcher(config_of(url, keys, Path(folder)), keys, name)) as fetcher:
+        path = asyncio.run(fetcher.fetch(int(version), index))
+        print(path, fetcher.from_trainer, fetcher.from_peers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

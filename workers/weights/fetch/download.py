@@ -1,0 +1,151 @@
+"""One range of an object from one server, taken up again where it was cut, and checked by the digest of the offer."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable
+
+import aiohttp
+
+from penstock.config.serving import ServingConfig
+from penstock.protocol.records.offer import Range, range_digest
+from penstock.weights.http.tls import client_context
+from penstock.words import said
+
+#: Bytes that are taken at once.
+CHUNK_BYTES = 256 * 1024
+#: A server that gives less than this in the mean is given up, however steadily it drips.
+SLOWEST_BYTES_PER_S = 16 * 1024
+
+_URL = re.compile(r"(https?)://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/\d{1,18}")
+
+
+class NotGiven(Exception):
+    """A server did not give a range: why, in words.
+
+    Args:
+        is_wrong: it gave other bytes than the range's.
+        is_silent: nothing came from it in its time.
+    """
+
+    def __init__(self, why: str, *, is_wrong: bool = False, is_silent: bool = False) -> None:
+        super().__init__(why)
+        self.is_wrong = is_wrong
+        self.is_silent = is_silent
+
+
+class Downloads:
+    """Fetches ranges. Made and closed in one event loop.
+
+    Args:
+        token: the run's.
+
+    Raises:
+        ConfigError: TLS will not do.
+    """
+
+    def __init__(self, config: ServingConfig, token: str) -> None:
+        self._stall_s = config.stall_s
+        self._scheme = "https" if config.is_tls else "http"
+        self._headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        tls: ssl.SSLContext | bool = client_context(config) or True
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None),
+            connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=tls),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=CHUNK_BYTES,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def fetch(self, url: str, name: str, wanted: Range, write: Callable[[int, bytes], None]) -> int:
+        """Take a range of object ``name`` from the server at ``url``; the bytes that came, cuts and all.
+
+        Args:
+            write: takes an offset of the range and bytes; again from 0 on at another call of ``fetch``.
+
+        Raises:
+            NotGiven: it does not answer, stalls, has not this range, or gave other bytes. OSError: of ``write``.
+        """
+        found = _URL.fullmatch(url)
+        if found is None or found[1] != self._scheme:
+            raise NotGiven(f"{url[:200]!r} is no address of {self._scheme}")
+        taken = _Taken(write)
+        try:
+            async with asyncio.timeout(self._stall_s + wanted.num_bytes / SLOWEST_BYTES_PER_S):
+                while taken.num_bytes < wanted.num_bytes:
+                    await self._go_on(url, name, wanted, taken)
+        except TimeoutError as exc:
+            raise NotGiven(f"{url} gives less than {SLOWEST_BYTES_PER_S:,} bytes a second", is_silent=True) from exc
+        except _Unwritten as exc:
+            raise exc.why from None
+        if taken.hasher.digest() != wanted.digest:
+            raise NotGiven(f"{url} gives other bytes of {wanted.file} than were announced", is_wrong=True)
+        return taken.num_bytes
+
+    async def _go_on(self, url: str, name: str, wanted: Range, taken: "_Taken") -> None:
+        """Take what is left, or a part of it where the connection is cut; NotGiven where nothing comes, or no more."""
+        before = taken.num_bytes
+        try:
+            async with asyncio.timeout(self._stall_s) as stall:
+                await self._take(f"{url}/{name}/{wanted.file}", wanted, taken, stall)
+            why = "it ends too early"
+        except TimeoutError as exc:
+            raise NotGiven(f"{url}: it stalls", is_silent=True) from exc
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            why = said(exc)
+        if taken.num_bytes == before:
+            raise NotGiven(f"{url}: {why}")
+
+    async def _take(self, url: str, wanted: Range, taken: "_Taken", stall: asyncio.Timeout) -> None:
+        start, end = wanted.start + taken.num_bytes, wanted.start + wanted.num_bytes
+        headers = self._headers | {"Range": f"bytes={start}-{end - 1}"}
+        loop = asyncio.get_running_loop()
+        async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
+            _check(answer, start, end)
+            while start < end and (chunk := await answer.content.read(min(CHUNK_BYTES, end - start))):
+                taken.add(chunk)
+                start += len(chunk)
+                stall.reschedule(loop.time() + self._stall_s)
+
+
+class _Taken:
+    """Bytes of a range that came."""
+
+    def __init__(self, write: Callable[[int, bytes], None]) -> None:
+        self.num_bytes = 0
+        self.hasher = range_digest()
+        self._write = write
+
+    def add(self, chunk: bytes) -> None:
+        self.hasher.update(chunk)
+        try:
+            self._write(self.num_bytes, chunk)
+        except OSError as exc:
+            raise _Unwritten(exc) from exc
+        self.num_bytes += len(chunk)
+
+
+class _Unwritten(Exception):
+    """Our own disk refused: nothing that another server would do better."""
+
+    def __init__(self, why: OSError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+def _check(answer: aiohttp.ClientResponse, start: int, end: int) -> None:
+    """Raises ValueError on an answer that is not these bytes."""
+    if answer.status == 401:
+        raise ValueError("it refuses the run's token: give every part the same (serving.token)")
+    if answer.status == 404:
+        raise ValueError("it has not this range")
+    if answer.status != 206:
+        raise ValueError(f"it answers with status {answer.status}")
+    span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))
+    if span is None or (int(span[1]), int(span[2])) != (start, end - 1):
+        raise ValueError("it answers with another range")

@@ -1,0 +1,223 @@
+"""A worker's way to versions whose folder it does not see: fetched over HTTP, kept, and served to other workers.
+
+All of it runs in a thread of its own, so that no token waits for it.
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.config import Config
+from penstock.errors import PenstockError, ProtocolError, PublishError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.offer import Offer
+from penstock.protocol.scripts import HAVE_EVERY_S, read_offer
+from penstock.redis.control import AsyncControl
+from penstock.system.disk import is_full
+from penstock.weights.http.blobs import files_of, object_name
+from penstock.weights.http.loop_thread import LoopThread
+from penstock.weights.http.server import WeightsServer
+from penstock.weights.http.token import token_of
+from penstock.words import said
+from workers.weights.fetch.download import Downloads
+from workers.weights.fetch.partial import Partial, check_folder
+from workers.weights.fetch.store import Hold, Store
+from workers.weights.fetch.swarm import Swarm, Told
+
+log = logging.getLogger(__name__)
+
+#: Longest wait for a version that was published to be offered: its trainer reads it once more before.
+OFFER_WAIT_S = 120.0
+LOOK_S = 0.2
+#: Fetched versions that are used: what the engine has, and what it is to have.
+USED = 2
+
+
+class Fetcher:
+    """Fetches versions for one worker, and serves what it has until ``close``.
+
+    Args:
+        config: with ``redis.url`` set and ``serving.enabled``.
+        worker: name of this worker process, never used twice.
+
+    Raises:
+        ConfigError: it cannot listen, there is no token, or TLS will not do.
+    """
+
+    def __init__(self, config: Config, keys: Keys, worker: str) -> None:
+        assert config.redis.url is not None
+        self._config = config
+        self._keys = keys
+        self._worker = worker
+        self._token = token_of(config)
+        self._store = Store(config.serving.folder or config.run_dir / "fetched", config.serving.max_bytes)
+        self._url = config.redis.url
+        self._control: AsyncControl | None = None
+        self._holds: list[Hold] = []
+        self._told: dict[str, Told] = {}
+        #: Bytes that came, from trainers and from other workers.
+        self.from_trainer = self.from_peers = 0
+        #: What is waited for, in words; '' for nothing.
+        self.waits_for = ""
+        self.server = WeightsServer(config.serving, self._token)
+        self._thread = LoopThread("weights-fetcher")
+        self._thread.submit(self._tell_for_ever())
+
+    async def fetch(self, version: int, index: str) -> Path:
+        """The folder of a version on this machine; fetched where it is not there yet. Any event loop may wait for it.
+
+        What came stays where this is cancelled or killed, and is gone on with.
+
+        Args:
+            index: digest of its index, as the publication has it.
+
+        Raises:
+            PublishError: it is not offered, cannot be fetched in its time, is not what was announced, or there is no
+                room.
+        """
+        return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index)))
+
+    def close(self) -> None:
+        """Fetch and serve no more. Blocks shortly."""
+        self._thread.close()
+        self.server.close()
+        for hold in self._holds:
+            hold.close()
+
+    async def _fetch(self, version: int, index: str) -> Path:
+        name = object_name(version, index)
+        try:
+            async with self._store.fetching(name, self._wait_for):
+                path = await asyncio.to_thread(self._found, name, index)
+                if path is None:
+                    path = await self._get(name, version, index)
+                self._hold(path)
+            await self._serve(name, path)
+        except OSError as exc:
+            why = "there is no room" if is_full(exc) else said(exc)
+            raise PublishError(f"version {version} cannot be kept in {self._store.folder}: {why}.") from exc
+        except ProtocolError as exc:
+            raise PublishError(str(exc)) from exc
+        finally:
+            self._wait_for("")
+        return path
+
+    def _wait_for(self, what: str) -> None:
+        self.waits_for = what
+
+    def _found(self, name: str, index: str) -> Path | None:
+        """What was fetched before, where it is what it should be."""
+        path = self._store.path(name)
+        if not path.is_dir():
+            return None
+        if any(hold.path == path for hold in self._holds):
+            return path
+        try:
+            check_folder(path, index)
+        except PublishError as exc:
+            log.warning("%s is fetched again: %s", name, exc)
+            if not self._store.remove(path):
+                raise
+            return None
+        return path
+
+    async def _get(self, name: str, version: int, index: str) -> Path:
+        began = time.monotonic()
+        control, thing = self._opened(), f"{self._config.model.name}:{name}"
+        offer = await self._offered(control, thing, version)
+        await asyncio.to_thread(self._store.make_room, name, sum(offer.sizes().values()))
+        partial = await asyncio.to_thread(Partial, self._store.temporary(name), offer)
+        self._wait_for(f"version {version} to be fetched: {len(partial.missing)} of {len(partial.ranges)} ranges")
+        told = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
+        self.server.shelf.put(name, partial.blobs())
+        self._told[name] = told
+        downloads = Downloads(self._config.serving, self._token)
+        swarm = Swarm(name, offer, partial, told, downloads, fetches=self._config.serving.fetches)
+        try:
+            await told.say()
+            await swarm.run()
+        except BaseException:
+            self._forget(name)
+            raise
+        finally:
+            self.from_trainer += swarm.from_trainer
+            self.from_peers += swarm.from_peers
+            await downloads.close()
+        await told.say()
+        path = self._store.path(name)
+        try:
+            await asyncio.to_thread(partial.finish, path, index)
+        except BaseException:
+            self._forget(name)
+            raise
+        log.info(
+            "version %d fetched in %.2f s: %s bytes from the trainer, %s from other workers",
+            version,
+            time.monotonic() - began,
+            f"{swarm.from_trainer:,}",
+            f"{swarm.from_peers:,}",
+        )
+        return path
+
+    async def _offered(self, control: AsyncControl, thing: str, version: int) -> Offer:
+        deadline = time.monotonic() + OFFER_WAIT_S
+        while (offer := await control.do(lambda client: read_offer(client, self._keys, thing))) is None:
+            self._wait_for(f"version {version} to be offered over HTTP")
+            if time.monotonic() > deadline:
+                raise PublishError(
+                    f"version {version} is not offered over HTTP: set serving.enabled for its trainer too, or publish "
+                    "to a folder that this machine sees."
+                )
+            await asyncio.sleep(LOOK_S)
+        return offer
+
+    def _hold(self, path: Path) -> None:
+        """Keep it from being deleted, and no more than ``USED`` of them."""
+        if all(hold.path != path for hold in self._holds):
+            self._holds.append(Hold(path))
+        for old in self._holds[:-USED]:
+            old.close()
+            self._forget(old.path.name)
+        del self._holds[:-USED]
+
+    async def _serve(self, name: str, path: Path) -> None:
+        """From its folder, all of it."""
+        self.server.shelf.put(name, files_of(path))
+        if name in self._told or (offer := await self._offer_of(name)) is None:
+            return
+        count = len(offer.ranges())
+        full = bytes(0xFF if 8 * at + 8 <= count else 0xFF00 >> count % 8 & 0xFF for at in range(-(-count // 8)))
+        thing = f"{self._config.model.name}:{name}"
+        told = Told(self._keys, self._opened(), thing, self._worker, self.server.url, lambda: full)
+        await told.say()
+        self._told[name] = told
+
+    async def _offer_of(self, name: str) -> Offer | None:
+        thing = f"{self._config.model.name}:{name}"
+        return await self._opened().do(lambda client: read_offer(client, self._keys, thing))
+
+    def _forget(self, name: str) -> None:
+        self._told.pop(name, None)
+        self.server.shelf.remove(name)
+
+    def _opened(self) -> AsyncControl:
+        if self._control is None:
+            self._control = AsyncControl(self._url)
+        return self._control
+
+    async def _tell_for_ever(self) -> None:
+        """Who says nothing is taken for dead: say again and again what is here."""
+        try:
+            while True:
+                await asyncio.sleep(HAVE_EVERY_S)
+                for told in list(self._told.values()):
+                    try:
+                        await told.say()
+                    except PenstockError as exc:
+                        log.warning("what this worker has of weights is not told of: %s", exc)
+        finally:
+            if self._control is not None:
+                with suppress(Exception):
+                    await self._control.close()

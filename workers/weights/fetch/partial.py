@@ -1,0 +1,162 @@
+"""A folder of files that are being fetched: which of their ranges are here, proven by their digests and nothing else.
+
+No list of what is here is kept on disk: who goes on after a kill reads the bytes, and believes those that are right.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.errors import PublishError
+from penstock.protocol.records.offer import Offer, Range, range_digest
+from penstock.system.checksum import file_xxh3
+from penstock.weights.http.blobs import FileBlob, is_file_name
+from penstock.weights.index import INDEX_FILE, read_index
+
+_CHUNK_BYTES = 4 * 1024**2
+
+
+class Partial:
+    """Files of an offer on their way. Its calls block for the disk; for any thread.
+
+    Raises:
+        PublishError: the offer has a file that can be none of a version.
+        ProtocolError: the offer cannot be one.
+        OSError: there is no room.
+    """
+
+    def __init__(self, folder: Path, offer: Offer) -> None:
+        self.folder = folder
+        self.ranges = offer.ranges()
+        self._sizes = offer.sizes()
+        self._range_bytes = offer.range_bytes
+        self._here: set[int] = set()
+        self._lock = threading.Lock()
+        if strange := [name for name in self._sizes if not is_file_name(name)]:
+            raise PublishError(f"version {offer.version} has a file {strange[0]!r:.100}, which is no plain name.")
+        self._first = {one.file: one.number for one in reversed(self.ranges)}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the files in their whole length, so that a full disk is seen now; and see what an earlier try left."""
+        is_new = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in list(self.folder.iterdir()):
+            if entry.name not in self._sizes or entry.is_symlink() or not entry.is_file():
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        for name, size in self._sizes.items():
+            handle = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(handle, size)
+                if size:
+                    os.posix_fallocate(handle, 0, size)
+            finally:
+                os.close(handle)
+        for one in self.ranges:
+            if not one.num_bytes or (not is_new and self._is_right(one)):
+                self._here.add(one.number)
+
+    def _is_right(self, one: Range) -> bool:
+        hasher = range_digest()
+        with (self.folder / one.file).open("rb") as file:
+            file.seek(one.start)
+            left = one.num_bytes
+            while left and (chunk := file.read(min(_CHUNK_BYTES, left))):
+                hasher.update(chunk)
+                left -= len(chunk)
+        return hasher.digest() == one.digest
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of ranges that are not here yet."""
+        with self._lock:
+            return [one.number for one in self.ranges if one.number not in self._here]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def bitmap(self) -> bytes:
+        """Ranges that are here; the first is the highest bit of the first byte."""
+        found = bytearray(-(-len(self.ranges) // 8))
+        with self._lock:
+            for number in self._here:
+                found[number // 8] |= 0x80 >> number % 8
+        return bytes(found)
+
+    @contextmanager
+    def writing(self, one: Range) -> Iterator[Callable[[int, bytes], None]]:
+        """What writes bytes of a range at an offset in it."""
+        handle = os.open(self.folder / one.file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+        def write(at: int, data: bytes) -> None:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(handle, view, one.start + at)
+                at, view = at + written, view[written:]
+
+        try:
+            yield write
+        finally:
+            os.close(handle)
+
+    def is_here(self, number: int) -> None:
+        """A range was written, and is right."""
+        with self._lock:
+            self._here.add(number)
+
+    def blobs(self) -> dict[str, FileBlob]:
+        """The files, to be served as far as they are here."""
+        return {
+            name: FileBlob(self.folder / name, size, self._has(self._first[name])) for name, size in self._sizes.items()
+        }
+
+    def _has(self, first: int) -> Callable[[int, int], bool]:
+        def has(start: int, end: int) -> bool:
+            numbers = range(first + start // self._range_bytes, first + (end - 1) // self._range_bytes + 1)
+            with self._lock:
+                return self._here.issuperset(numbers)
+
+        return has
+
+    def finish(self, target: Path, digest: str) -> None:
+        """Prove all of it by the version's index, sync it, and give it its name. ``target`` is not there yet.
+
+        Raises:
+            PublishError: it is not what the index says; what is here is deleted. OSError: the disk refuses.
+        """
+        try:
+            check_folder(self.folder, digest)
+        except PublishError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        for path in (*sorted(self.folder.iterdir()), self.folder):
+            _fsync(path)
+        self.folder.rename(target)
+        _fsync(target.parent)
+
+
+def check_folder(folder: Path, digest: str) -> None:
+    """Whether a folder holds the version whose index has this digest, and nothing else. Blocks while it reads it.
+
+    Raises:
+        PublishError: it does not.
+    """
+    index = read_index(folder, digest)
+    found = {entry.name for entry in folder.iterdir()}
+    if other := found ^ {*index.files, INDEX_FILE}:
+        raise PublishError(f"{folder} has other files than its index names, such as {min(other)!r}: publish again.")
+    for name, checksum in index.files.items():
+        if file_xxh3(folder / name) != checksum:
+            raise PublishError(f"{folder / name} is not the file that its index names: publish again.")
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

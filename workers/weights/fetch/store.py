@@ -1,0 +1,117 @@
+"""The folder of fetched versions of this machine, which its workers share: who fetches, what is used, what goes."""
+
+import asyncio
+import fcntl
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from penstock.errors import PublishError
+from penstock.weights.http.blobs import is_object
+
+_TEMPORARY, _GONE, _LOCK = ".fetching-", ".gone-", ".lock"
+#: How often one that another worker fetches is looked at.
+LOOK_S = 0.1
+
+
+class Hold:
+    """A folder that is used by this process: others leave it. It ends with the process too."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where there is none such."""
+        self.path = path
+        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._handle, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+class Store:
+    """Fetched versions under ``folder``, of at most ``max_bytes``."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def temporary(self, name: str) -> Path:
+        """Where it is while it is fetched."""
+        return self.folder / f"{_TEMPORARY}{name}"
+
+    @asynccontextmanager
+    async def fetching(self, name: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
+        """One process of this machine at a time fetches; waits for the others. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            while not _locks(handle, fcntl.LOCK_EX):
+                tell(f"another worker of this machine to fetch {name}")
+                await asyncio.sleep(LOOK_S)
+            yield
+        finally:
+            os.close(handle)
+
+    def make_room(self, name: str, num_bytes: int) -> None:
+        """Delete what nobody uses, the oldest first, until ``name`` fits. Blocks for the disk; under the lock.
+
+        Raises:
+            PublishError: it does not fit by itself, or beside what is used.
+        """
+        self._remove_leftovers(name)
+        if num_bytes > self._max_bytes:
+            raise PublishError(
+                f"{name} has {num_bytes:,} bytes, more than serving.max_bytes ({self._max_bytes:,}): raise it."
+            )
+        sizes = {path: _size(path) for path in self._versions() if path.name != name}
+        for path in list(sizes):
+            if sum(sizes.values()) + num_bytes <= self._max_bytes:
+                return
+            if self.remove(path):
+                del sizes[path]
+        if (used := sum(sizes.values())) + num_bytes > self._max_bytes:
+            raise PublishError(
+                f"{name} has {num_bytes:,} bytes, and what engines use here {used:,} more: together more than "
+                f"serving.max_bytes ({self._max_bytes:,}); raise it."
+            )
+
+    def remove(self, path: Path) -> bool:
+        """Delete a folder that nobody uses; whether it could be. Its name goes first."""
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if not _locks(handle, fcntl.LOCK_EX):
+                    return False
+                doomed = path.with_name(f"{_GONE}{path.name}")
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            finally:
+                os.close(handle)
+        return not path.exists()
+
+    def _versions(self) -> list[Path]:
+        """Those that are whole, the oldest first."""
+        return sorted(path for path in self.folder.iterdir() if is_object(path.name))
+
+    def _remove_leftovers(self, name: str) -> None:
+        for path in self.folder.iterdir():
+            if path.name.startswith(_GONE) or (path.name.startswith(_TEMPORARY) and path != self.temporary(name)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _locks(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _size(folder: Path) -> int:
+    return sum(entry.stat().st_size for entry in folder.iterdir())
