@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from penstock.config import Config
-from penstock.config.watching import NotifyConfig
+from penstock.config.net.watching import NotifyConfig
 from penstock.errors import ConfigError
 from penstock.redaction import MASK, redact
 from penstock.system.run_folder import RunRecord

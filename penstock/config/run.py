@@ -13,15 +13,15 @@ from penstock.config.fleet import FleetConfig
 from penstock.config.history import HistoryConfig
 from penstock.config.hooks import HooksConfig
 from penstock.config.model import ModelConfig
+from penstock.config.net.serving import ServingConfig
+from penstock.config.net.watching import MetricsConfig, NotifyConfig, TelemetryConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.sampling import is_temperature, temperature_of
 from penstock.config.section import Section, checked_name
-from penstock.config.serving import ServingConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
-from penstock.config.watching import MetricsConfig, NotifyConfig, TelemetryConfig
 from penstock.config.worker import WorkerConfig
 from penstock.logs import LogFormat
 from penstock.names import STEP_REWARDS

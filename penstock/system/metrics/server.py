@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from penstock import __version__
 from penstock.config import Config
-from penstock.config.watching import MetricsConfig
+from penstock.config.net.watching import MetricsConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.redaction import redact
 from penstock.redis.control import PASSING

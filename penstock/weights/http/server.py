@@ -14,7 +14,7 @@ from typing import cast
 
 from aiohttp import web
 
-from penstock.config.serving import ServingConfig
+from penstock.config.net.serving import ServingConfig
 from penstock.errors import ConfigError
 from penstock.weights.http.blobs import AnyBlob, Read, Shelf
 from penstock.weights.http.loop_thread import LoopThread

@@ -2,7 +2,7 @@
 
 import ssl
 
-from penstock.config.serving import ServingConfig
+from penstock.config.net.serving import ServingConfig
 from penstock.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from penstock.config import Config
-from penstock.config.serving import is_token
+from penstock.config.net.serving import is_token
 from penstock.errors import ConfigError
 from penstock.redaction import know
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from penstock.config.serving import ServingConfig
+from penstock.config.net.serving import ServingConfig
 from penstock.protocol.records.offer import Range, range_digest
 from penstock.weights.http.tls import client_context
 from penstock.words import said

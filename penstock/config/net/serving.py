@@ -6,8 +6,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock.config.net.watching import checked_host
 from penstock.config.section import Positive, Seconds, Section
-from penstock.config.watching import checked_host
 from penstock.redaction import MASK
 
 _TOKEN = re.compile("[!-~]{16,256}")

@@ -1,0 +1,1 @@
+"""Sections of what listens, and of what is told over the network."""
