@@ -23,6 +23,7 @@ SIZES: dict[str, list[str]] = {
     "history": ["--samples", "50000"],
     "history_cost": ["--budget-s", "100", "--window-s", "4"],
     "page": ["--no-browser"],
+    "relay": ["--megabytes", "100", "--rounds", "1"],
     "rewards": ["--checks", "100"],
 }
 

@@ -34,6 +34,8 @@ BENCHMARKS, HISTORY, OPERATIONS = "docs/benchmarks.md", "docs/history.md", "docs
         (HISTORY, "history.json", "token ids and logprobs are random, {random_ratio}."),
         (HISTORY, "history.json", "{text_rows_per_s:,} and {random_rows_per_s:,} such rows of 400 tokens"),
         (BENCHMARKS, "page.json", "{view_ms_max:.0f} ms, {page_ms_max:.0f} ms"),
+        (BENCHMARKS, "relay.json", "{sent_times:.2f} times, and the last worker had it after {seconds_last:.1f} s"),
+        (BENCHMARKS, "relay.json", "directly 8 times, and {seconds_last_direct:.1f} s."),
         (OPERATIONS, "chaos/slowdown.jsonl", "trained {ratio:.2f} of the groups"),
     ],
 )  # fmt: skip
