@@ -260,6 +260,7 @@ class Worker:
 
     async def _close(self) -> None:
         await self.services.engine.stop()
+        await asyncio.to_thread(self.updates.here.close)
         await self.services.rewards.close()
         await self.services.frozen.close()
         await self.services.commits.close()

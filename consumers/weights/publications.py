@@ -13,6 +13,7 @@ from consumers.clock import Clock
 from consumers.metrics.tally import Tally
 from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
+from consumers.weights.http.serving import Serving
 from penstock.config import Config
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.records.field_checks import LEAST
@@ -42,6 +43,7 @@ class Publications:
         self._progress = progress
         self._tally = tally or Tally()
         self._publisher: Publisher | None = None
+        self._serving: Serving | None = None
         #: Folder of published versions.
         self.folder = weights_dir_of(config)
 
@@ -55,8 +57,17 @@ class Publications:
             self._publisher = Publisher(self._config, subscriber.keys, subscriber.control, subscriber.waiting)
         return self._publisher
 
+    def _offer(self, version: int, index: str, path: str | Path) -> None:
+        """Have a version that was announced served over HTTP, where that is wanted. Returns at once."""
+        if self._serving is None:
+            self._serving = Serving.of(self._config, self._subscriber.keys)
+        if self._serving is not None and index:
+            self._serving.offer(version, index, Path(path))
+
     def close(self) -> None:
         """End what sends weights. Blocks shortly."""
+        if self._serving is not None:
+            self._serving.close()
         if self._publisher is not None:
             self._publisher.close()
 
@@ -94,6 +105,7 @@ class Publications:
             )
             self.publisher.open(publication)
             self._clock.announce(publication)
+            self._offer(version, written.index_digest, written.path)
             self.publisher.send(source, publication)
             self._tally.publish(written.num_bytes, written_at - began, time.monotonic() - written_at)
         except BaseException as exc:
@@ -114,7 +126,7 @@ class Publications:
         before = self._clock.newest()
         version, abandoned = self._clock.next_version()
         fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
-        return self._clock.announce(
+        announced = self._clock.announce(
             Publication(
                 **fields,
                 transport="disk",
@@ -125,6 +137,8 @@ class Publications:
                 abandoned=abandoned,
             )
         )
+        self._offer(version, before.index, before.path)
+        return announced
 
     def pin(self, version: int, name: str) -> Path:
         """Keep the folder of ``version`` for ``name``, see ``Trainer.pin``."""

@@ -19,7 +19,7 @@ from penstock.redis.control import AsyncControl
 from workers.health import shorten
 from workers.services import Services
 from workers.weights.apply import ApplyReport, Policy, apply_publication
-from workers.weights.copies import Copies
+from workers.weights.here import Here
 from workers.weights.memory import Memory
 from workers.weights.receive.transfers import Transfers
 
@@ -70,8 +70,8 @@ class Updates:
             timeout_s=services.config.trainer.transfer_timeout_s,
             birth=lambda: services.births,
         )
-        #: Versions on this machine, where they are made of deltas.
-        self.copies = Copies(services.config, waiting)
+        #: Has versions on this machine that only the trainer's has, or that are made of deltas.
+        self.here = Here(services.config, services.keys, services.worker, waiting)
         #: Newest publication that was announced.
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
@@ -111,7 +111,7 @@ class Updates:
             try:
                 self.transfers.check(publication)
                 await self._hold(publication)
-                await self._services.engine.start(await self.copies.of(publication))
+                await self._services.engine.start(await self.here.of(publication))
             except PublishError as exc:
                 if publication is newest:
                     self._say(publication, exc)
@@ -234,7 +234,7 @@ class Updates:
             try:
                 self.transfers.check(newest)
                 await self._hold(newest)
-                here = await self.copies.of(newest)
+                here = await self.here.of(newest)
                 await self._cohort_ends(newest)
                 await self._evaluation_ends(newest)
                 report = await self._apply(here)
@@ -261,7 +261,7 @@ class Updates:
         if weights_back and newest is not None:
             try:
                 self.transfers.check(newest)
-                here = await self.copies.of(newest)
+                here = await self.here.of(newest)
             except PublishError as exc:
                 await self._refused(newest, exc)
                 return

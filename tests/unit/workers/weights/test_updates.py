@@ -43,6 +43,7 @@ async def test_memory_that_is_wanted_back_waits_for_weights_that_may_be_loaded(m
             trainer=SimpleNamespace(transport="gloo", transfer_timeout_s=1.0),
             staleness=SimpleNamespace(rules=SimpleNamespace(drains=False)),
             worker=SimpleNamespace(apply="abort"),
+            serving=SimpleNamespace(enabled=False),
         ),
     )
     reader: Any = Redis(Publication(model="policy", version=2, transport="pigeon", path="/weights"))

@@ -1,0 +1,34 @@
+"""What this machine sees is loaded from where it is; what it does not see is fetched first."""
+
+from contextlib import closing
+from pathlib import Path
+
+import redis
+
+from consumers.weights.http.serving import Serving
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.waits import Waiting
+from penstock.redis.server import RedisServer
+from tests.integration.fetch_parts import config_of, make_version
+from workers.weights.fetch.nearby import Nearby
+
+
+async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    version = make_version(tmp_path / "published")
+    seen = Publication("policy", 1, "disk", str(version.folder), index=version.index)
+    unseen = Publication("policy", 1, "disk", "/not/on/this/machine", index=version.index)
+    waiting = Waiting(client, keys, "worker:w:weights")
+    with (
+        closing(Serving(config_of(redis_server.url, keys, tmp_path / "t"), keys)) as serving,
+        closing(Nearby(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w", waiting)) as nearby,
+        closing(Nearby(config_of(redis_server.url, keys, tmp_path, enabled=False), keys, "v", waiting)) as without,
+    ):
+        serving.offer(1, version.index, version.folder)
+        assert await nearby.of(seen) is seen
+        assert await without.of(unseen) is unseen
+        found = await nearby.of(unseen)
+        assert found.id == unseen.id
+        assert version.is_at(Path(found.path))

@@ -1,0 +1,27 @@
+"""A version's folder on this machine: a copy made of deltas, one fetched over HTTP, or the trainer's own."""
+
+from penstock.config import Config
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.waits import Waiting
+from workers.weights.copies import Copies
+from workers.weights.fetch.nearby import Nearby
+
+
+class Here:
+    """Of one worker."""
+
+    def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting) -> None:
+        self._copies = Copies(config, waiting)
+        self._nearby = Nearby(config, keys, worker, waiting)
+
+    async def of(self, publication: Publication) -> Publication:
+        """The publication, with a path on this machine. Waits until the folder is there, while the engine goes on.
+
+        Raises PublishError where it cannot be made or fetched.
+        """
+        return await self._nearby.of(await self._copies.of(publication))
+
+    def close(self) -> None:
+        """Fetch and serve no more. Blocks shortly."""
+        self._nearby.close()
