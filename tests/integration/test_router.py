@@ -99,12 +99,14 @@ async def test_I9_engines_join_leave_and_die_under_load(
     def make() -> servers.Server:
         return servers.spawn(settings, model_config, name="second", log_dir=tmp_path)
 
-    async with aiohttp.ClientSession() as session, tended(client, keys):
+    async with aiohttp.ClientSession() as session, tended(client, keys, lease_ms=300_000):
         starting = asyncio.create_task(servers.start(make, session, settings.start_timeout_s))
         publish(client, keys, publications[1])
         jobs = admit(client, keys, [job(i, sampling=LONG) for i in range(6)])
         # Prefixes are kept out of the token streams, which pass the router too.
-        config = routed(engine_url, worker={"checkpoint_tokens": 16}, rollout={"max_context_tokens": 2000})
+        # Crashes are counted below: no lease may run out because this process is starved.
+        own = {"checkpoint_tokens": 16, "lease_s": 300.0, "heartbeat_s": 1.0}
+        config = routed(engine_url, worker=own, rollout={"max_context_tokens": 2000})
         async with working(config) as worker:
             try:
                 await until(lambda: engines(client, keys) == {engine_url: "serving"})

@@ -41,7 +41,7 @@ IDS = {character: index + 2 for index, character in enumerate(ALPHABET)}
 
 
 def make_config(url: str, keys: Keys, model: ModelConfig, folder: Path, **sections: Any) -> Config:
-    """A configuration that is quick to notice and to give up."""
+    """A configuration that is quick to notice and to give up, but for what takes long on a starved machine too."""
     values: dict[str, Any] = {
         "run": keys.run,
         "directory": folder,
@@ -49,7 +49,7 @@ def make_config(url: str, keys: Keys, model: ModelConfig, folder: Path, **sectio
         "model": model.model_dump(),
         "data": {"train": [{"name": "d", "path": "none.jsonl"}]},
         "rollout": {"n": 2, "sampling": {"max_new_tokens": 16, "temperature": 1.0}, "max_context_tokens": 512},
-        "reward": {"function": "tests.integration.worker_parts:length", "timeout_s": 2.0, "max_attempts": 1},
+        "reward": {"function": "tests.integration.worker_parts:length", "timeout_s": 60.0, "max_attempts": 1},
     }
     own = {kind: [f"{PARTS}:{name}" for name in names] for kind, names in NAMED.items()}
     worker = own | {"slots": 8, "lease_s": LEASE_S, "heartbeat_s": 0.2, "retry_s": 0.05, "max_attempts": 2}
