@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
+from workers.sglang.http import open_session
+
 #: How long what is streamed is held back after the server was told to go on.
 HOLD_S = 1.0
 
@@ -38,8 +40,7 @@ class HoldingProxy:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(timeout=timeout) as self._session:
+        async with open_session() as self._session:
             try:
                 yield self
             finally:

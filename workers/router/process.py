@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.system.backoff import pause_s
 from penstock.system.ports import free_port
 from workers.sglang.command import check_python
+from workers.sglang.http import open_session
 from workers.sglang.server import Server, supervise
 from workers.sglang.stream import MAX_EVENT_BYTES, read_body
 
@@ -179,7 +180,7 @@ class Router:
         command = build_router_command(self.config, self._python, port=self._port, metrics_port=self._metrics_port)
         environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+            self._session = open_session()
         self._server = await asyncio.to_thread(supervise, command, environment, self._log, url=self.url)
         self._started_at = time.monotonic()
         self.starts += 1

@@ -16,6 +16,7 @@ import orjson
 from aiohttp import web
 
 from penstock.config import FaultsConfig
+from workers.sglang.http import open_session
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,7 @@ class FaultyPath:
     async def up(self, target: str) -> None:
         """Listen, and pass on to the server at ``target``."""
         self._target = target
-        timeout = aiohttp.ClientTimeout(total=None)
-        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+        self._session = open_session(auto_decompress=False)
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_post("/generate", self._generate)
         # A request that its client gives up is given up here, too: that is how SGLang learns of it.

@@ -12,9 +12,23 @@ from penstock.config import EngineConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
 from workers.sglang.stream import read_body, read_head
 
-#: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
-_KEEP_ALIVE_S = 3.0
 _JSON = {"Content-Type": "application/json"}
+
+
+def open_session(*, connect_s: float | None = None, auto_decompress: bool = True) -> aiohttp.ClientSession:
+    """A session whose requests have each a connection of its own.
+
+    A server closes a kept connection when it likes, after a 500 say. A request that was just sent on it is lost, would
+    pass for the engine's death, and cannot be sent again: nobody knows whether it was carried out.
+
+    Args:
+        connect_s: longest that connecting may take; None: as long as the request.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+        auto_decompress=auto_decompress,
+    )
 
 
 class EngineHttp:
@@ -57,9 +71,7 @@ class EngineHttp:
         return self._session is not None
 
     def open(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._session = open_session(connect_s=10)
 
     def detach(self) -> aiohttp.ClientSession | None:
         """Send nothing more; the session, for the caller to close: requests on their way raise EngineDied then."""
