@@ -144,7 +144,7 @@ reference: venv
 release: venv
 	@.venv/bin/pytest tests/release -q $(ARGS)
 
-bench: setup .bench/.ready
+bench: setup bubblewrap .bench/.ready
 	@.venv/bin/python -m benchmarks $(ARGS)
 
 # TransferQueue brings Ray and tensordict; it lives apart so that its pins bind nobody.

@@ -3,19 +3,23 @@
 - *kinds*: rewards by name, one after the other: quick ones as the worker's loop calls them, slow ones and ``code`` by
   one of the worker's processes, which has computed one before.
 - *pool*: a reward that takes no time, asked of a warm pool over Redis, one at a time; all of it is the pool's overhead.
-- *jail*: an answer's program against one test, in each jail that holds here and in none, one at a time.
-- *hangs*: checks at a steady rate by a pool of ``--slots``, without hangs and with one check in ten that hangs until
-  its limit; the time of the others, from the question to the answer.
+- *jail*: an answer's program against one test, in each jail that holds here and in none, one at a time and in turns, so
+  that what drifts weighs on all alike. One that does not hold is told of with its reason.
+- *hangs*: checks at a steady rate by a pool of ``--slots``, in legs without hangs and legs in which one check in ten
+  hangs until its limit, in turns (A B, B A); the time of the others, from the question to the answer. Ratios are of the
+  two legs of a pair, with their 95 % interval, and ``null`` is the same of neighbours of one leg.
 
-    python -m benchmarks.rewards --json FILE [--checks 100 --hang-checks 120]
+    python -m benchmarks.rewards --json FILE [--checks 100 --hang-checks 120 --pairs 4]
 """
 
 import asyncio
 import json
+import math
+import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -24,6 +28,7 @@ import typer
 
 from benchmarks.bench_run import make_config, part
 from benchmarks.common import Report, execute, percentile, redis_server, versions
+from benchmarks.paired import interval, null_ratios, pair_ratios, turns
 from penstock.config import Config, RewardConfig
 from penstock.config.code_names import REMOTE, REWARDS
 from penstock.errors import ConfigError, RewardError
@@ -57,6 +62,12 @@ _QUESTIONS = {
 }
 _QUESTION = Question(_TEXT, "34", "34")
 _LIMIT_S = 5.0
+_JAILS = ("none", "bwrap", "namespaces", "filters")
+#: As ``make bubblewrap`` unpacks it.
+_BUBBLEWRAP = Path(".bubblewrap/usr/bin").absolute()
+_CALM, _HUNG = LEGS = ("no hangs", "with hangs")
+#: One check in so many hangs.
+_EVERY = 10
 
 
 def nothing(sample: Sample) -> float:
@@ -75,29 +86,32 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
     checks: Annotated[int, typer.Option(help="Checks of each row that needs a process.")] = 100,
     quick: Annotated[int, typer.Option(help="Checks of each quick row.")] = 2000,
-    hang_checks: Annotated[int, typer.Option(help="Checks with and without hangs, each.")] = 120,
-    rate: Annotated[float, typer.Option(help="Of these, so many a second.")] = 4.0,
+    hang_checks: Annotated[int, typer.Option(help="Checks of each leg, without hangs or with them.")] = 120,
+    pairs: Annotated[int, typer.Option(help="Pairs of such legs.", min=1)] = 4,
+    rate: Annotated[float, typer.Option(help="Of these checks, so many a second.")] = 4.0,
     slots: Annotated[int, typer.Option(help="Verifiers of the pool that is asked them.")] = 8,
 ) -> None:
     """Rewards a second, what pool and jail add, and the time of checks beside those that hang."""
+    if shutil.which("bwrap") is None:
+        os.environ["PATH"] = f"{_BUBBLEWRAP}{os.pathsep}{os.environ['PATH']}"
     report = Report("Rewards: kinds by name, the verifier pool, the jail, and hangs", COLUMNS, versions=versions())
     report.rows += asyncio.run(_kinds(quick, checks))
-    jails = asyncio.run(_jails(checks))
-    report.rows += jails
+    jails, report.notes = asyncio.run(_jails(checks))
+    report.rows += [_row(f"jail {kind}", times) for kind, times in jails.items()]
     with TemporaryDirectory(prefix="penstock-bench-") as folder, redis_server() as url:
         pool = asyncio.run(_pool(url, Path(folder), checks))
-        calm, hung = asyncio.run(_hangs(url, Path(folder), hang_checks, rate, slots))
-    report.rows += [pool, calm, hung]
-    none = next(row["p50_ms"] for row in jails if row["what"] == "jail none")
+        legs = asyncio.run(_hangs(url, Path(folder), hang_checks, rate, slots, pairs))
+    report.rows += [pool, *(_row(leg, [one for name, times in legs if name == leg for one in times]) for leg in LEGS)]
+    medians = {kind: percentile(times, 50) * 1000 for kind, times in jails.items()}
     report.keys = {
         "pool_overhead_p50_ms": pool["p50_ms"],
-        "jail_adds_p50_ms": {
-            row["what"].split()[-1]: row["p50_ms"] - none for row in jails if row["what"] != "jail none"
-        },
-        "hangs_p50_ratio": hung["p50_ms"] / calm["p50_ms"],
-        "hangs_p99_ratio": hung["p99_ms"] / calm["p99_ms"],
+        "jail_adds_p50_ms": {kind: p50 - medians["none"] for kind, p50 in medians.items() if kind != "none"},
+        **_ratios(legs),
     }
-    report.notes = [f"Hangs: {rate:g} checks/s, {slots} slots, one in ten hangs until its limit of {_LIMIT_S:g} s."]
+    report.notes.append(
+        f"Hangs: {pairs} pairs of legs in turns, {rate:g} checks/s, {slots} slots, one in {_EVERY} hangs until its "
+        f"limit of {_LIMIT_S:g} s. Ratios are means of the pairs, with 95 % intervals."
+    )
     report.finish(json_file)
 
 
@@ -122,20 +136,32 @@ async def _kinds(quick: int, checks: int) -> list[dict[str, Any]]:
     return rows
 
 
-async def _jails(checks: int) -> list[dict[str, Any]]:
-    """Each jail that holds here, and none."""
-    rows = []
-    for kind in ("none", "bwrap", "namespaces", "filters"):
-        config = RewardConfig.model_validate({"jail": {"kind": kind}})
+async def _jails(checks: int) -> tuple[dict[str, list[float]], list[str]]:
+    """Times in each jail that holds here, and in none, asked in turns; and why others do not hold."""
+    asked, notes = {}, []
+    for kind in _JAILS:
+        config = RewardConfig.model_validate({"jail": {"kind": kind}, "code": {"python": _interpreter()}})
         try:
             check_jail(config)
-        except ConfigError:
+        except ConfigError as exc:
+            notes.append(f"No row of jail {kind}: {exc}")
             continue
-        processes = CheckProcesses(1, cpu_s=5, config=config)
-        question = replace(_QUESTIONS["code"])
-        rows.append(_row(f"jail {kind}", await _timed(lambda: processes.check("code", question), checks)))  # noqa: B023
+        asked[kind] = CheckProcesses(1, cpu_s=5, config=config)
+    times: dict[str, list[float]] = {kind: [] for kind in asked}
+    for turn in range(checks + 1):
+        for kind, processes in asked.items():
+            began = time.perf_counter()
+            await processes.check("code", _QUESTIONS["code"])
+            if turn:
+                times[kind].append(time.perf_counter() - began)
+    for processes in asked.values():
         await processes.close()
-    return rows
+    return times, notes
+
+
+def _interpreter() -> str | None:
+    """One that any user may read, which ``filters`` needs; null (penstock's own) where there is no other."""
+    return "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else None
 
 
 async def _pool(url: str, folder: Path, checks: int) -> dict[str, Any]:
@@ -143,19 +169,35 @@ async def _pool(url: str, folder: Path, checks: int) -> dict[str, Any]:
         return _row("pool", await _timed(lambda: rewards.score(_sample("")), checks))
 
 
-async def _hangs(url: str, folder: Path, checks: int, rate: float, slots: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Times of checks without hangs, and of those that do not hang beside those that do."""
-    rows = []
+async def _hangs(
+    url: str, folder: Path, checks: int, rate: float, slots: int, pairs: int
+) -> list[tuple[str, list[float]]]:
+    """Each leg in its turn, with the times of those of its checks that never hang: the same places in every leg."""
+    legs = []
     async with _asking(_config(url, folder, "hangs", HANGING, slots)) as rewards:
-        for what, every in (("no hangs", 0), ("with hangs", 10)):
-            texts = ["hang" if every and index % every == 0 else "" for index in range(checks)]
+        for leg in turns(LEGS, pairs):
+            await _warm(rewards, slots)
             tasks = []
-            for text in texts:
+            for index in range(checks):
+                text = "hang" if leg == _HUNG and index % _EVERY == 0 else ""
                 tasks.append(asyncio.create_task(_took(rewards, text)))
                 await asyncio.sleep(1 / rate)
+            # A leg has ended when its last check has, those that hang included.
             times = await asyncio.gather(*tasks)
-            rows.append(_row(what, [took for took, text in zip(times, texts, strict=True) if not text]))
-    return rows[0], rows[1]
+            legs.append((leg, [took for index, took in enumerate(times) if index % _EVERY]))
+    return legs
+
+
+def _ratios(legs: list[tuple[str, list[float]]]) -> dict[str, Any]:
+    """With hangs over without, of the legs of a pair."""
+    named, keys = [leg for leg, _ in legs], {"pairs": len(legs) // 2}
+    for share in (50, 99):
+        found = [percentile(times, share) for _, times in legs]
+        ratio, null = interval(pair_ratios(found, named, _HUNG)), interval(null_ratios(found, named))
+        values = {"ratio": ratio.ratio, "ratio_low": ratio.low, "ratio_high": ratio.high, "null": null.ratio}
+        # JSON has no nan.
+        keys |= {f"hangs_p{share}_{key}": None if math.isnan(one) else one for key, one in values.items()}  # type: ignore[misc]
+    return keys
 
 
 def _config(url: str, folder: Path, run: str, reward: str, slots: int) -> Config:
@@ -173,12 +215,17 @@ async def _asking(config: Config) -> AsyncIterator[Rewards]:
         rewards = Rewards(config.reward, asked, allowed_rewards(config))
         task = asyncio.create_task(asked.run())
         try:
-            await asyncio.gather(*(rewards.score(_sample("")) for _ in range(4 * config.reward.pool.workers)))
+            await _warm(rewards, config.reward.pool.workers)
             yield rewards
         finally:
             task.cancel()
             await rewards.close()
     client.close()
+
+
+async def _warm(rewards: Rewards, slots: int) -> None:
+    """Have every verifier of a pool check something."""
+    await asyncio.gather(*(rewards.score(_sample("")) for _ in range(4 * slots)))
 
 
 def _sample(text: str) -> Sample:

@@ -23,8 +23,8 @@ SMALLEST = {
         ["sent_times", "seconds_last", "seconds_last_direct"],
     ),
     "rewards": (
-        ["--checks", "3", "--quick", "20", "--hang-checks", "11", "--rate", "20"],
-        ["pool_overhead_p50_ms", "jail_adds_p50_ms", "hangs_p50_ratio", "hangs_p99_ratio"],
+        ["--checks", "3", "--quick", "20", "--hang-checks", "11", "--rate", "20", "--pairs", "2"],
+        ["pool_overhead_p50_ms", "jail_adds_p50_ms", "hangs_p50_ratio", "hangs_p99_ratio", "hangs_p99_null"],
     ),
 }  # fmt: skip
 
