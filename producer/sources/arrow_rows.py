@@ -65,7 +65,8 @@ class ArrowRows:
 
 def _named(config: DatasetConfig) -> Iterable[str]:
     """The columns that a prompt is made of."""
-    keys = (config.input_key, config.label_key, config.metadata_key, config.answer_key, config.tools_key)
+    texts = (config.input_key, config.label_key, config.metadata_key, config.answer_key, config.tools_key)
+    keys = (*texts, config.image_key)
     return dict.fromkeys(key for key in keys if key is not None)
 
 

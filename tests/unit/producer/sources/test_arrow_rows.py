@@ -74,3 +74,10 @@ def test_a_column_that_is_there_twice_is_refused_where_it_is_read() -> None:
     with pytest.raises(ConfigError, match=r"dataset d: it has 2 columns named 'label'.*leave one"):
         rows(table)
     assert rows(table, label_key=None).row(0) == {"prompt": "p"}
+
+
+def test_every_column_that_a_dataset_names_is_read() -> None:
+    keys = ("input_key", "label_key", "metadata_key", "answer_key", "tools_key", "image_key")
+    columns = {f"the {key}": [key] for key in keys}
+    config = {key: f"the {key}" for key in keys} | {"apply_chat_template": True}
+    assert rows(module("pyarrow").table(columns), **config).row(0) == {f"the {key}": key for key in keys}
