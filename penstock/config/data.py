@@ -90,8 +90,8 @@ class DatasetConfig(Section):
     max_prompt_tokens: Positive | None = None
     #: A longer one ends the producer with the number of its line, or is passed over and counted.
     on_long_prompt: Literal["error", "skip"] = "error"
-    #: A line that has no prompt, or one that is held out, ends the producer with its number, or is passed over and
-    #: counted.
+    #: A line that cannot be read or has no prompt, or one that is held out, ends the producer with its number, or is
+    #: passed over and counted.
     on_bad_line: Literal["error", "skip"] = "error"
     #: Share of the training prompts that are of this dataset, beside the weights of the others: 3 and 1, or 0.75 and
     #: 0.25. All have one, and each then has epochs of its own, or none has, and an epoch is once through all of them.

@@ -25,7 +25,7 @@ class ArrowRows:
 
     def __init__(self, table: Any, config: DatasetConfig, digest: str, first: int = 0) -> None:
         self._where, self._digest, self._first = f"dataset {config.name}", digest, first
-        self._columns = {name: self._column(table, name) for name in _named(config) if name in table.schema.names}
+        self._columns = {name: self._column(table, name) for name in named(config) if name in table.schema.names}
         self._len = int(table.num_rows)
         self.num_bytes = int(table.nbytes)
 
@@ -63,11 +63,43 @@ class ArrowRows:
         return found
 
 
-def _named(config: DatasetConfig) -> Iterable[str]:
+def named(config: DatasetConfig) -> Iterable[str]:
     """The columns that a prompt is made of."""
     texts = (config.input_key, config.label_key, config.metadata_key, config.answer_key, config.tools_key)
     keys = (*texts, config.image_key)
     return dict.fromkeys(key for key in keys if key is not None)
+
+
+def check_whole(table: Any) -> None:
+    """Raise ArrowException where what a row's place says is not so: reading that row would end the process by a signal.
+
+    A file that is mapped into memory is believed. Text that is not UTF-8 harms its own row alone.
+    """
+    import pyarrow
+
+    try:
+        table.validate(full=True)
+    except pyarrow.ArrowException:
+        for column in table.columns:
+            for chunk in column.chunks:
+                chunk.view(_as_bytes(chunk.type)).validate(full=True)
+
+
+def _as_bytes(kind: Any) -> Any:
+    """``kind`` with bytes in place of text."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_string(kind):
+        return pa.binary()
+    if types.is_large_string(kind):
+        return pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind):
+        field = kind.value_field.with_type(_as_bytes(kind.value_type))
+        return pa.list_(field) if types.is_list(kind) else pa.large_list(field)
+    return kind
 
 
 def _held_field(field: Any) -> Any:

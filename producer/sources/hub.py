@@ -1,6 +1,8 @@
 """Rows of Hugging Face ``datasets``: a folder that save_to_disk made, a folder of files that it reads, or a name."""
 
-from pathlib import Path
+import os
+import tempfile
+from itertools import chain
 from typing import Any
 
 import xxhash
@@ -9,13 +11,16 @@ from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from penstock.words import said
-from producer.sources.arrow_rows import ArrowRows
+from producer.sources.arrow_rows import ArrowRows, check_whole
+from producer.sources.hub_files import by_row
+from producer.sources.hub_splits import is_saved, one_split
+from producer.sources.rows import Rows
 
-#: Files of which save_to_disk makes one or the other.
-_SAVED = ("state.json", "dataset_dict.json")
+#: Rows of a piece of an Arrow file.
+_BATCH = 16384
 
 
-def open_hub(name: str, config: DatasetConfig) -> ArrowRows:
+def open_hub(name: str, config: DatasetConfig) -> Rows:
     """Rows of a folder or a name. Blocks for reading its bytes twice; a name that is no folder here is downloaded.
 
     The first time is the check: where rows begin and end is looked at for all of them, which takes a third of the
@@ -26,9 +31,56 @@ def open_hub(name: str, config: DatasetConfig) -> ArrowRows:
         ConfigError: it is not there, cannot be read, is damaged, has no such split, or a column twice.
     """
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
-    table = one_split(_load(name, config), config).data.table
+    try:
+        table = one_split(_load(name, config), config).data.table
+    except ConfigError as exc:
+        rows = None if _is_of_the_machine(exc) or is_saved(name) else _by_row(name, config)
+        if rows is None:
+            raise
+        return rows
     _check_whole(table, name, config)
     return ArrowRows(table, config, _digest(table))
+
+
+def _by_row(name: str, config: DatasetConfig) -> Rows | None:
+    """Rows of files on this machine that the library refuses as a whole; None where they cannot be had one by one.
+
+    Blocks for writing them to an unnamed file of the temporary folder.
+    """
+    import datasets
+    import pyarrow
+
+    try:
+        builder = datasets.load_dataset_builder(name)
+    except Exception:  # the library said before what it is
+        return None
+    if (found := by_row(builder, config)) is None or not all(map(os.path.isfile, found[1])):
+        return None
+    reader, _ = found
+    try:
+        with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".arrow") as spooled:
+            tables = reader.opened(0, _BATCH)
+            first = next(tables)
+            with pyarrow.ipc.new_stream(spooled.name, first.schema) as writer:
+                for table in chain([first], tables):
+                    writer.write_table(table)
+            # What is mapped stays when the name is gone.
+            table = pyarrow.ipc.open_stream(pyarrow.memory_map(spooled.name)).read_all()
+            _check_whole(table, name, config)
+    except StopIteration:
+        return None
+    except (OSError, ValueError, pyarrow.ArrowException) as exc:
+        raise ConfigError(
+            f"dataset {config.name}: files of {name} are unpacked into {tempfile.gettempdir()}, which failed "
+            f"({said(exc)}): correct them, or make room there."
+        ) from exc
+    return reader.rows(table, config, _digest(table), 0)
+
+
+def _is_of_the_machine(exc: BaseException) -> bool:
+    """Whether it comes of a disk or a network: with these in order the library may read the very same rows."""
+    cause = exc.__cause__
+    return cause is not None and (isinstance(cause, OSError) or _is_of_the_machine(cause))
 
 
 def _load(name: str, config: DatasetConfig) -> Any:
@@ -44,40 +96,16 @@ def _load(name: str, config: DatasetConfig) -> Any:
         ) from exc
 
 
-def is_saved(name: str) -> bool:
-    """Whether it is a folder that save_to_disk wrote."""
-    return any(Path(name, file).is_file() for file in _SAVED)
-
-
 def _check_whole(table: Any, name: str, config: DatasetConfig) -> None:
-    """Raise ConfigError where what a row's place says is not so: reading such a row would end the process by a signal.
-
-    The library maps the file into memory and believes it.
-    """
+    """Raise ConfigError where reading a row would end the process by a signal."""
     import pyarrow
 
     try:
-        table.validate(full=True)
+        check_whole(table)
     except pyarrow.ArrowException as exc:
         raise ConfigError(
             f"dataset {config.name}: {name} is damaged ({said(exc)}): save or download it again."
         ) from exc
-
-
-def one_split(found: Any, config: DatasetConfig) -> Any:
-    """The dataset that is meant: the split that is named, or the only one."""
-    import datasets
-
-    if not isinstance(found, datasets.DatasetDict | datasets.IterableDatasetDict):
-        return found
-    splits = sorted(map(str, found))
-    if config.split is None and len(splits) == 1:
-        return found[splits[0]]
-    if config.split not in splits:
-        raise ConfigError(
-            f"dataset {config.name}: it has the splits {', '.join(splits)}, and its split is {config.split}: name one."
-        )
-    return found[config.split]
 
 
 def _digest(table: Any) -> str:

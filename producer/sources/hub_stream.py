@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from penstock.words import said
-from producer.sources.hub import is_saved, one_split
-from producer.sources.stream import Open, Stream
+from producer.sources.arrow_rows import ArrowRows
+from producer.sources.hub_files import by_row, files_of
+from producer.sources.hub_splits import is_saved, one_split, without_torch
+from producer.sources.stream import Reader, Stream
 
 #: Bytes at either end of a file that its digest is of.
 _LOOKED_AT = 1 << 16
@@ -33,7 +34,7 @@ def open_stream(name: str, config: DatasetConfig) -> Stream:
     """
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
     try:
-        opened, files = _saved(name, config) if is_saved(name) else _built(name, config)
+        reader, files = _saved(name, config) if is_saved(name) else _built(name, config)
         here = [file for file in files if os.path.isfile(file)]
         digest, stamps = _digest(files, Path(name)), _stamps(here)
     except ConfigError:
@@ -47,10 +48,10 @@ def open_stream(name: str, config: DatasetConfig) -> Stream:
         return _stamps(here) == stamps
 
     _, first, _ = parse_path(config.path)
-    return Stream(opened, config, digest, is_same, first, config.shuffle_window or STREAM_WINDOW)
+    return Stream(reader, config, digest, is_same, first, config.shuffle_window or STREAM_WINDOW)
 
 
-def _saved(name: str, config: DatasetConfig) -> tuple[Open, list[str]]:
+def _saved(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:
     """What save_to_disk wrote, mapped into memory, and its files."""
     import datasets
 
@@ -60,37 +61,26 @@ def _saved(name: str, config: DatasetConfig) -> tuple[Open, list[str]]:
     def opened(first: int, num_rows: int) -> Iterator[Any]:
         return (table.slice(at, num_rows) for at in range(first, table.num_rows, num_rows))
 
-    return opened, [file["filename"] for file in found.cache_files]
+    return Reader(opened, ArrowRows), [file["filename"] for file in found.cache_files]
 
 
-def _built(name: str, config: DatasetConfig) -> tuple[Open, list[str]]:
+def _built(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:
     """What the library reads of a folder of files, or of a name, and these files or their addresses."""
     import datasets
 
     builder = datasets.load_dataset_builder(name)
-    splits = {str(split): list(map(str, files)) for split, files in (builder.config.data_files or {}).items()}
-    with _without_torch():
+    if (found_by_row := by_row(builder, config)) is not None:
+        return found_by_row
+    with without_torch():
         found = one_split(builder.as_streaming_dataset(), config).with_format("arrow")
+    splits = files_of(builder)
 
     def opened(first: int, num_rows: int) -> Iterator[Any]:
-        with _without_torch():
+        with without_torch():
             rest = found.skip(first) if first else found
         return iter(rest.iter(batch_size=num_rows))
 
-    return opened, splits[config.split or next(iter(splits))]
-
-
-@contextmanager
-def _without_torch() -> Iterator[None]:
-    """The library shares its streams with the loaders of torch, which costs seconds and hundreds of MB, for none."""
-    import datasets
-
-    before = datasets.config.TORCH_AVAILABLE
-    datasets.config.TORCH_AVAILABLE = False
-    try:
-        yield
-    finally:
-        datasets.config.TORCH_AVAILABLE = before
+    return Reader(opened, ArrowRows), splits[config.split or next(iter(splits))]
 
 
 def _digest(files: Iterable[str], folder: Path) -> str:

@@ -23,7 +23,8 @@ from producer.sources.rows import CHUNK_BYTES, BadLine
 
 #: Most bytes of one line; a record takes texts of half as much.
 MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+#: With which a file may begin.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
 
 Offsets: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -62,7 +63,7 @@ class JsonLines:
         line = self._line(index)
         if not line.strip():
             raise BadLine(f"{where} is blank; remove it.")
-        return _decode(line, where)
+        return decode_line(line, where)
 
     def _line(self, index: int) -> bytes:
         start, end = self._span(index)
@@ -72,7 +73,7 @@ class JsonLines:
                 f"dataset {self._dataset}: {self._path} was changed while it was read: bring back what it held, and "
                 "start the producer again."
             )
-        return line if index else line.removeprefix(_BYTE_ORDER_MARK)
+        return line if index else line.removeprefix(BYTE_ORDER_MARK)
 
     def _span(self, index: int) -> tuple[int, int]:
         """Offsets of the line and of what is behind it."""
@@ -142,7 +143,7 @@ class JsonLines:
 
 def _says_something(chunk: bytes, begin: int) -> bool:
     """Whether there is more in it than blanks, and the mark with which a file may begin."""
-    return not (chunk if begin else chunk.removeprefix(_BYTE_ORDER_MARK)).isspace() and chunk != _BYTE_ORDER_MARK
+    return not (chunk if begin else chunk.removeprefix(BYTE_ORDER_MARK)).isspace() and chunk != BYTE_ORDER_MARK
 
 
 def _stamp(file: IO[bytes]) -> tuple[int, int]:
@@ -151,7 +152,8 @@ def _stamp(file: IO[bytes]) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _decode(line: bytes, where: str) -> dict[str, Any]:
+def decode_line(line: bytes, where: str) -> dict[str, Any]:
+    """The map in a line of JSON. Raises BadLine, which begins with ``where``."""
     try:
         row = json.loads(line.decode())
     except RecursionError as exc:

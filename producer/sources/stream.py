@@ -6,18 +6,30 @@ rows there are is known when its end was seen.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.words import said
-from producer.sources.arrow_rows import ArrowRows
+from producer.sources.arrow_rows import check_whole
+from producer.sources.rows import Rows
+
+#: (rows to pass over, rows of a table) -> the tables behind them, all but the last of that many rows. Blocks.
+Open: TypeAlias = Callable[[int, int], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How what a dataset names is read."""
+
+    opened: Open
+    #: (table, dataset, digest of the whole, number of the table's first row) -> its rows.
+    rows: Callable[[Any, DatasetConfig, str, int], Rows]
+
 
 #: Windows that are kept: what is offered again while the gate is closed may reach over the end of one.
 _KEPT = 3
-
-#: (rows to pass over, rows of a table) -> the tables behind them, all but the last of that many rows. Blocks.
-Open = Callable[[int, int], Iterator[Any]]
 
 
 class Stream:
@@ -27,7 +39,7 @@ class Stream:
     before it.
 
     Args:
-        opened: reads the source from a row on.
+        reader: reads the source from a row on.
         digest: tells the source from others.
         is_same: whether its files are still those that the digest is of.
         first: row with which the first window begins.
@@ -37,13 +49,14 @@ class Stream:
     num_bytes = 0
 
     def __init__(
-        self, opened: Open, config: DatasetConfig, digest: str, is_same: Callable[[], bool], first: int, window: int
+        self, reader: Reader, config: DatasetConfig, digest: str, is_same: Callable[[], bool], first: int, window: int
     ) -> None:
-        self._open, self._config, self._digest, self._is_same = opened, config, digest, is_same
+        self._open, self._rows = reader.opened, reader.rows
+        self._config, self._digest, self._is_same = config, digest, is_same
         self._first, self.window = first, window
         #: Rows in all; None: nobody saw the end.
         self.num_rows: int | None = None
-        self._kept: OrderedDict[int, ArrowRows] = OrderedDict()
+        self._kept: OrderedDict[int, Rows] = OrderedDict()
         self._tables: Iterator[Any] = iter(())
         #: The window that comes next of ``_tables``; -1: none does.
         self._next = -1
@@ -84,12 +97,12 @@ class Stream:
             )
         return rows.row(at)
 
-    def _window(self, number: int) -> ArrowRows:
+    def _window(self, number: int) -> Rows:
         if found := self._kept.get(number):
             self._kept.move_to_end(number)
             return found
         first = self._first + number * self.window
-        rows = ArrowRows(self._read(number, first), self._config, self._digest, first)
+        rows = self._rows(self._read(number, first), self._config, self._digest, first)
         if len(rows) < self.window and self.num_rows is None:
             is_the_end = len(rows) > 0 or number - 1 in self._kept
             self.num_rows = first + len(rows) if is_the_end else self._count()
@@ -116,8 +129,7 @@ class Stream:
             table = next(self._tables, None)
             if table is None:
                 table = pyarrow.table({})
-            # A file that is mapped into memory is believed: what its rows say of their places may end the process.
-            table.validate(full=True)
+            check_whole(table)
         except Exception as exc:  # the library raises what its files and its network do
             raise ConfigError(
                 f"dataset {self._config.name}: what comes from row {first} on cannot be read "
