@@ -31,7 +31,12 @@ def fingerprint(source: Mixture, held_out: Sequence[Dataset] = ()) -> str:
     It is of what the sources hold, as bytes, and of the keys that shape prompts; no prompt is rendered.
     """
     held = [_of(dataset) for dataset in held_out]
-    shape = [source.seed, source.shuffle, [_of(dataset) for dataset in source.datasets], held]
+    trained = [_of(dataset) for dataset in source.datasets]
+    for dataset, of in zip(source.datasets, trained, strict=True):
+        if source.shuffles(dataset) != source.shuffle:
+            # Said where sets differ alone, for the runs that began before they were told apart.
+            of.append("in its own order")
+    shape = [source.seed, source.shuffle, trained, held]
     # YAML knows dates, which JSON does not.
     text = json.dumps(shape, sort_keys=True, default=str)
     return _OF_CONTENT + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -41,6 +41,10 @@ class Mixture:
         """``len``; None where a stream is among them whose end nobody saw."""
         return None if any(one.num_lines is None for one in self.datasets) else len(self)
 
+    def shuffles(self, dataset: Dataset) -> bool:
+        """Whether a dataset's lines come in another order than its own."""
+        return self.shuffle
+
     @cached_property
     def _starts(self) -> list[int]:
         """[datasets + 1] lines that are before each."""

@@ -26,6 +26,9 @@ class Weighted(Mixture):
         self._lines = lru_cache(maxsize=2 * len(self.datasets))(self._lines_of)
         self._windows = lru_cache(maxsize=2 * len(self.datasets))(self._window_of)
 
+    def shuffles(self, dataset: Dataset) -> bool:
+        return dataset.config.shuffle
+
     def place(self, position: int) -> tuple[Dataset, int, int]:
         rounds, offset = divmod(position, len(self._turns))
         d = int(self._turns[offset])
@@ -44,11 +47,11 @@ class Weighted(Mixture):
     def _lines_of(self, d: int, epoch: int) -> Order:
         """[lines of dataset ``d``] in the order of an epoch."""
         dataset = self.datasets[d]
-        return order_of(len(dataset), [self.seed, d, epoch] if dataset.config.shuffle else None)
+        return order_of(len(dataset), [self.seed, d, epoch] if self.shuffles(dataset) else None)
 
     def _window_of(self, d: int, epoch: int, begin: int, num_lines: int) -> Order:
         """[lines of a window] in the order of an epoch."""
-        return order_of(num_lines, [self.seed, d, epoch, begin] if self.datasets[d].config.shuffle else None)
+        return order_of(num_lines, [self.seed, d, epoch, begin] if self.shuffles(self.datasets[d]) else None)
 
 
 def mixture_of(datasets: Sequence[Dataset], seed: int) -> Mixture:

@@ -103,3 +103,48 @@ def test_weights_that_mean_nothing_are_refused() -> None:
         check([0.333333, 0.7])
     with pytest.raises(ValidationError, match="greater than 0"):
         check([0, 1])
+
+
+def positions(source: Mixture) -> list[tuple[str, int, int]]:
+    """Where the first ones lead: into a third epoch of each set."""
+    return [job_at(source, position) for position in range(120)]
+
+
+def of_three(folder: Path, shuffles: str, weights: list[float | None], seed: int = 1, order: str = "012") -> Mixture:
+    """Three sets in ``order``, those shuffled that have an x in ``shuffles``."""
+    keys = {
+        str(d): {"weight": weight, "shuffle": shuffle == "x"}
+        for d, (weight, shuffle) in enumerate(zip(weights, shuffles, strict=True))
+    }
+    rows = [{"prompt": f"{i}"} for i in range(9)]
+    return mixture_of([made(folder, rows, f"d{d}", **keys[d]) for d in order], seed)
+
+
+def test_whatever_moves_a_position_to_another_line_is_in_the_fingerprint(tmp_path: Path) -> None:
+    """Turning off the shuffle of one set among others, for one."""
+    weighted: list[float | None]
+    weighted, plain = [2.0, 1.0, 1.0], [None, None, None]
+    sources = [
+        of_three(tmp_path, shuffles, weights, **keys)
+        for weights in (weighted, plain, [1.0, 2.0, 1.0])
+        for shuffles in ("xxx", "xx-", "x-x", "-xx", "x--", "--x", "---")
+        for keys in ({}, {"seed": 2}, {"order": "102"})
+    ]
+    meant: dict[str, set[str]] = {}
+    for source in sources:
+        meant.setdefault(fingerprint(source), set()).add(str(positions(source)))
+    assert [len(orders) for orders in meant.values()] == [1] * len(meant), "one order each"
+    assert len(meant) > 40
+
+
+def test_the_shuffle_of_one_set_means_nothing_where_all_lines_are_shuffled_together(tmp_path: Path) -> None:
+    plain = [None, None, None]
+    some, every = of_three(tmp_path, "x--", plain), of_three(tmp_path, "xxx", plain)
+    assert positions(some) == positions(every)
+    assert fingerprint(some) == fingerprint(every) != fingerprint(of_three(tmp_path, "---", plain))
+
+
+def test_the_fingerprint_of_weighted_runs_that_shuffle_all_sets_or_none_is_known(tmp_path: Path) -> None:
+    """Runs go on that began before the shuffle of each set was told apart."""
+    found = [fingerprint(of_three(tmp_path, shuffles, [2.0, 1.0, 1.0])) for shuffles in ("xxx", "---")]
+    assert found == ["2:46a065fee0169048c27fca05", "2:f6e53c8a3bb57a6efe5554ed"]

@@ -185,13 +185,19 @@ def test_splits_of_a_folder_of_files_stream(folder: Path) -> None:
         stream(folder)
 
 
-def test_other_files_or_another_order_are_another_source(folder: Path) -> None:
+def test_other_files_or_another_order_are_another_source(folder: Path, tmp_path: Path) -> None:
     def told(**keys: Any) -> str:
         return fingerprint(mixture_of([stream(folder, **keys)], 0))
 
     first = told()
     assert told() == first
     assert len({first, told(shuffle=True), told(shuffle_window=5), told(weight=2)}) == 4
+
+    def beside(**keys: Any) -> str:
+        other = made(tmp_path, [{"prompt": "q"}], "other", weight=1)
+        return fingerprint(mixture_of([stream(folder, weight=1, **keys), other], 0))
+
+    assert len({beside(), beside(shuffle=True), beside(shuffle=True, shuffle_window=5)}) == 3
     os.utime(folder / "train-00000.jsonl.gz", (1, 1))
     assert told() == first, "a file that was only copied is the same"
     (folder / "train-00004.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "new", "label": ""}\n'))
