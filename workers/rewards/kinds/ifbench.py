@@ -1,8 +1,9 @@
 """``ifbench``: whether an answer follows every instruction of its prompt, by the checkers of IFEval and IFBench.
 
 Zhou et al. 2023, "Instruction-Following Evaluation for Large Language Models"; Pyatkin et al. 2025, "Generalizing
-Verifiable Instruction Following". The checkers are those of the package if-verifiable, which has both; what it does
-around them is another verdict than slime's, and is left aside.
+Verifiable Instruction Following". The checkers are those of the package if-verifiable, which has both, and of
+``ifbench_checkers``, where IFBench has mended them since; what the package does around them is another verdict than
+slime's, and is left aside.
 """
 
 import importlib
@@ -115,11 +116,12 @@ def _checkers() -> dict[str, Any]:
     nltk.download = lambda *_, **__: False
     try:
         tables = [importlib.import_module(f"{PACKAGE}.{name}.instructions_registry") for name in ("ifeval", "ifbench")]
+        mended = importlib.import_module("workers.rewards.kinds.ifbench_checkers").CHECKERS
     finally:
         nltk.download = fetches
     # It draws, and would say another language of a text at another time.
     langdetect.DetectorFactory.seed = 0
-    return {name: checker for table in tables for name, checker in table.INSTRUCTION_DICT.items()}
+    return {name: checker for table in tables for name, checker in table.INSTRUCTION_DICT.items()} | dict(mended)
 
 
 def load() -> None:

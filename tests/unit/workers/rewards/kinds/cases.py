@@ -1,6 +1,7 @@
 """Verdicts of rewards by name, case by case, beside those of slime at commit 624b824 (``slime/rollout/rm_hub``).
 
-The two agree but where a case says why slime's is wrong.
+The two agree but where a case says why slime's is wrong. Of ``ifbench`` slime's are those of IFBench at commit db69a6f,
+for slime takes it as it is on the day.
 """
 
 from dataclasses import dataclass, field
@@ -132,6 +133,9 @@ def following(*names: str, **more: Any) -> dict[str, Any]:
 
 _COMMA, _TITLE, _WORDS = "punctuation:no_comma", "detectable_format:title", "length_constraints:number_words"
 _TWO = {"num_words": 2, "relation": "at least"}
+_QUOTES, _SPAN, _PLACE = "format:quote_unquote", "repeat:repeat_span", "words:keywords_specific_position"
+_FIRST_TWO = {"prompt_to_repeat": "One two three.", "n_start": 0, "n_end": 1}
+_SPANS = "slime counts letters, where IFBench's prompts say words, and both ends included"
 
 INSTRUCTIONS = [
     Case("ifbench", "No comma.", "", 1, metadata=following(_COMMA)),
@@ -154,6 +158,31 @@ INSTRUCTIONS = [
     ),
     Case("ifbench", "1 and 2", "", 1, metadata=following("count:numbers", kwargs=[{"N": 2}])),
     Case("ifbench", "1 and two", "", 0, metadata=following("count:numbers", kwargs=[{"N": 2}])),
+    Case("ifbench", "Leo met Zoe.", "", 1, metadata=following("count:person_names", kwargs=[{"N": 2}])),
+    Case("ifbench", "Leonardo met Zoe.", "", 0, metadata=following("count:person_names", kwargs=[{"N": 2}])),
+    Case("ifbench", "This was all.", "", 1, metadata=following("count:pronouns", kwargs=[{"N": 2}])),
+    Case("ifbench", "You're in and/or it.", "", 1, metadata=following("count:pronouns", kwargs=[{"N": 2}])),
+    Case("ifbench", "You're in.", "", 0, metadata=following("count:pronouns", kwargs=[{"N": 2}])),
+    Case("ifbench", 'He said "a" and left.', "", 1, metadata=following(_QUOTES)),
+    Case("ifbench", 'He said "a"', "", 0, metadata=following(_QUOTES)),
+    Case("ifbench", "- *", "", 1, metadata=following(_QUOTES)),
+    Case("ifbench", "He said \u201ca\u201d", "", 0, 1, "slime lets quotes pass that are curly", following(_QUOTES)),
+    Case("ifbench", "A Big Cat - 2", "", 1, metadata=following("format:title_case")),
+    Case("ifbench", "a Big Cat", "", 0, metadata=following("format:title_case")),
+    Case("ifbench", "The cat", "", 0, metadata=following("format:title_case")),
+    Case("ifbench", "One  two", "", 1, 0, _SPANS, following(_SPAN, kwargs=[_FIRST_TWO])),
+    Case("ifbench", "on", "", 0, 1, _SPANS, following(_SPAN, kwargs=[_FIRST_TWO])),
+    Case("ifbench", "one", "", 0, metadata=following(_SPAN, kwargs=[_FIRST_TWO])),
+    Case("ifbench", "A dog. A Cat.", "", 1, metadata=following("sentence:keyword", kwargs=[{"N": 2, "word": "cat"}])),
+    Case("ifbench", "A dog. Cats.", "", 0, metadata=following("sentence:keyword", kwargs=[{"N": 2, "word": "cat"}])),
+    Case("ifbench", '"A Cat" sat.', "", 1, metadata=following(_PLACE, kwargs=[{"keyword": "cat", "n": 1, "m": 2}])),
+    Case("ifbench", "A dog sat.", "", 0, metadata=following(_PLACE, kwargs=[{"keyword": "cat", "n": 1, "m": 2}])),
+    Case("ifbench", "A cat and Cat z.", "", 1, metadata=following("words:words_position", kwargs=[{"keyword": "cat"}])),
+    Case("ifbench", "A cat and cat", "", 0, metadata=following("words:words_position", kwargs=[{"keyword": "cat"}])),
+    Case("ifbench", "One two. Two three.", "", 1, metadata=following("words:last_first")),
+    Case("ifbench", "One two. Three.", "", 0, metadata=following("words:last_first")),
+    Case("ifbench", "See this. And that. Is it?", "", 1, metadata=following("ratio:sentence_type")),
+    Case("ifbench", "See foo.bar. Is it?", "", 0, metadata=following("ratio:sentence_type")),
     Case("boxed_ifbench", "a, " + boxed("b"), "", 1, metadata=following(_COMMA)),
     Case("ifbench", "x", "", RAISES, metadata=following("punctuation:nobody_knows")),
     Case("ifbench", "x", "", RAISES, 0, "a prompt without instructions is a mistake in the data", metadata=following()),

@@ -1,5 +1,6 @@
 """Verdicts of rewards by name, against the table of cases."""
 
+import importlib
 import json
 from typing import Any
 
@@ -9,8 +10,15 @@ from penstock.config.code_names import REWARDS
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from tests.unit.workers.rewards.kinds.cases import INSTRUCTIONS, MATHS, QUICK, RAISES, Case
+from tests.unit.workers.rewards.kinds.punkt import make_punkt
 from workers.rewards.kinds.question import Question
 from workers.rewards.kinds.registry import KINDS, kind_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sentences(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """nltk finds them with the least data, where it has none here."""
+    importlib.import_module("nltk").data.path.append(str(make_punkt(tmp_path_factory.mktemp("nltk"))))
 
 
 def question(case: Case) -> Question:
