@@ -232,6 +232,21 @@ async def test_an_offer_that_no_trainer_writes_is_refused(play: Play, files: lis
     assert not (play.folder / "escape").exists()
 
 
+@pytest.mark.parametrize("index", ["x/../../../victim", "../" * 4 + "victim", "", "C" * 32, "c" * 31 + "\0"])
+async def test_an_index_that_is_no_digest_is_no_path_on_this_machine(play: Play, index: str) -> None:
+    """Both records come through Redis: what they name must not be emptied, nor written to."""
+    kept = play.folder / "victim" / "kept"
+    kept.parent.mkdir()
+    kept.write_text("kept")
+    offer = Offer("http://127.0.0.1:1", 9, index, RANGE_BYTES, [["a", 10]], bytes(16))
+    run(play.client, relay_offer(play.keys, f"policy:{object_name(9, index)}", offer, 10**6))
+    worker = play.worker("a")
+    with pytest.raises(PublishError, match="which is no digest"):
+        await asyncio.wait_for(worker.fetch(9, index), PATIENCE_S)
+    assert [one.name for one in kept.parent.iterdir()] == ["kept"]
+    assert not worker._store.folder.exists()
+
+
 async def test_what_is_not_offered_or_not_allowed_is_said(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:

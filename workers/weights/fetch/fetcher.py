@@ -16,7 +16,7 @@ from penstock.protocol.records.offer import Offer
 from penstock.protocol.scripts import HAVE_EVERY_S, read_offer
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import is_full
-from penstock.weights.http.blobs import files_of, object_name
+from penstock.weights.http.blobs import files_of, is_object, object_name
 from penstock.weights.http.loop_thread import LoopThread
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
@@ -74,8 +74,8 @@ class Fetcher:
             index: digest of its index, as the publication has it.
 
         Raises:
-            PublishError: it is not offered, cannot be fetched in its time, is not what was announced, or there is no
-                room.
+            PublishError: its index is no digest, it is not offered, cannot be fetched in its time, is not what was
+                announced, or there is no room.
         """
         return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index)))
 
@@ -88,6 +88,9 @@ class Fetcher:
 
     async def _fetch(self, version: int, index: str) -> Path:
         name = object_name(version, index)
+        if not is_object(name):
+            # It comes through Redis, and would be a path on this machine.
+            raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
         try:
             async with self._store.fetching(name, self._wait_for):
                 path = await asyncio.to_thread(self._found, name, index)
