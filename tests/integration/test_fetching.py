@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,13 @@ def play(redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: P
 @pytest.fixture
 def version(tmp_path: Path) -> Version:
     return make_version(tmp_path / "published")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 async def fetched(worker: Fetcher, version: Version) -> Path:
@@ -245,6 +252,18 @@ async def test_an_index_that_is_no_digest_is_no_path_on_this_machine(play: Play,
         await asyncio.wait_for(worker.fetch(9, index), PATIENCE_S)
     assert [one.name for one in kept.parent.iterdir()] == ["kept"]
     assert not worker._store.folder.exists()
+
+
+async def test_who_waits_for_an_offer_holds_up_nobody_of_its_machine(play: Play, tmp_path: Path) -> None:
+    unoffered, version = (make_version(tmp_path / "published", number) for number in (1, 2))
+    first, second = play.worker("first", machine="m"), play.worker("second", machine="m")
+    waits = asyncio.create_task(first.fetch(1, unoffered.index))
+    await asyncio.to_thread(until, lambda: "to be offered" in first.waits_for)
+    play.trainer().offer(2, version.index, version.folder)
+    assert version.is_at(await fetched(second, version))
+    assert first.waits_for == "version 1 to be offered over HTTP"
+    play.trainer().offer(1, unoffered.index, unoffered.folder)
+    assert unoffered.is_at(await asyncio.wait_for(waits, PATIENCE_S))
 
 
 async def test_what_is_not_offered_or_not_allowed_is_said(

@@ -92,6 +92,6 @@ async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | Non
     if data is None:
         return None
     offer = Offer.from_bytes(data, f"the offer of {thing}")
-    if not thing.endswith(offer.index):
+    if thing.rpartition("-")[2] != offer.index:
         raise ProtocolError(f"The offer of {thing} is of another index: no trainer writes it so.")
     return offer

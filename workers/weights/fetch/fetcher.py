@@ -92,11 +92,8 @@ class Fetcher:
             # It comes through Redis, and would be a path on this machine.
             raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
         try:
-            async with self._store.fetching(name, self._wait_for):
-                path = await asyncio.to_thread(self._found, name, index)
-                if path is None:
-                    path = await self._get(name, version, index)
-                self._hold(path)
+            while (path := await self._got(name, version, index)) is None:
+                await self._offered(name, version)
             await self._serve(name, path)
         except OSError as exc:
             why = "there is no room" if is_full(exc) else said(exc)
@@ -106,6 +103,16 @@ class Fetcher:
         finally:
             self._wait_for("")
         return path
+
+    async def _got(self, name: str, version: int, index: str) -> Path | None:
+        """Its folder, fetched where it is not here; None: it is not offered. Others wait for their own meanwhile."""
+        async with self._store.fetching(name, self._wait_for):
+            path = await asyncio.to_thread(self._found, name, index)
+            if path is None and (offer := await self._offer_of(name)) is not None:
+                path = await self._get(name, version, index, offer)
+            if path is not None:
+                self._hold(path)
+            return path
 
     def _wait_for(self, what: str) -> None:
         self.waits_for = what
@@ -126,10 +133,9 @@ class Fetcher:
             return None
         return path
 
-    async def _get(self, name: str, version: int, index: str) -> Path:
+    async def _get(self, name: str, version: int, index: str, offer: Offer) -> Path:
         began = time.monotonic()
-        control, thing = self._opened(), f"{self._config.model.name}:{name}"
-        offer = await self._offered(control, thing, version)
+        control, thing = self._opened(), self._thing(name)
         await asyncio.to_thread(self._store.make_room, name, sum(offer.sizes().values()))
         partial = await asyncio.to_thread(Partial, self._store.temporary(name), offer)
         self._wait_for(f"version {version} to be fetched: {len(partial.missing)} of {len(partial.ranges)} ranges")
@@ -164,9 +170,10 @@ class Fetcher:
         )
         return path
 
-    async def _offered(self, control: AsyncControl, thing: str, version: int) -> Offer:
+    async def _offered(self, name: str, version: int) -> None:
+        """Wait for it to be offered, while other workers of this machine fetch what is; raises PublishError."""
         deadline = time.monotonic() + OFFER_WAIT_S
-        while (offer := await control.do(lambda client: read_offer(client, self._keys, thing))) is None:
+        while await self._offer_of(name) is None:
             self._wait_for(f"version {version} to be offered over HTTP")
             if time.monotonic() > deadline:
                 raise PublishError(
@@ -174,7 +181,6 @@ class Fetcher:
                     "to a folder that this machine sees."
                 )
             await asyncio.sleep(LOOK_S)
-        return offer
 
     def _hold(self, path: Path) -> None:
         """Keep it from being deleted, and no more than ``USED`` of them."""
@@ -192,14 +198,16 @@ class Fetcher:
             return
         count = len(offer.ranges())
         full = bytes(0xFF if 8 * at + 8 <= count else 0xFF00 >> count % 8 & 0xFF for at in range(-(-count // 8)))
-        thing = f"{self._config.model.name}:{name}"
-        told = Told(self._keys, self._opened(), thing, self._worker, self.server.url, lambda: full)
+        told = Told(self._keys, self._opened(), self._thing(name), self._worker, self.server.url, lambda: full)
         await told.say()
         self._told[name] = told
 
     async def _offer_of(self, name: str) -> Offer | None:
-        thing = f"{self._config.model.name}:{name}"
+        thing = self._thing(name)
         return await self._opened().do(lambda client: read_offer(client, self._keys, thing))
+
+    def _thing(self, name: str) -> str:
+        return f"{self._config.model.name}:{name}"
 
     def _forget(self, name: str) -> None:
         self._told.pop(name, None)
