@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.config.net.serving import is_token
 from penstock.errors import ConfigError
-from penstock.redaction import know
+from penstock.redaction import MASK, know
 
 TOKEN_FILE = "weights.token"
 #: Most bytes of the file that are read.
@@ -22,8 +22,14 @@ def token_of(config: Config) -> str:
     It is masked in all that is logged from now on.
 
     Raises:
-        ConfigError: the file cannot be read or written, holds no token, or others may read it.
+        ConfigError: the file cannot be read or written, holds no token, or others may read it; or the configuration was
+            saved, and shows only that there was one.
     """
+    if config.serving.token == MASK:
+        raise ConfigError(
+            "serving.token is masked in this file: give it again, as PENSTOCK_SERVING__TOKEN, or --serving.token=null "
+            "to have the run make one."
+        )
     token = config.serving.token or _of_file(config.run_dir / TOKEN_FILE)
     know(token)
     return token

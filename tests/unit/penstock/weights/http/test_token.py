@@ -58,6 +58,13 @@ def test_the_configuration_may_bring_one_and_it_is_not_repeated(tmp_path: Path) 
     assert "serving.token is none" in str(refused.value)
 
 
+def test_what_is_shown_of_a_token_is_none(tmp_path: Path) -> None:
+    """As a token it would be known to everybody."""
+    with pytest.raises(ConfigError, match=r"serving\.token is masked .* PENSTOCK_SERVING__TOKEN"):
+        token_of(config_in(tmp_path, token=MASK))
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", "bearer abc", "Bearer abcd", "Basic abc", "Bearer \u00e9"]
 )
