@@ -33,10 +33,15 @@ def is_full(exc: BaseException | None) -> bool:
     return False
 
 
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write where ``path`` lies."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
 def has_room(path: Path) -> bool:
     """Is there any room to speak of where ``path`` lies?"""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize >= ROOM_BYTES
+    return free_bytes(path) >= ROOM_BYTES
 
 
 def until_room(

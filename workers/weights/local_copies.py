@@ -25,7 +25,7 @@ from typing import NamedTuple
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import is_full
+from penstock.system.disk import free_bytes, is_full
 from penstock.weights.deltas.apply import apply_delta, sync_folder
 from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Way, shelf_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
@@ -221,11 +221,11 @@ class LocalCopies:
     # --- room, holds, the lock --------------------------------------------------------------------------------------
 
     def _make_room(self, num_bytes: int, base: Path | None = None) -> None:
-        """Delete what no engine may read, the oldest first, until so many bytes fit; ``base`` stays."""
+        """Delete what no engine may read, the oldest first, until so many bytes fit, on the disk too; not ``base``."""
         copies = sorted(self._copies().items(), key=lambda one: one[1].stat().st_mtime)
         taken = sum(size_of(path) for _, path in copies)
         for digest, path in copies:
-            if taken + num_bytes <= self._max_bytes:
+            if taken + num_bytes <= self._max_bytes and num_bytes <= free_bytes(self._folder):
                 return
             if path != base and not self._is_held(digest):
                 taken -= size_of(path)

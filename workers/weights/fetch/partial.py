@@ -47,14 +47,13 @@ class Partial:
         for entry in list(self.folder.iterdir()):
             if entry.name not in self._sizes or entry.is_symlink() or not entry.is_file():
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        for name, size in self._sizes.items():
-            handle = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            try:
-                os.ftruncate(handle, size)
-                if size:
-                    os.posix_fallocate(handle, 0, size)
-            finally:
-                os.close(handle)
+        try:
+            for name, size in self._sizes.items():
+                _allocate(self.folder / name, size)
+        except OSError:
+            # Nothing came yet, as that needs all of them; a disk that is full is not left so.
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         for one in self.ranges:
             if not one.num_bytes or (not is_new and self._is_right(one)):
                 self._here.add(one.number)
@@ -152,6 +151,17 @@ def check_folder(folder: Path, digest: str) -> None:
     for name, checksum in index.files.items():
         if file_xxh3(folder / name) != checksum:
             raise PublishError(f"{folder / name} is not the file that its index names: publish again.")
+
+
+def _allocate(path: Path, size: int) -> None:
+    """Have a file of that size, and room for all of it; what it holds stays. Raises OSError."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(handle, size)
+        if size:
+            os.posix_fallocate(handle, 0, size)
+    finally:
+        os.close(handle)
 
 
 def _fsync(path: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import PublishError
+from penstock.system.disk import free_bytes
 from penstock.weights.http.blobs import is_object
 
 _TEMPORARY, _GONE, _LOCK = ".fetching-", ".gone-", ".lock"
@@ -59,10 +60,12 @@ class Store:
             os.close(handle)
 
     def make_room(self, name: str, num_bytes: int) -> None:
-        """Delete what nobody uses, the oldest first, until ``name`` fits. Blocks for the disk; under the lock.
+        """Delete what nobody uses, the oldest first, until ``name`` fits: into the bound, and on the disk.
+
+        Blocks for the disk; under the lock.
 
         Raises:
-            PublishError: it does not fit by itself, or beside what is used.
+            PublishError: it does not fit by itself, or beside what is used, or what else is on the disk.
         """
         self._remove_leftovers(name)
         if num_bytes > self._max_bytes:
@@ -70,8 +73,9 @@ class Store:
                 f"{name} has {num_bytes:,} bytes, more than serving.max_bytes ({self._max_bytes:,}): raise it."
             )
         sizes = {path: _size(path) for path in self._versions() if path.name != name}
+        needed = num_bytes - _allocated(self.temporary(name))
         for path in list(sizes):
-            if sum(sizes.values()) + num_bytes <= self._max_bytes:
+            if sum(sizes.values()) + num_bytes <= self._max_bytes and needed <= free_bytes(self.folder):
                 return
             if self.remove(path):
                 del sizes[path]
@@ -79,6 +83,11 @@ class Store:
             raise PublishError(
                 f"{name} has {num_bytes:,} bytes, and what engines use here {used:,} more: together more than "
                 f"serving.max_bytes ({self._max_bytes:,}); raise it."
+            )
+        if (free := free_bytes(self.folder)) < needed:
+            raise PublishError(
+                f"{name} needs {needed:,} bytes, and there is no room for more than {free:,} on the disk of "
+                f"{self.folder}: make room there, or set serving.folder to another disk."
             )
 
     def remove(self, path: Path) -> bool:
@@ -115,3 +124,8 @@ def _locks(handle: int, how: int) -> bool:
 
 def _size(folder: Path) -> int:
     return sum(entry.stat().st_size for entry in folder.iterdir())
+
+
+def _allocated(folder: Path) -> int:
+    """Bytes that the disk has given to the files of a folder by now; 0 where there is none."""
+    return sum(entry.lstat().st_blocks * 512 for entry in folder.iterdir()) if folder.is_dir() else 0

@@ -1,0 +1,83 @@
+"""Versions on a disk that is smaller than their bound: what nobody uses goes, and no disk is left full."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock.errors import PublishError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.offer import Offer
+from penstock.redis.server import RedisServer
+from penstock.system.disk import free_bytes
+from penstock.weights.deltas.objects import FolderObjects
+from tests.integration.fetch_parts import make_version
+from tests.integration.small_disk import SmallDisk, small_disk
+from tests.integration.test_fetching import Play, fetched
+from tests.unit.consumers.weights.test_deltas import Line
+from tests.unit.penstock.weights.deltas.version_folders import a_model
+from workers.weights.fetch.partial import Partial
+from workers.weights.local_copies import LocalCopies
+
+__all__ = ["small_disk"]
+
+Disks = Callable[[str, int], SmallDisk]
+
+
+@pytest.fixture
+def play(redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path) -> Iterator[Play]:
+    with ExitStack() as stack:
+        yield Play(redis_server.url, client, keys, tmp_path, stack)
+
+
+async def test_fetched_versions_that_nobody_uses_go_before_the_disk_is_full(
+    play: Play, tmp_path: Path, small_disk: Disks
+) -> None:
+    disk, trainer = small_disk("w", 7), play.trainer()
+    worker = play.worker("w")
+    for number in range(1, 6):
+        version = make_version(tmp_path / "published", number)
+        trainer.offer(number, version.index, version.folder)
+        assert version.is_at(await fetched(worker, version))
+    there = sorted(name[:9] for name in os.listdir(disk.path / "fetched") if name[0] == "v")
+    assert there == ["v00000003", "v00000004", "v00000005"]
+
+
+async def test_a_version_for_which_there_is_no_room_takes_none(play: Play, tmp_path: Path, small_disk: Disks) -> None:
+    disk, trainer = small_disk("w", 8), play.trainer()
+    before = free_bytes(disk.path)
+    worker, version = play.worker("w"), make_version(tmp_path / "published", num_bytes=10_000_000)
+    trainer.offer(1, version.index, version.folder)
+    with pytest.raises(PublishError, match=r"no room for more than [\d,]+ on the disk of .*: make room there"):
+        await fetched(worker, version)
+    assert free_bytes(disk.path) == before
+
+
+def test_a_disk_that_fills_while_room_is_taken_is_not_left_full(small_disk: Disks) -> None:
+    """As a quota does, of which nobody is told before."""
+    disk = small_disk("w", 8)
+    before = free_bytes(disk.path)
+    files = [["a", 5_000_000], ["b", 5_000_000]]
+    offer = Offer("http://h:1", 1, "c" * 32, 5_000_000, files, bytes(2 * 16))
+    with pytest.raises(OSError, match="No space left"):
+        Partial(disk.path / "half", offer)
+    assert free_bytes(disk.path) == before
+
+
+def test_copies_that_no_engine_reads_go_before_the_disk_is_full(tmp_path: Path, small_disk: Disks) -> None:
+    line = Line(tmp_path, anchor_every=100)
+    line.model = a_model(size=50_000)
+    line.publish(1)
+    disk = small_disk("copies", 6)
+    assert line.written[1].num_bytes * 5 > free_bytes(disk.path)
+    copies = LocalCopies(disk.path, FolderObjects(line.path / "store"), 2**30)
+    for version in range(1, 8):
+        if version > 1:
+            line.publish(version)
+        assert line.announced is not None
+        path = copies.get(line.announced)
+        assert {file.name for file in path.iterdir()} == {file.name for file in line.written[version].path.iterdir()}
+    copies.close()
