@@ -20,6 +20,8 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
     version = make_version(tmp_path / "published")
     seen = Publication("policy", 1, "disk", str(version.folder), index=version.index)
     unseen = Publication("policy", 1, "disk", "/not/on/this/machine", index=version.index)
+    earlier = make_version(tmp_path / "earlier", 1, num_bytes=100)
+    left = Publication("policy", 1, "disk", str(earlier.folder), index=version.index)
     waiting = Waiting(client, keys, "worker:w:weights")
     with (
         closing(Serving(config_of(redis_server.url, keys, tmp_path / "t"), keys)) as serving,
@@ -32,3 +34,4 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
         found = await nearby.of(unseen)
         assert found.id == unseen.id
         assert version.is_at(Path(found.path))
+        assert (await nearby.of(left)).path == found.path, "an earlier run had a folder of that name"

@@ -1,12 +1,15 @@
 """Publications as this machine can load them: with a folder that it sees, fetched where it does not."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.config import Config
+from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
+from penstock.weights.index import read_index
 from workers.weights.fetch.fetcher import Fetcher
 
 
@@ -27,7 +30,7 @@ class Nearby:
         Raises:
             PublishError: as ``Fetcher.fetch``.
         """
-        if self._fetcher is None or not publication.index or _is_seen(publication):
+        if self._fetcher is None or not publication.index or await asyncio.to_thread(_is_seen, publication):
             return publication
         self._waiting.for_(f"version {publication.version} of {publication.model} to be fetched over HTTP")
         path = await self._fetcher.fetch(publication.version, publication.index)
@@ -41,4 +44,9 @@ class Nearby:
 
 
 def _is_seen(publication: Publication) -> bool:
-    return Path(publication.path).is_dir()
+    """Whether the version is there: what an earlier run left on this machine under its path is another. Blocks."""
+    try:
+        read_index(Path(publication.path), publication.index)
+    except PublishError:
+        return False
+    return True
