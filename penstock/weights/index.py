@@ -86,16 +86,24 @@ def read_index(folder: Path, wanted: str) -> WeightsIndex:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_INDEX_BYTES + 1)
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # a path with a NUL is the latter
         raise PublishError(f"{path} cannot be read ({exc}): the version is not whole, publish it again.") from exc
     if len(data) > MAX_INDEX_BYTES:
         raise PublishError(f"{path} has more than the {MAX_INDEX_BYTES} bytes that an index may have.")
     if digest(data) != wanted:
         raise PublishError(f"{path} is not the index that was announced (its digest differs): publish again.")
+    return index_in(data, str(path))
+
+
+def index_in(data: bytes, what: str) -> WeightsIndex:
+    """An index out of its bytes; raises PublishError that names ``what``."""
     try:
-        return WeightsIndex.from_bytes(data, str(path))
+        index = WeightsIndex.from_bytes(data, what)
     except ProtocolError as exc:
         raise PublishError(str(exc)) from exc
+    if strange := [name for name in index.files if type(name) is not str or "\0" in name]:
+        raise PublishError(f"{what} names a file {strange[0]!r:.100}, which none is called: publish again.")
+    return index
 
 
 def fits(filled: int, num_bytes: int, item_bytes: int, max_bytes: int) -> bool:

@@ -101,7 +101,7 @@ class WeightsFolder:
 
 def checked_name(name: str) -> str:
     """The name of a file in a folder, and of none elsewhere; raises PublishError."""
-    if not name or Path(name).name != name or name in (".", ".."):
+    if not name or Path(name).name != name or name in (".", "..") or "\0" in name:
         raise PublishError(f"The index of the weights names a file {name!r:.100} outside its folder: publish again.")
     return name
 

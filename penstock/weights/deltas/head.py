@@ -16,7 +16,7 @@ from penstock.protocol.records.field_checks import bounds
 from penstock.protocol.records.record import Record
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights.deltas.blocks import KINDS, PIECE_BYTES, Block
-from penstock.weights.index import MAX_INDEX_BYTES, WeightsIndex, digest
+from penstock.weights.index import MAX_INDEX_BYTES, digest, index_in
 
 MAGIC = b"pstdelt1"
 TAIL = struct.Struct("<QQ8s")
@@ -96,10 +96,7 @@ class DeltaFile:
         if digest(data) != self.head.index:
             raise _spoilt(path, "another index than it names")
         self.index_data = data
-        try:
-            self.index = WeightsIndex.from_bytes(data, str(path))
-        except ProtocolError as exc:
-            raise PublishError(str(exc)) from exc
+        self.index = index_in(data, str(path))
 
     def _read_head(self) -> DeltaHead:
         if self._size < len(MAGIC) + TAIL.size or self._file.read(len(MAGIC)) != MAGIC:

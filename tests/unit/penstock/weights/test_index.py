@@ -1,0 +1,31 @@
+"""An index names files, and nothing that would end who reads them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import PublishError
+from penstock.protocol.records.codec import pack
+from penstock.weights.deltas.folder import WeightsFolder
+from penstock.weights.index import INDEX_FILE, digest, read_index
+
+
+@pytest.mark.parametrize("name", ["a\0b", b"config.json"])
+def test_a_name_that_no_file_has_is_refused(tmp_path: Path, name: Any) -> None:
+    data = pack({"files": {name: 1, "config.json": 2}})
+    (tmp_path / INDEX_FILE).write_bytes(data)
+    with pytest.raises(PublishError, match=r"names a file .* which none is called"):
+        read_index(tmp_path, digest(data))
+
+
+def test_a_tensor_in_a_file_of_no_name_is_refused(tmp_path: Path) -> None:
+    data = pack({"tensors": [["t", "int8", [1], 0, "a\0b"]]})
+    (tmp_path / INDEX_FILE).write_bytes(data)
+    with pytest.raises(PublishError, match="outside its folder"):
+        WeightsFolder(tmp_path, digest(data))
+
+
+def test_a_folder_of_no_name_has_no_index() -> None:
+    with pytest.raises(PublishError, match="cannot be read"):
+        read_index(Path("a\0b"), "0" * 32)
