@@ -17,10 +17,10 @@ import redis
 from consumers.weights.http.serving import Serving
 from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.offer import Offer
+from penstock.protocol.records.offer import Offer, range_digest
 from penstock.protocol.scripts import relay_have, relay_offer, run
 from penstock.redis.server import RedisServer
-from penstock.weights.http.blobs import files_of, object_name
+from penstock.weights.http.blobs import BufferBlob, files_of, object_name
 from penstock.weights.http.server import WeightsServer
 from tests.integration.fetch_parts import RANGE_BYTES, TOKEN, Version, config_of, make_version
 from tests.integration.spoiling_proxy import How, SpoilingProxy
@@ -66,6 +66,19 @@ class Play:
         changed = Offer(url, offer.version, offer.index, offer.range_bytes, offer.files, offer.digests)
         run(self.client, relay_offer(self.keys, self.thing(version), changed, 10**6))
 
+    def lie(self, trainer: Serving, version: Version) -> None:
+        """Offer the folder as it is by now, whatever its index says."""
+        name, blobs = object_name(version.number, version.index), files_of(version.folder)
+        trainer.server.shelf.put(name, blobs)
+        digests = b"".join(
+            range_digest(data[start : start + RANGE_BYTES]).digest()
+            for data in (blob.path.read_bytes() for blob in blobs.values())
+            for start in range(0, max(1, len(data)), RANGE_BYTES)
+        )
+        files = [[file, blob.size] for file, blob in blobs.items()]
+        offer = Offer(trainer.server.url, version.number, version.index, RANGE_BYTES, files, digests)
+        run(self.client, relay_offer(self.keys, self.thing(version), offer, 10**6))
+
     def has_all(self, version: Version, name: str, url: str) -> None:
         """A peer says that it has all ranges."""
         full = b"\xff" * -(-len(self.offer(version).ranges()) // 8)
@@ -107,8 +120,6 @@ async def test_a_version_comes_from_the_trainer_as_it_was_published(play: Play, 
 
 
 async def test_copies_in_memory_are_offered_as_a_folder_is(play: Play, version: Version) -> None:
-    from penstock.weights.http.blobs import BufferBlob
-
     trainer, worker = play.trainer(), play.worker("a")
     copies = {file.name: BufferBlob([file.read_bytes()]) for file in version.folder.iterdir()}
     trainer.offer(version.number, version.index, copies)
@@ -205,13 +216,12 @@ async def test_what_the_index_does_not_name_is_refused(play: Play, version: Vers
     (version.folder / "more.txt").write_text("more")
     (version.folder / "config.json").write_text("[]")
     trainer, worker = play.trainer(), play.worker("a")
-    trainer.offer(version.number, version.index, version.folder)
+    play.lie(trainer, version)
     with pytest.raises(PublishError, match=r"other files than its index names, such as 'more\.txt'"):
         await fetched(worker, version)
-    (version.folder / "more.txt").unlink()
     other = make_version(play.folder / "other", 2)
     (other.folder / "config.json").write_text("[]")
-    trainer.offer(other.number, other.index, other.folder)
+    play.lie(trainer, other)
     with pytest.raises(PublishError, match=r"config\.json is not the file that its index names"):
         await fetched(worker, other)
     assert [one.name for one in worker._store.folder.iterdir()] == [".lock"]
@@ -237,6 +247,26 @@ async def test_an_offer_that_no_trainer_writes_is_refused(play: Play, files: lis
     with pytest.raises(PublishError, match=says):
         await asyncio.wait_for(worker.fetch(9, index), PATIENCE_S)
     assert not (play.folder / "escape").exists()
+
+
+async def test_a_trainer_offers_nothing_but_what_was_announced_and_goes_on(
+    play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every worker would fetch it, and refuse it, again and again."""
+    made = [make_version(tmp_path / "published", number) for number in range(1, 6)]
+    (made[0].folder / "config.json").write_text("[]")
+    (made[1].folder / "more.txt").write_text("more")
+    (made[2].folder / "weights.index").write_bytes(b"another")
+    trainer, worker = play.trainer(), play.worker("a")
+    for one in made[:3]:
+        trainer.offer(one.number, one.index, one.folder)
+    trainer.offer(4, "no digest", made[3].folder)
+    trainer.offer(4, made[3].index, Path("no\0folder"))
+    trainer.offer(5, made[4].index, made[4].folder)
+    assert made[4].is_at(await fetched(worker, made[4]))
+    assert trainer.server.shelf.names() == [object_name(5, made[4].index)]
+    for says in ("config.json is not what its index says", "differ by 'more.txt'", "not the one that was announced"):
+        assert says in caplog.text
 
 
 @pytest.mark.parametrize("index", ["x/../../../victim", "../" * 4 + "victim", "", "C" * 32, "c" * 31 + "\0"])

@@ -24,6 +24,7 @@ from penstock.weights.http.blobs import AnyBlob, files_of, object_name
 from penstock.weights.http.offering import make_offer
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
+from penstock.words import said
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +98,11 @@ class Serving:
                 if time.monotonic() - said_at > OFFER_EVERY_S:
                     said_at = time.monotonic()
                     self._say_all()
-            except PenstockError as exc:
+            except Exception as exc:  # whatever it was, the next version must be offered
                 if not self._closed.is_set():
-                    log.warning("weights over HTTP: %s", redact(str(exc)))
+                    log.warning(
+                        "weights over HTTP: %s", redact(str(exc) if isinstance(exc, PenstockError) else said(exc))
+                    )
 
     def _begin(self, version: int, index: str, files: Path | Mapping[str, AnyBlob]) -> None:
         name = object_name(version, index)
@@ -122,7 +125,7 @@ class Serving:
 
     def _say_all(self) -> None:
         for name, (offer, folder) in list(self._offers.items()):
-            if folder is not None and not folder.is_dir():
+            if folder is not None and not _is_there(folder):
                 self._drop(name)
                 continue
             self._control.call(relay_offer(self._keys, f"{self._model}:{name}", offer))
@@ -130,3 +133,10 @@ class Serving:
     def _drop(self, name: str) -> None:
         self._offers.pop(name, None)
         self.server.shelf.remove(name)
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
+    except OSError:
+        return True  # a share that does not answer now may do so again
