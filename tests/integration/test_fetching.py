@@ -119,6 +119,22 @@ async def test_a_version_comes_from_the_trainer_as_it_was_published(play: Play, 
     assert trainer.server.sent_bytes == version.num_bytes, "it is here"
 
 
+async def test_a_tick_fetches_nothing(play: Play, version: Version) -> None:
+    trainer, worker, other = play.trainer(), play.worker("a"), play.worker("b")
+    paths = set()
+    for number in range(1, 6):
+        trainer.offer(number, version.index, version.folder)
+        paths.add(await asyncio.wait_for(worker.fetch(number, version.index), PATIENCE_S))
+    assert trainer.server.sent_bytes == version.num_bytes
+    assert paths == {play.folder / "a" / "fetched" / object_name(1, version.index)}
+    names = [object_name(number, version.index) for number in (4, 5)]
+    await asyncio.to_thread(until, lambda: sorted(worker._told) == names)
+    assert worker.server.shelf.names() == names
+    trainer.server.shelf.remove(names[-1])
+    assert version.is_at(await asyncio.wait_for(other.fetch(5, version.index), PATIENCE_S))
+    assert other.from_peers == version.num_bytes
+
+
 async def test_copies_in_memory_are_offered_as_a_folder_is(play: Play, version: Version) -> None:
     trainer, worker = play.trainer(), play.worker("a")
     copies = {file.name: BufferBlob([file.read_bytes()]) for file in version.folder.iterdir()}
@@ -310,7 +326,7 @@ async def test_what_is_not_offered_or_not_allowed_is_said(
 
 
 async def test_old_versions_make_room_but_for_those_that_are_used(play: Play, tmp_path: Path) -> None:
-    made = [make_version(tmp_path / "published", number) for number in range(1, 6)]
+    made = [make_version(tmp_path / "published", number) for number in range(1, 7)]
     trainer = play.trainer()
     worker = play.worker("a", max_bytes=int(3.5 * made[0].num_bytes))
     for one in made[:4]:
@@ -319,13 +335,18 @@ async def test_old_versions_make_room_but_for_those_that_are_used(play: Play, tm
     there = sorted(path.name[:9] for path in worker._store.folder.iterdir() if path.name[0] == "v")
     assert there == ["v00000002", "v00000003", "v00000004"], "the oldest went"
     assert len(worker.server.shelf.names()) == 2, "what the engine had and has"
-    small = play.worker("b", machine="a", max_bytes=int(2.5 * made[0].num_bytes))
+    assert await fetched(worker, made[2])
     trainer.offer(made[4].number, made[4].index, made[4].folder)
+    assert await fetched(worker, made[4])
+    held = sorted(hold.path.name[:9] for hold in worker._holds)
+    assert held == ["v00000003", "v00000005"], "an engine that went back to 3 has it still"
+    small = play.worker("b", machine="a", max_bytes=int(2.5 * made[0].num_bytes))
+    trainer.offer(made[5].number, made[5].index, made[5].folder)
     with pytest.raises(PublishError, match=r"what engines use here .* serving\.max_bytes"):
-        await fetched(small, made[4])
+        await fetched(small, made[5])
     tiny = play.worker("c", max_bytes=1000)
     with pytest.raises(PublishError, match=r"more than serving\.max_bytes \(1,000\)"):
-        await fetched(tiny, made[4])
+        await fetched(tiny, made[5])
 
 
 def killed_in_the_middle(trainer: Serving, version: Version, *arguments: str) -> None:

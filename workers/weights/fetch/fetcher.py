@@ -107,31 +107,30 @@ class Fetcher:
     async def _got(self, name: str, version: int, index: str) -> Path | None:
         """Its folder, fetched where it is not here; None: it is not offered. Others wait for their own meanwhile."""
         async with self._store.fetching(name, self._wait_for):
-            path = await asyncio.to_thread(self._found, name, index)
+            path = await asyncio.to_thread(self._found, index)
             if path is None and (offer := await self._offer_of(name)) is not None:
                 path = await self._get(name, version, index, offer)
             if path is not None:
-                self._hold(path)
+                self._hold(name, path)
             return path
 
     def _wait_for(self, what: str) -> None:
         self.waits_for = what
 
-    def _found(self, name: str, index: str) -> Path | None:
-        """What was fetched before, where it is what it should be."""
-        path = self._store.path(name)
-        if not path.is_dir():
-            return None
-        if any(hold.path == path for hold in self._holds):
-            return path
-        try:
-            check_folder(path, index)
-        except PublishError as exc:
-            log.warning("%s is fetched again: %s", name, exc)
-            if not self._store.remove(path):
-                raise
-            return None
-        return path
+    def _found(self, index: str) -> Path | None:
+        """What was fetched before, also under another number (a tick), where it is what it should be."""
+        for path in self._store.of_index(index):
+            if any(hold.path == path for hold in self._holds):
+                return path
+            try:
+                check_folder(path, index)
+            except PublishError as exc:
+                log.warning("%s is fetched again: %s", path.name, exc)
+                if not self._store.remove(path):
+                    raise
+            else:
+                return path
+        return None
 
     async def _get(self, name: str, version: int, index: str, offer: Offer) -> Path:
         began = time.monotonic()
@@ -182,25 +181,33 @@ class Fetcher:
                 )
             await asyncio.sleep(LOOK_S)
 
-    def _hold(self, path: Path) -> None:
-        """Keep it from being deleted, and no more than ``USED`` of them."""
-        if all(hold.path != path for hold in self._holds):
-            self._holds.append(Hold(path))
+    def _hold(self, name: str, path: Path) -> None:
+        """Keep it from being deleted, and no more than ``USED`` of them; each is served by its last names."""
+        hold = next((one for one in self._holds if one.path == path), None) or Hold(path)
+        self._holds = [*(one for one in self._holds if one is not hold), hold]
+        hold.names = [*(one for one in hold.names if one != name), name]
         for old in self._holds[:-USED]:
             old.close()
-            self._forget(old.path.name)
-        del self._holds[:-USED]
+        gone = [one for old in self._holds[:-USED] for one in old.names] + hold.names[:-USED]
+        del self._holds[:-USED], hold.names[:-USED]
+        for one in gone:
+            self._forget(one)
 
     async def _serve(self, name: str, path: Path) -> None:
         """From its folder, all of it."""
         self.server.shelf.put(name, files_of(path))
+        await self._tell_of(name)
+
+    async def _tell_of(self, name: str) -> None:
+        """Have others know that all of it is here, once it is offered."""
         if name in self._told or (offer := await self._offer_of(name)) is None:
             return
         count = len(offer.ranges())
         full = bytes(0xFF if 8 * at + 8 <= count else 0xFF00 >> count % 8 & 0xFF for at in range(-(-count // 8)))
         told = Told(self._keys, self._opened(), self._thing(name), self._worker, self.server.url, lambda: full)
         await told.say()
-        self._told[name] = told
+        if name in self.server.shelf.names():  # nobody took it away meanwhile
+            self._told[name] = told
 
     async def _offer_of(self, name: str) -> Offer | None:
         thing = self._thing(name)
@@ -223,9 +230,9 @@ class Fetcher:
         try:
             while True:
                 await asyncio.sleep(HAVE_EVERY_S)
-                for told in list(self._told.values()):
+                for name in self.server.shelf.names():
                     try:
-                        await told.say()
+                        await (told.say() if (told := self._told.get(name)) is not None else self._tell_of(name))
                     except PenstockError as exc:
                         log.warning("what this worker has of weights is not told of: %s", exc)
         finally:

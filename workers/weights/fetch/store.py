@@ -23,6 +23,8 @@ class Hold:
     def __init__(self, path: Path) -> None:
         """Raises OSError where there is none such."""
         self.path = path
+        #: Objects that it is served as, the newest last: a tick gives the same weights another number.
+        self.names: list[str] = []
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._handle, fcntl.LOCK_SH)
 
@@ -41,6 +43,10 @@ class Store:
 
     def path(self, name: str) -> Path:
         return self.folder / name
+
+    def of_index(self, index: str) -> list[Path]:
+        """Versions that are here whole by the digest of their index, whatever their number, the newest first."""
+        return [path for path in reversed(self._versions()) if path.name.endswith(f"-{index}")]
 
     def temporary(self, name: str) -> Path:
         """Where it is while it is fetched."""
