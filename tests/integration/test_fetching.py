@@ -38,8 +38,9 @@ class Play:
         self.url, self.client, self.keys, self.folder = url, client, keys, folder
         self._stack = stack
 
-    def trainer(self, **trainer: Any) -> Serving:
-        config = config_of(self.url, self.keys, self.folder / "trainer", trainer=trainer)
+    def trainer(self, range_bytes: int = RANGE_BYTES, **trainer: Any) -> Serving:
+        folder = self.folder / "trainer"
+        config = config_of(self.url, self.keys, folder, trainer=trainer, range_bytes=range_bytes)
         return self._stack.enter_context(closing(Serving(config, self.keys)))
 
     def worker(self, name: str, machine: str = "", **serving: Any) -> Fetcher:

@@ -1,36 +1,26 @@
 """Versions on a disk that is smaller than their bound: what nobody uses goes, and no disk is left full."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import redis
 
 from penstock.errors import PublishError
-from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
-from penstock.redis.server import RedisServer
 from penstock.system.disk import free_bytes
 from penstock.weights.deltas.objects import FolderObjects
 from tests.integration.fetch_parts import make_version
 from tests.integration.small_disk import SmallDisk, small_disk
-from tests.integration.test_fetching import Play, fetched
+from tests.integration.test_fetching import Play, fetched, play
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.version_folders import a_model
 from workers.weights.fetch.partial import Partial
 from workers.weights.local_copies import LocalCopies
 
-__all__ = ["small_disk"]
+__all__ = ["play", "small_disk"]
 
 Disks = Callable[[str, int], SmallDisk]
-
-
-@pytest.fixture
-def play(redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path) -> Iterator[Play]:
-    with ExitStack() as stack:
-        yield Play(redis_server.url, client, keys, tmp_path, stack)
 
 
 async def test_fetched_versions_that_nobody_uses_go_before_the_disk_is_full(

@@ -33,7 +33,7 @@ LOOK_S, LOOK_EACH_S = 0.05, 0.005
 #: A peer that did not give is left alone for so long, and for twice as long each further time; the longest is for one
 #: from which nothing comes at all.
 REST_S, LONGEST_REST_S = 0.25, 20.0
-#: When no range came for so long, and the trainer gives none, it is given up; what is here stays.
+#: When no range came for so long, and of none that is under way any byte, it is given up; what is here stays.
 GIVE_UP_S = 60.0
 #: Between two tries of a trainer that does not give.
 TRY_S = 0.5
@@ -89,13 +89,15 @@ class Swarm:
         self._failures: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._came_at = time.monotonic()
+        #: When the last bytes of a range that is under way came: one of a gigabyte may take minutes.
+        self._grew_at: dict[int, float] = {}
         self._why = "nobody has them"
 
     async def run(self) -> None:
         """Until all ranges are here.
 
         Raises:
-            PublishError: no range came for ``GIVE_UP_S``. OSError: the disk refuses. QueueFull, QueueUnavailable.
+            PublishError: nothing came for ``GIVE_UP_S``. OSError: the disk refuses. QueueFull, QueueUnavailable.
         """
         loops = [self._look(), self._claims(), *(self._ask_peers() for _ in range(self._fetches))]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -104,7 +106,8 @@ class Swarm:
                 done, _ = await asyncio.wait(tasks, timeout=TRY_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-                if (left := self._partial.missing) and time.monotonic() - self._came_at > GIVE_UP_S:
+                last = max(self._came_at, *self._grew_at.values(), 0.0)
+                if (left := self._partial.missing) and time.monotonic() - last > GIVE_UP_S:
                     raise PublishError(
                         f"version {self._offer.version} cannot be fetched: {len(left)} of its "
                         f"{len(self._partial.ranges)} ranges do not come, {self._why}; see that its trainer is there."
@@ -214,12 +217,13 @@ class Swarm:
         self._asked[peer] += 1
         try:
             with self._partial.writing(wanted) as write:
-                await self._downloads.fetch(url, self._name, wanted, write)
+                await self._downloads.fetch(url, self._name, wanted, self._seen(wanted, write))
         except NotGiven as exc:
             self._left_alone(peer, exc)
             return False
         finally:
             self._under_way.discard(wanted.number)
+            self._grew_at.pop(wanted.number, None)
             self._asked[peer] -= 1
             self._wake()
         self._failures[peer] = 0
@@ -231,6 +235,13 @@ class Swarm:
         else:
             self.from_trainer += wanted.num_bytes
         return True
+
+    def _seen(self, wanted: Range, write: Callable[[int, bytes], None]) -> Callable[[int, bytes], None]:
+        def seen(at: int, data: bytes) -> None:
+            self._grew_at[wanted.number] = time.monotonic()
+            write(at, data)
+
+        return seen
 
     def _left_alone(self, peer: str, exc: NotGiven) -> None:
         self._why = str(exc)
