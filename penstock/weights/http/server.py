@@ -30,6 +30,8 @@ CHUNK_BYTES = 256 * 1024
 HEAD_BYTES = 8 * 1024
 #: Longest wait for the port.
 START_S = 10.0
+#: Pause where no connection can be taken, as without a free handle.
+AGAIN_S = 0.1
 _ALL = ("0.0.0.0", "::")
 
 
@@ -86,17 +88,48 @@ class WeightsServer:
         def connection() -> asyncio.Protocol:
             if len(server.connections) >= config.max_connections:
                 return _Refused()
-            handler = server()
-            # The head of its one request comes within this time, or it never does.
-            loop.call_later(config.stall_s, self._cut_idle, handler)
-            return handler
+            return self._awaited(server())
 
         loop = asyncio.get_running_loop()
-        handshake_s = None if tls is None else config.stall_s
-        listening = await loop.create_server(
-            connection, config.host, config.port, ssl=tls, ssl_handshake_timeout=handshake_s
-        )
+        if tls is not None:
+            found = await loop.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            place = socket.create_server(found[0][4], family=found[0][0])
+            place.setblocking(False)
+            self._accepting = loop.create_task(self._accept(place, server, tls))
+            return int(place.getsockname()[1])
+        listening = await loop.create_server(connection, config.host, config.port)
         return int(listening.sockets[0].getsockname()[1])
+
+    def _awaited(self, handler: web.RequestHandler) -> web.RequestHandler:
+        """The head of its one request comes within its time, or it never does."""
+        asyncio.get_running_loop().call_later(self._config.stall_s, self._cut_idle, handler)
+        return handler
+
+    async def _accept(self, place: socket.socket, server: web.Server, tls: ssl.SSLContext) -> None:
+        """Take connections for TLS. They count from now on; a loop that serves TLS counts none before its handshake."""
+        loop, shaking = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        with place:
+            while True:
+                try:
+                    plain, _ = await loop.sock_accept(place)
+                except OSError as exc:
+                    log.warning("a connection cannot be taken: %s", exc)
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                if len(server.connections) + len(shaking) >= self._config.max_connections:
+                    plain.close()
+                    continue
+                task = loop.create_task(self._shake(plain, server, tls))
+                shaking.add(task)
+                task.add_done_callback(shaking.discard)
+
+    async def _shake(self, plain: socket.socket, server: web.Server, tls: ssl.SSLContext) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._awaited(server()), plain, ssl=tls, ssl_handshake_timeout=self._config.stall_s
+            )
+        except OSError:
+            plain.close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self._begun.add(request.protocol)

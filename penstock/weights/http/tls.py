@@ -13,13 +13,18 @@ def server_context(config: ServingConfig) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
+        context.load_cert_chain(config.tls_cert, config.tls_key, password=_refuse)
     except OSError as exc:  # ssl.SSLError is one
         raise ConfigError(
             f"serving.tls_cert {config.tls_cert} and serving.tls_key {config.tls_key} cannot be used ({exc}): give a "
             "certificate and its own key, as PEM."
         ) from exc
     return context
+
+
+def _refuse() -> str:
+    """A key with a passphrase: without this OpenSSL asks the terminal for it, and the part waits."""
+    raise OSError("the key has a passphrase: take it off, as by `openssl pkey`")
 
 
 def client_context(config: ServingConfig) -> ssl.SSLContext | None:
