@@ -219,7 +219,8 @@ def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 def _companions(source: Path) -> Iterator[Path]:
     for file in sorted(source.iterdir()):
-        if file.is_file() and file.suffix in _COMPANIONS and not file.name.endswith(".index.json"):
+        is_hidden = file.name.startswith(".")  # as what macOS leaves beside files, ._config.json
+        if file.is_file() and file.suffix in _COMPANIONS and not is_hidden and not file.name.endswith(".index.json"):
             yield file
 
 

@@ -38,6 +38,7 @@ def make_version(parent: Path, number: int = 1, *, num_bytes: int = 2_000_000) -
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "empty.txt").touch()
+    (folder / "LICENSE (é, 50%41 #1?).txt").write_text("as a model may have it")
     for part in (1, 2):
         (folder / f"model-0000{part}.safetensors").write_bytes(
             random.Random(number * 10 + part).randbytes(num_bytes // 2)

@@ -15,8 +15,8 @@ from penstock.errors import PublishError
 
 #: An object: the folder of a version, or what leads to one, by the digest of its index.
 _OBJECT = re.compile(r"[a-z]\d{8,20}-[0-9a-f]{32}")
-#: A file of it: a plain name that is not hidden.
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+#: Most bytes of the name of a file of it.
+_MAX_NAME_BYTES = 255
 
 
 def object_name(version: int, digest: str) -> str:
@@ -29,8 +29,10 @@ def is_object(name: str) -> bool:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether this can be a file of an object: no path, nothing hidden."""
-    return _FILE.fullmatch(name) is not None
+    """Whether this can be a file of an object: no path, nothing hidden, as a model's folder may have it."""
+    # What is not printed, lone surrogates among it, is no name; what is can be encoded.
+    is_plain = name.isprintable() and name[:1] not in ("", ".") and not {"/", "\\"} & {*name}
+    return is_plain and len(name.encode()) <= _MAX_NAME_BYTES
 
 
 #: Reads ``num_bytes`` from an offset on. Blocks for the disk.

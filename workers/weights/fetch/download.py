@@ -4,8 +4,10 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from penstock.config.net.serving import ServingConfig
 from penstock.protocol.records.offer import Range, range_digest
@@ -92,7 +94,8 @@ class Downloads:
         before = taken.num_bytes
         try:
             async with asyncio.timeout(self._stall_s) as stall:
-                await self._take(f"{url}/{name}/{wanted.file}", wanted, taken, stall)
+                at = URL(f"{url}/{name}/{quote(wanted.file, safe='')}", encoded=True)
+                await self._take(at, wanted, taken, stall)
             why = "it ends too early"
         except TimeoutError as exc:
             raise NotGiven(f"{url}: it stalls", is_silent=True) from exc
@@ -101,7 +104,7 @@ class Downloads:
         if taken.num_bytes == before:
             raise NotGiven(f"{url}: {why}")
 
-    async def _take(self, url: str, wanted: Range, taken: "_Taken", stall: asyncio.Timeout) -> None:
+    async def _take(self, url: URL, wanted: Range, taken: "_Taken", stall: asyncio.Timeout) -> None:
         start, end = wanted.start + taken.num_bytes, wanted.start + wanted.num_bytes
         headers = self._headers | {"Range": f"bytes={start}-{end - 1}"}
         loop = asyncio.get_running_loop()

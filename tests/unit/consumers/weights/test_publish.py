@@ -26,6 +26,7 @@ def source(tmp_path: Path) -> Path:
     tiny_model().save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "._tokenizer.json").write_text("what macOS leaves beside files")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "optimizer.pt").write_bytes(b"x")
     (folder / "model.safetensors.index.json").write_text("{}")
