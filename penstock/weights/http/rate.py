@@ -18,12 +18,15 @@ class Rate:
         self._per_s = bytes_per_s
         #: When the bucket is as full as it was before all that was taken.
         self._free_at = 0.0
+        self._turn = asyncio.Lock()
 
     async def take(self, num_bytes: int) -> None:
-        """Waits in turn: who asked first goes first."""
+        """Waits in turn: who asked first goes first. Who goes away meanwhile has taken nothing."""
         if self._per_s is None:
             return
-        now = time.monotonic()
-        self._free_at = max(self._free_at, now - BURST_S) + num_bytes / self._per_s
-        if self._free_at > now:
-            await asyncio.sleep(self._free_at - now)
+        async with self._turn:
+            now = time.monotonic()
+            free_at = max(self._free_at, now - BURST_S) + num_bytes / self._per_s
+            if free_at > now:
+                await asyncio.sleep(free_at - now)
+            self._free_at = free_at
