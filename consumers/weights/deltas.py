@@ -17,7 +17,7 @@ from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
-from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, groups_of, kept, shelf_of
+from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, groups_of, kept, shelf_of, version_of
 from penstock.weights.deltas.folder import WeightsFolder
 from penstock.weights.deltas.objects import ObjectStore, listed, open_objects
 from penstock.weights.deltas.write import write_delta
@@ -70,7 +70,7 @@ class Deltas:
         began = time.monotonic()
         try:
             if not self._own:
-                self._remove_unmarked(written)
+                self._remove_unmarked(written, version)
             delta_bytes = self._put_delta(written, version, announced, abandoned)
             is_anchor = not delta_bytes or version - self._anchored >= self._anchor_every
             if is_anchor:
@@ -138,15 +138,15 @@ class Deltas:
     def _delete_old(self, version: int, announced: set[int]) -> None:
         names = listed(self._store)
         stay = kept(shelf_of(names), announced | set(self._in_use()), version)
-        for group, members in groups_of(names).items():
+        for group, members in _groups_up_to(version, names):
             if group not in stay:
                 self._delete(group, members)
 
-    def _remove_unmarked(self, written: Written) -> None:
+    def _remove_unmarked(self, written: Written, version: int) -> None:
         """What a killed process left: it is not whole, and nobody reads it."""
         for folder in written.path.parent.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(folder)
-        for group, members in groups_of(listed(self._store)).items():
+        for group, members in _groups_up_to(version, listed(self._store)):
             if f"{group}/{MARKER}" not in members:
                 self._delete(group, members)
 
@@ -155,6 +155,11 @@ class Deltas:
         marker = f"{group}/{MARKER}"
         for name in sorted(members, key=lambda one: one != marker):
             self._store.delete(name)
+
+
+def _groups_up_to(version: int, names: list[str]) -> list[tuple[str, list[str]]]:
+    """What a trainer may delete that puts ``version``: what is newer is its successor's, if it was stopped."""
+    return [(group, members) for group, members in groups_of(names).items() if version_of(group) <= version]
 
 
 def deltas_of(config: Config, in_use: Callable[[], Collection[int]]) -> Deltas | None:

@@ -86,6 +86,13 @@ def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
     return dict(found)
 
 
+def version_of(group: str) -> int:
+    """Of an anchor, or what a delta leads to."""
+    match = _ANCHOR.fullmatch(group) or _DELTA.fullmatch(group)
+    assert match is not None
+    return int(match[1] if len(match.groups()) == 2 else match[3])
+
+
 def ways(shelf: Shelf, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Way]:
     """Ways to the version of ``index``, best first: from near local copies, from anchors, from local copies far away.
 

@@ -111,6 +111,47 @@ def test_a_new_process_begins_with_a_whole_version(line: Line) -> None:
     assert line.steps == [(2, 3)]
 
 
+@pytest.mark.parametrize("at", ["put", "mark"])
+def test_who_goes_on_after_its_successor_takes_nothing_of_it_away(line: Line, at: str) -> None:
+    """A trainer that is stopped past its lease (SIGSTOP), in a first version or a later one, and then goes on."""
+
+    class Stopped(FolderObjects):
+        has_stopped = False
+
+        def put(self, name: str, path: Path) -> None:
+            super().put(name, path)
+            if at == "put" and not self.has_stopped:
+                self.stop()
+
+        def mark(self, name: str) -> None:
+            super().mark(name)
+            if at == "mark" and not self.has_stopped:
+                self.stop()
+
+        def stop(self) -> None:
+            self.has_stopped = True
+            line.restart()
+            line.publish(3)
+
+    line.publish(1)
+    before = line.announced
+    stopped = Deltas(Stopped(line.path / "store"), line.anchor_every, lambda: line.in_use)
+    stopped.put(line.write(2), 2, before, [])
+    assert line.announced is not None
+    assert ways(line.shelf, line.announced.index, ()), "what is announced can be come to"
+    line.publish(4)
+    assert line.steps[-1] == (3, 4)
+
+
+def test_who_begins_after_its_successor_leaves_what_that_puts(line: Line) -> None:
+    line.publish(1)
+    half = f"v00000003-{'c' * 32}/model.safetensors"
+    line.store.put(half, line.written[1].path / "config.json")
+    line.restart()
+    line.publish(2)
+    assert half in line.store.names()
+
+
 def test_after_a_rewind_a_version_is_whole(line: Line) -> None:
     for version in (1, 2, 3):
         line.publish(version)
