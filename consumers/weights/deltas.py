@@ -136,11 +136,16 @@ class Deltas:
             del self._own[next(iter(self._own))]
 
     def _delete_old(self, version: int, announced: set[int]) -> None:
-        names = listed(self._store)
-        stay = kept(shelf_of(names), announced | set(self._in_use()), version)
-        for group, members in _groups_up_to(version, names):
-            if group not in stay:
-                self._delete(group, members)
+        in_use = announced | set(self._in_use())
+        try:
+            names = listed(self._store)
+            stay = kept(shelf_of(names), in_use, version)
+            for group, members in _groups_up_to(version, names):
+                if group not in stay:
+                    self._delete(group, members)
+        except (OSError, PublishError) as exc:
+            # The version itself is there; what stays is deleted with the next one.
+            log.warning("what nobody needs stays in trainer.delta_store, and takes room there: %s", exc)
 
     def _remove_unmarked(self, written: Written, version: int) -> None:
         """What a killed process left: it is not whole, and nobody reads it."""

@@ -143,6 +143,24 @@ def test_who_goes_on_after_its_successor_takes_nothing_of_it_away(line: Line, at
     assert line.steps[-1] == (3, 4)
 
 
+def test_a_store_that_deletes_nothing_has_the_version_all_the_same(
+    line: Line, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hiccup, or credentials that may write alone: no reason to end a training."""
+
+    def refuse(self: FolderObjects, name: str) -> None:
+        raise OSError("AccessDenied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderObjects, "delete", refuse)
+        for version in range(1, 7):
+            line.publish(version)
+        assert line.anchors == [1, 5]
+        assert "AccessDenied" in caplog.text
+    line.publish(7)
+    assert line.anchors == [5], "it is made up for"
+
+
 def test_who_begins_after_its_successor_leaves_what_that_puts(line: Line) -> None:
     line.publish(1)
     half = f"v00000003-{'c' * 32}/model.safetensors"
