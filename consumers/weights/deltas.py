@@ -136,10 +136,9 @@ class Deltas:
             del self._own[next(iter(self._own))]
 
     def _delete_old(self, version: int, announced: set[int]) -> None:
-        in_use = announced | set(self._in_use())
         try:
             names = listed(self._store)
-            stay = kept(shelf_of(names), in_use, version)
+            stay = kept(shelf_of(names), announced | set(self._in_use()), version)
             for group, members in _groups_up_to(version, names):
                 if group not in stay:
                     self._delete(group, members)
