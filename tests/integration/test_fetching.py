@@ -194,14 +194,14 @@ async def test_a_peer_that_spoils_its_answers_costs_a_range_and_no_more(
 ) -> None:
     trainer, worker = play.trainer(), play.worker("a", stall_s=0.3, fetches=1)
     trainer.offer(version.number, version.index, version.folder)
-    proxy = play.up(SpoilingProxy(play.offer(version).url, how, after=600 if how != "cut" else 0))
+    proxy = play.up(SpoilingProxy(play.offer(version).url, how, after=600 if how == "change" else 0))
     play.has_all(version, "liar", proxy.url)
     with caplog.at_level(logging.INFO):
         assert version.is_at(await fetched(worker, version))
     assert "worker liar does not give a range of version 1" in caplog.text
-    assert ("gives other bytes" in caplog.text) == (how == "change")
-    if how != "cut":
-        assert proxy.num_connections == 1
+    # Small files end before the byte that is changed, and may come from it before.
+    assert caplog.text.count("gives other bytes") == (how == "change")
+    assert how != "stall" or proxy.num_connections == 1
 
 
 async def test_a_peer_that_is_gone_is_done_without(play: Play, version: Version) -> None:
