@@ -17,7 +17,7 @@ from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from tests.integration import play
 from tests.integration.parts import buffering, until
-from tests.wide.test_foreign_trainers import PROCESS_S, PYTHON, _adapters, config, working
+from tests.wide.foreign import PROCESS_S, PYTHON, _adapters, config, working
 
 __all__ = ["_adapters", "config"]
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3 * PROCESS_S)]

@@ -16,7 +16,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, buffering, make_config, until
-from tests.wide.test_foreign_trainers import PROCESS_S, PYTHON, _adapters
+from tests.wide.foreign import PROCESS_S, PYTHON, _adapters
 
 __all__ = ["_adapters"]
 

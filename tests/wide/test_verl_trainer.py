@@ -20,7 +20,7 @@ from penstock.protocol.records.publication import Publication
 from tests.integration import play
 from tests.integration.docs_blocks import blocks
 from tests.integration.parts import buffering, until
-from tests.wide.test_foreign_trainers import PYTHON, _adapters, config, working
+from tests.wide.foreign import PYTHON, _adapters, config, working
 
 __all__ = ["_adapters", "config"]
 #: verl starts eight processes, each of which imports torch, Ray and verl.

@@ -27,6 +27,10 @@ _OURS = {
     "preferred_sampling_params": "rollout.sampling and rollout.eval_sampling",
 }
 
+#: What the tower for images made of a file would be kept over updates of weights, which clear all other caches: images
+#: seen before would go on as the old weights see them (T6; SGLang 0.5.20).
+_NO_OLD_IMAGES = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
+
 #: Below 1 they keep tokens of a draft model more often than the model itself draws them.
 _ACCEPTS_DRAFTS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 
@@ -116,7 +120,7 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     # Not that of whoever started the worker: what is recorded is what the engine returns.
     original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
-    return environment | config.env | original
+    return environment | config.env | original | _NO_OLD_IMAGES
 
 
 def is_own_python(python: str) -> bool:

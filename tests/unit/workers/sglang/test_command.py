@@ -38,6 +38,12 @@ def test_a_server_of_another_environment_does_not_see_our_packages(
     assert build_environment(EngineConfig(python=sys.executable))["PYTHONPATH"] == "/ours"
 
 
+def test_T6_a_server_keeps_nothing_that_old_weights_have_seen_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_VLM_CACHE_SIZE_MB", "100")
+    config = EngineConfig(env={"SGLANG_VLM_CACHE_SIZE_MB": "100"})
+    assert build_environment(config)["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
+
+
 @pytest.mark.parametrize("shell", [None, "1", "true", "0"])
 @pytest.mark.parametrize(
     ("given", "variable"),
