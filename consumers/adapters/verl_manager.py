@@ -2,7 +2,7 @@
 
     +actor_rollout_ref.rollout.agent.agent_loop_manager_class=consumers.adapters.verl_manager.PenstockAgentLoopManager
 
-The setting is verl's own; verl itself tells loops nothing of validation (verl_sampling.py).
+The setting is verl's own; verl itself tells loops nothing of validation (inside_verl/sampling.py).
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 
-from consumers.adapters.verl_sampling import told
+from consumers.adapters.inside_verl.sampling import told
 from penstock.errors import ConfigError
 
 

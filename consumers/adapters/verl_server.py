@@ -20,9 +20,9 @@ from verl.workers.rollout.replica import TokenOutput
 
 from consumers.adapters import handed_on
 from consumers.adapters.asking import Answer, Asking
+from consumers.adapters.inside_verl.sampling import check_trained, lane_of, sampling_of
+from consumers.adapters.inside_verl.weights import remove_left
 from consumers.adapters.prompts import Request
-from consumers.adapters.verl_sampling import check_trained, lane_of, sampling_of
-from consumers.adapters.verl_weights import remove_left
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.redis.saved_config import config_of
@@ -102,7 +102,8 @@ class PenstockServer:
         """One answer, when it is there. ``label`` and ``metadata`` are what the run's reward is given.
 
         Args:
-            sampling_params: vLLM's names or SGLang's, with the lane that the plugin puts there (verl_sampling.py).
+            sampling_params: vLLM's names or SGLang's, with the lane that the plugin puts there
+                (inside_verl/sampling.py).
             takes_mask: the caller looks at ``penstock_mask``.
 
         ``extra_fields``: ``penstock_reward``, ``penstock_mask`` (0 on observations), verl's steps of the oldest and

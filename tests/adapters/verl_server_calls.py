@@ -18,8 +18,8 @@ from verl.workers.config import HFModelConfig
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 
+from consumers.adapters.inside_verl.sampling import LANE
 from consumers.adapters.verl_manager import PenstockAgentLoopManager, PenstockAgentLoopWorker
-from consumers.adapters.verl_sampling import LANE
 from consumers.adapters.verl_server import PenstockServer, settings_of
 from penstock.errors import ConfigError
 

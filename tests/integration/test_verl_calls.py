@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
+from consumers.adapters.inside_verl.sampling import LANE
 from consumers.adapters.prompts import Prompts, Request
-from consumers.adapters.verl_sampling import LANE
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys

@@ -1,0 +1,1 @@
+"""What stands between penstock and verl: sampling, weights on their way, images."""
