@@ -56,6 +56,8 @@ adapters: .adapters/.ready
 	@.adapters/bin/pip install -q --disable-pip-version-check torch==2.13.0 2> >(grep -v WARNING >&2)
 	@.adapters/bin/pip install -q --disable-pip-version-check -r $< 2> >(grep -v WARNING >&2)
 	@.adapters/bin/pip install -q --disable-pip-version-check --no-deps verl==0.9.1 2> >(grep -v WARNING >&2)
+	@# verl's processors of images need it, and whoever else finds it imports it and dies (tests/adapters/torchvision_ops.py).
+	@.adapters/bin/pip install -q --disable-pip-version-check --no-deps --upgrade --target .adapters/vision torchvision==0.28.0 2> >(grep -v WARNING >&2)
 	@touch $@
 
 run: setup

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from consumers.batch import behaviour
 from consumers.batch.batch import Batch
+from consumers.grpo.pictures import add_images
 from consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
 
@@ -34,8 +35,9 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
             divides each sample's by its own, ``temperatures``.
 
     Each item is a dict as of ``Batch.padded``, beside ``batch`` (its number), ``micro`` (0, 1, ...) and ``last`` (True
-    on the last one of its batch). Use ``DataLoader(dataset, batch_size=None)``: batches are made already. What was
-    handed out and is not committed comes again after a restart, so a loader that reads ahead loses nothing.
+    on the last one of its batch), and ``pixel_values`` and ``image_grid_thw`` of its samples, end to end, where these
+    have images. Use ``DataLoader(dataset, batch_size=None)``: batches are made already. What was handed out and is not
+    committed comes again after a restart, so a loader that reads ahead loses nothing.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
                 what = f"batch {batch.n} of {batch.manifest.sub}"
                 behaviour.check_temperature(batch.all_rows, self._temperature, what, "this loop's temperature")
             items = list(batch.micro_batches(*self._limits, device=self._device))
+            add_images(batch, [items])
             for micro, item in enumerate(items):
                 yield item | {"batch": batch.n, "micro": micro, "last": micro == len(items) - 1}
             done += 1

@@ -34,6 +34,7 @@ from torch import Tensor
 from verl import DataProto
 
 from consumers.adapters.handed_on import label, plain
+from consumers.adapters.inside_verl.images import add_images, check_text_alone, images_of
 from consumers.adapters.prompts import Request
 from consumers.adapters.requests import Requests, eval_sampling
 from consumers.adapters.rows import RowArrays, rows_of
@@ -42,7 +43,6 @@ from consumers.batch.batch import Batch
 from consumers.scorer import Scorer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
-from penstock.names import PIXEL_VALUES
 
 #: Columns of verl's data sets that a reward is given as metadata.
 HANDED_ON = ("data_source", "extra_info", "index")
@@ -138,8 +138,9 @@ class VerlRollout:
         are drawn as ``rollout.eval_sampling`` says.
 
         Raises:
-            ConfigError: the prompts are in none of these forms, or longer than ``prompt_length``;
-                ``meta_info["temperature"]`` is not :attr:`temperature`; the workers drew at another one.
+            ConfigError: the prompts are in none of these forms, hold images or the like, or are longer than
+                ``prompt_length``; ``meta_info["temperature"]`` is not :attr:`temperature`; the workers drew at
+                another one.
             ProtocolError: a prompt was given up by the workers, with the reason.
             WaitTimeout: ``timeout`` is over.
         """
@@ -222,6 +223,7 @@ class VerlRollout:
 
     def _prompt_ids(self, prompts: DataProto) -> list[list[int]]:
         columns = prompts.non_tensor_batch
+        check_text_alone(columns)
         tensors = prompts.batch if prompts.batch is not None else {}
         if "input_ids" in tensors and "attention_mask" in tensors:
             masks = tensors["attention_mask"].bool()
@@ -260,25 +262,25 @@ def from_batch(
     prompt_length: int | None = None,
     response_length: int | None = None,
     temperature: float | None = None,
+    processor: Any = None,
 ) -> DataProto:
     """This rank's share of a batch for a verl trainer that penstock feeds: as above, and ``advantages`` [B, R].
 
-    Lost samples, and tokens that are too old, have response mask 0. ``uid`` is the job.
+    Lost samples are left out, and tokens that are too old have response mask 0. ``uid`` is the job.
 
     Args:
+        processor: ``verl.utils.hf_processor`` of a model that sees images: positions and images are then as verl has
+            them for such a model (inside_verl/images.py), also of prompts without any.
         temperature: ``actor_rollout_ref.rollout.temperature``, which the batch must have been drawn at; None takes the
             batch's, as ``meta_info["temperature"]``.
 
     Raises:
         ConfigError: the batch was drawn at another temperature, or at several, or with logprobs from before it (T6);
-            or from prompts with images.
+            or from prompts with images, and the processor is none for them.
         ProtocolError: a sample is too long.
+        PayloadError: images are gone, or are not what was committed.
     """
-    if batch.has_side(PIXEL_VALUES):
-        raise ConfigError(
-            f"batch {batch.n} was drawn from prompts with images, and verl takes positions of rows and columns for "
-            "them, which are not made here: train it elsewhere, or take the images out."
-        )
+    images = images_of(batch, processor)
     drawn_at = batch.temperature
     if temperature is not None:
         what = f"batch {batch.n} of {batch.manifest.sub}"
@@ -286,6 +288,8 @@ def from_batch(
         drawn_at = temperature
     rows = [row for row in rows_of(batch) if not row.lost]
     output = data_proto(rows, pad_id=pad_id, prompt_length=prompt_length, response_length=response_length)
+    if hasattr(processor, "get_rope_index"):
+        add_images(output, rows, images, processor, pad_id)
     given = dict(zip((row.sample for row in batch.rows), batch.arrays()["advantages"], strict=True))
     width = output.batch["responses"].shape[1]
     parts = [given[row.row.sample][row.row.prompt_length : row.row.length] for row in rows]

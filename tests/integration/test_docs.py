@@ -69,6 +69,7 @@ LISTED = {
     "docs/consumers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
     "docs/adapters.md: actor_rollout_ref.": "settings of verl: test_verl_trainer.py gives it just these",
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
+    "docs/adapters.md: from verl.utils import hf_processor": "needs verl's environment: tests/wide/test_images.py",
     "docs/adapters.md: from penstock import TrlRollouts": "needs TRL's environment: test_foreign_trainers.py",
     "docs/adapters.md: accelerate launch": "needs TRL's environment: test_trl_processes.py",
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",

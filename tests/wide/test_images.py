@@ -1,6 +1,7 @@
-"""Prompts with images, drawn by a real SGLang server, against transformers (T6)."""
+"""Prompts with images, drawn by a real SGLang server: against transformers, and inside verl (T6)."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine, up
 from tests.integration.parts import buffering, until
 from tests.integration.worker_play import make_config
+from tests.missing import lack, need
 from tests.tiny_vision import asked, make_tiny_vision, png
-from tests.wide.foreign import PROCESS_S, working
+from tests.wide.foreign import PROCESS_S, PYTHON, run_inside, working
 
+#: torchvision, which verl's processors need, and nobody else of that environment has (Makefile).
+TORCHVISION = os.environ.get("PENSTOCK_ADAPTERS_VISION", ".adapters/vision")
 N, TEMPERATURE = 3, 0.8
 #: What engine and trainer compute in different orders.
 NEAR, FAR = 2e-3, 2e-2
@@ -137,3 +141,24 @@ def test_T6_what_is_recorded_of_prompts_with_images_is_what_transformers_compute
     assert not list(client.scan_iter(match=keys.of("side:*").replace("{", "[{]"), count=1000))
     assert audit(client, keys).ok
     assert np.isfinite(batch.advantages).all()
+
+
+def test_T6_verl_computes_what_was_recorded_of_prompts_with_images_and_trains_on_them(
+    config: Config, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    need(PYTHON, "adapters")
+    if not (Path(TORCHVISION) / "torchvision").is_dir():
+        lack(f"{TORCHVISION} has no torchvision: run make adapters")
+    found = run_inside("tests.adapters.verl_vision", config, client, keys, tmp_path, 4, TORCHVISION)
+    assert "give from_batch(processor=...)" in found["without"]
+    for batch, version in ((found["first"], 1), (found["second"], 2)):
+        assert batch["difference"] < NEAR
+        assert batch["tokens"] > 2 * N
+        assert batch["versions"] == [version]
+        assert batch["positions"][:2] == [2 * N, 4]
+        assert batch["inputs"] == ["image_grid_thw", "images_seqlens", "pixel_values"]
+    # So that the tolerance proves something.
+    assert found["one_axis"] > FAR
+    assert found["others_images"] > FAR
+    assert found["grad_norm"] > 0
+    assert found["moved"] > FAR
