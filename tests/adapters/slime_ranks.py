@@ -43,6 +43,7 @@ def rank_main(rank: int, source: str, shares_file: str, out: str) -> None:
     assert data["local_raw_reward"] == [data["raw_reward"][place] for place in data["partition"]]
     assert data["total_lengths"] == [len(tokens) for tokens in data["tokens"]]
     check_micro_batches(slime, args, data)
+    check_images(slime, data)
 
     # As its own forward pass would have left them.
     data["log_probs"] = [logprobs.clone() for logprobs in data["rollout_log_probs"]]
@@ -80,6 +81,26 @@ def check_micro_batches(slime: SimpleNamespace, args: Any, data: dict[str, Any])
             )  # fmt: skip
             assert int(routed.min()) >= 0
             assert int(routed.max()) < NUM_EXPERTS
+
+
+def check_images(slime: SimpleNamespace, data: dict[str, Any]) -> None:
+    """What slime's model is called with for the images of a micro-batch, beside the tokens that it is called with.
+
+    Patches hold the first token of the prompt that they are of.
+    """
+    slime.data.PackedSeqParams = SimpleNamespace  # of Megatron
+    [iterator] = slime.data.get_data_iterator(data)
+    keys = ["tokens", "loss_masks", "response_lengths", "total_lengths", "multimodal_train_inputs"]
+    for members in data["micro_batch_indices"]:
+        micro = slime.data.get_batch(iterator, keys)
+        firsts = [float(tokens[0]) for tokens in micro["unconcat_tokens"]]
+        seen = [len((data["multimodal_train_inputs"][i] or {}).get("pixel_values", ())) for i in members]
+        wanted = [first for first, count in zip(firsts, seen, strict=True) for _ in range(count)]
+        micro = micro["multimodal_train_inputs"]
+        assert micro.keys() == ({"pixel_values", "image_grid_thw"} if wanted else set())
+        if wanted:
+            assert micro["pixel_values"][:, 0].tolist() == wanted
+            assert int(micro["image_grid_thw"].prod(dim=1).sum()) == len(wanted)
 
 
 def plain(metrics: Any) -> Any:

@@ -135,6 +135,10 @@ def equal(one: Any, other: Any) -> bool:
     """Whether two values of train data are the same, dtypes included."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict) and one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+        )
     if isinstance(one, Sequence) and not isinstance(one, str):
         return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other)

@@ -22,11 +22,13 @@ from consumers.adapters.rollout_manager import Box, RolloutManager
 from penstock import payloads
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError, WaitTimeout
+from penstock.names import IMAGE_GRID, PIXEL_VALUES
+from penstock.payloads import sides
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import run
+from penstock.protocol.scripts import RawLease, run
 from penstock.redis.server import RedisServer
 from tests.adapters.slime_contract import check_share
 from tests.integration.fake_engine import FakeEngine
@@ -61,18 +63,38 @@ def answer(client: redis.Redis, keys: Keys, lost: set[str]) -> None:
         records = []
         for k in range(N):
             sample = make_sample(Job.from_bytes(held.body), k, [worker.clock], int(rng.integers(1, 9)))
+            sample.tokens[0] = 1 + int(held.job.rpartition("/")[2])
             length = len(sample.tokens)
-            sides = {
+            beside = {
                 "routed_experts": rng.integers(0, 256, (length - 1, 2, 2)).astype(np.uint8),
                 "teacher_logprobs": rng.normal(-1, 0.1, length - sample.prompt_length).astype(np.float32),
             }
             _, (meta,) = payloads.pack([sample], token=held.token, server="control")
-            data = payloads.encode(sample, sides)
+            data = payloads.encode(sample, beside)
             meta.checksum, meta.num_bytes = payloads.checksum_of(data), len(data)
+            meta.sides = show(client, keys, held)
             if sample.id not in lost:
                 client.set(keys.payload(sample.id, held.token), data, nx=True, ex=600)
             records.append((k, worker.clock, meta.to_bytes()))
         assert run(client, scripts.commit(keys, held.job, held.token, records)).outcome == "ready"
+
+
+def show(client: redis.Redis, keys: Keys, held: RawLease) -> list[Any]:
+    """Give the group of a lease its images, which it shares; their entries in a sample's record. The last has none.
+
+    Group i has i + 1 of them, and their patches hold i + 1, as the first token of its prompt.
+    """
+    number = int(held.job.rpartition("/")[2]) + 1
+    if number == GROUPS:
+        return []
+    pixels = np.full((4 * number, 6), number, np.float32)
+    grid = np.array([[1, 2, 2]] * number, np.int64)
+    entries = []
+    for name, array in ((PIXEL_VALUES, pixels), (IMAGE_GRID, grid)):
+        one = sides.packed(name, array, f"{held.job}/0")
+        entries.append(one.entry(name))
+        client.set(sides.key_of(keys, held.job, 0, held.token, entries[-1]), one.data, ex=600)
+    return entries
 
 
 def rollout(config: Config, client: redis.Redis, keys: Keys, dp_size: int, lost: set[str]) -> list[Box]:
@@ -103,6 +125,11 @@ def test_T10_what_generate_returns_keeps_the_contract_with_slime(
         data = box.inner
         check_share(data, GROUPS * N)
         assert {"rollout_routed_experts", "teacher_log_probs"} <= data.keys(), "on every rank alike"
+        for tokens, images in zip(data["tokens"], data["multimodal_train_inputs"], strict=True):
+            number = int(tokens[0])
+            shapes = None if images is None else {key: tuple(tensor.shape) for key, tensor in images.items()}
+            wanted = {PIXEL_VALUES: (4 * number, 6), IMAGE_GRID: (number, 3)}
+            assert shapes == (wanted if number < GROUPS else None)
         for origin, place, mask in zip(box.lineage, data["partition"], data["loss_masks"], strict=True):
             assert (origin["job"], origin["k"]) == (f"d/0/{place // N}", place % N)
             if mask.any():
