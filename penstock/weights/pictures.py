@@ -8,6 +8,7 @@ The engine is sent the images themselves, and makes room for each; how many toke
 
 import base64
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -24,6 +25,8 @@ from penstock.protocol.records.sample import Sample
 from penstock.system.extras import check_installed
 from penstock.weights.model_folder import read_config
 
+#: Jobs whose images are read at a time.
+_THREADS = 2
 _MIME = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
 
@@ -155,6 +158,12 @@ class ImageReader:
 def image_reader(path: str) -> ImageReader:
     """The one of a model's folder, read at the first job with images. Blocks for seconds then."""
     return ImageReader(path)
+
+
+@cache
+def reading_threads() -> ThreadPoolExecutor:
+    """Where images are read: those of few jobs at a time, whose pixels are all in memory then."""
+    return ThreadPoolExecutor(_THREADS, "images")
 
 
 def _uri(data: bytes) -> str:

@@ -57,6 +57,8 @@ class FakeEngine:
         self.deadly: set[str] = set()
         self.deaths = 0
         self.peak = 0
+        #: Tokens that it makes of each image.
+        self.image_tokens = 4
         #: Answers that were asked for as a stream.
         self.num_streamed = 0
         #: Requests whose rid begins so get six tokens.
@@ -281,7 +283,7 @@ class FakeEngine:
         meta = {
             "finish_reason": finish,
             "output_token_logprobs": logprobs,
-            "prompt_tokens": len(body["input_ids"]),
+            "prompt_tokens": len(body["input_ids"]) + (self.image_tokens - 1) * len(body.get("image_data", ())),
             "completion_tokens": len(ids),
             "cached_tokens": 0,
             "weight_version": self.version,

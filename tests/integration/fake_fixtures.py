@@ -41,6 +41,7 @@ def config(
 
     def make(**sections: Any) -> Config:
         engine = {"url": fake.url} | sections.pop("engine", {})
-        return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, **sections)
+        model = sections.pop("model", model_config)
+        return make_config(redis_server.url, keys, model, tmp_path, engine=engine, **sections)
 
     return make

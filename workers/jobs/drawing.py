@@ -9,7 +9,7 @@ from penstock.names import Lane
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample, SampleStatus
-from penstock.weights.pictures import Pictures, image_reader
+from penstock.weights.pictures import Pictures, image_reader, reading_threads
 from workers.jobs.generate import prompt_ids
 from workers.jobs.given import give_sample
 from workers.jobs.prefixes import Prefix
@@ -38,7 +38,8 @@ class Drawing:
         if not self._job.images:
             return None
         path = self._services.config.model.path
-        found = await asyncio.to_thread(lambda: image_reader(path).read(self._job))
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(reading_threads(), lambda: image_reader(path).read(self._job))
         found.unfold(prompt_ids(self._job, self._services.tokenizer))
         return found
 

@@ -13,8 +13,14 @@ MAX_IMAGE_BYTES = 2 * 1024 * 1024
 MAX_BYTES = 4 * 1024 * 1024
 #: Most pixels of one; decoded it takes four bytes for each.
 MAX_PIXELS = 16 * 1024 * 1024
+#: Most pixels of all of one prompt: they are decoded together.
+MAX_ALL_PIXELS = 2 * MAX_PIXELS
+#: Most passes over its pixels that a JPEG asks for: writers make some ten, and 30 bytes ask for one.
+MAX_SCANS = 100
 #: Formats that are read: others have readers that run programs, or are rarely looked after.
 FORMATS = ("PNG", "JPEG", "WEBP")
+#: How a JPEG begins, and each of its scans.
+_JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
 
 
 def check_images(images: Sequence[bytes], what: str) -> None:
@@ -27,8 +33,9 @@ def check_images(images: Sequence[bytes], what: str) -> None:
         raise ConfigError(f"{what} has {len(images)} images, more than the {MAX_IMAGES} of one prompt: take some out.")
     if (total := sum(map(len, images))) > MAX_BYTES:
         raise ConfigError(f"{what} has {total:,} bytes of images, more than {MAX_BYTES:,}: make them smaller.")
-    for number, data in enumerate(images, 1):
-        open_image(data, f"{what}, image {number}")
+    sizes = [open_image(data, f"{what}, image {number}").size for number, data in enumerate(images, 1)]
+    if (total := sum(width * height for width, height in sizes)) > MAX_ALL_PIXELS:
+        raise ConfigError(f"{what} has {total:,} pixels of images, more than {MAX_ALL_PIXELS:,}: make them smaller.")
 
 
 def open_image(data: bytes, what: str) -> Any:
@@ -42,6 +49,8 @@ def open_image(data: bytes, what: str) -> Any:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Exception as exc:  # the library raises what its readers raise
         raise ConfigError(f"{what} cannot be read as {', '.join(FORMATS)}: write it anew.") from exc
+    if data.startswith(_JPEG) and (scans := data.count(_SCAN)) > MAX_SCANS:
+        raise ConfigError(f"{what} is a JPEG of {scans:,} scans, more than {MAX_SCANS}: write it anew.")
     width, height = image.size
     if not 0 < width * height <= MAX_PIXELS:
         raise ConfigError(f"{what} is of {width} x {height} pixels, more than {MAX_PIXELS:,}: make it smaller.")
