@@ -3,16 +3,23 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 
 from consumers.trainer import Trainer
+from penstock import payloads
 from penstock.config import Config
+from penstock.payloads import sides
+from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.sample import Sample
+from penstock.protocol.scripts import RawLease, run
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
@@ -26,6 +33,34 @@ from tests.integration.parts import (
     step,
     until,
 )
+
+#: Side arrays that every group shares.
+SHARED = {name: sides.packed(name, np.full((2, 3), at, np.float32), "d/0/0/0") for at, name in enumerate("ab")}
+
+
+class Showing(Player):
+    """Its groups share side arrays, as the images of a prompt."""
+
+    def commit(self, held: RawLease, samples: Sequence[Sample], version: int, **_: Any) -> scripts.Committed:
+        entries = [one.entry(name) for name, one in SHARED.items()]
+        records = []
+        for sample in samples:
+            data, (meta,) = payloads.pack([sample], token=held.token, server="control")
+            meta.sides = entries
+            pairs = [(self.keys.payload(sample.id, held.token), data)]
+            pairs += [(sides.key_of(self.keys, held.job, sample.k, held.token, e), SHARED[e[0]].data) for e in entries]
+            for key, value in pairs:
+                self.client.set(key, value, nx=True, ex=600)
+            records.append((sample.k, version, meta.to_bytes()))
+        return run(self.client, scripts.commit(self.keys, held.job, held.token, records))
+
+
+def trained_of(batch: Any) -> list[str]:
+    """Jobs of a batch, whose samples all have what their groups share."""
+    for name, one in SHARED.items():
+        wanted = sides.unpack(name, one.data, "d/0/0/0", one.checksum)
+        assert all(np.array_equal(found, wanted) for found in batch.side(name))
+    return jobs_of(batch)
 
 
 def spawn(config: Config, folder: Path, *point: str) -> "subprocess.Popen[bytes]":
@@ -56,11 +91,11 @@ def test_I4_I5_a_buffer_killed_at_any_step_is_succeeded(
     with Trainer(config, prefetch=1) as trainer:
         publish(trainer)
         admit(client, keys, 8)
-        Player(client, keys).work(6, 1)
+        Showing(client, keys).work(6, 1)
         victim = spawn(config, tmp_path, *point.split())
         try:
             if "seal" in point or "sweep" in point:
-                trained += jobs_of(step(trainer))
+                trained += trained_of(step(trainer))
                 trainer.state_dict()
                 trainer.checkpointed()
             else:
@@ -70,13 +105,14 @@ def test_I4_I5_a_buffer_killed_at_any_step_is_succeeded(
             victim.kill()
             victim.wait()
         with buffering(config):
-            Player(client, keys).work(2, 1)
+            Showing(client, keys).work(2, 1)
             while len(trained) < 8:
-                trained += jobs_of(step(trainer))
+                trained += trained_of(step(trainer))
             trainer.state_dict()
             trainer.checkpointed()
             until(lambda: play.counter(client, keys, "swept") == 8)
     assert sorted(trained) == [f"d/0/{i}" for i in range(8)]
-    assert client.keys(keys.of("payload:*").replace("{", "[{]")) == []
+    for kind in ("payload", "side"):
+        assert client.keys(keys.of(f"{kind}:*").replace("{", "[{]")) == []
     assert (play.counter(client, keys, "cut"), play.counter(client, keys, "payload_lost")) == (4, 0)
     assert audit(client, keys).ok
