@@ -3,12 +3,14 @@
     {"type": "image", "image": PATH | data:image/...;base64,... | bytes}     a part of a message
     image_key: a column of such images                                     put where texts say <image>, in their order
 
+With ``sha256`` beside it a file that was replaced is a bad line: rows are told apart at a start, files are not.
 A path is below the dataset's folder of images, links followed; no URL is ever opened. What reaches a worker are bytes,
 so a record names nothing that anybody opens.
 """
 
 import base64
 import binascii
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +20,13 @@ from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.protocol.records.images import MAX_IMAGE_BYTES, check_images
+from penstock.words import shown
 from producer.sources.rows import BadLine
 
 #: Where a text of a message says that the next image of the row stands.
 MARK = "<image>"
+#: Where a part of a message, or an entry of the column, says which file it means.
+DIGEST = "sha256"
 _KEYS = ("image", "image_url", "url", "path")
 
 Messages = list[dict[str, Any]]
@@ -49,7 +54,8 @@ def take_images(config: DatasetConfig, messages: Messages, where: str) -> tuple[
     Blocks for the disk where an image is a path.
 
     Raises:
-        BadLine: an image cannot be had, lies elsewhere than below the folder, or is larger than a job's may be.
+        BadLine: an image cannot be had, lies elsewhere than below the folder, is larger than a job's may be, or is
+            another one than its digest says.
     """
     images: list[bytes] = []
     bare = []
@@ -108,8 +114,22 @@ def _taken(config: DatasetConfig, part: Any, images: list[bytes], where: str) ->
     if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
         return part
     value = next((part[key] for key in _KEYS if part.get(key) is not None), None)
-    images.append(_bytes_of(config, value, f"{where}, image {len(images) + 1}"))
+    what = f"{where}, image {len(images) + 1}"
+    data = _bytes_of(config, value, what)
+    for holder in (part, value):
+        if isinstance(holder, dict) and (told := holder.get(DIGEST)) is not None:
+            _check_digest(data, told, what)
+    images.append(data)
     return {"type": "image"}
+
+
+def _check_digest(data: bytes, told: Any, what: str) -> None:
+    found = hashlib.sha256(data).hexdigest()
+    if not isinstance(told, str) or told.lower() != found:
+        raise BadLine(
+            f"{what} is another one than its row says: {DIGEST} is {found}, and {shown(told)} is asked for. Put the "
+            "image back, or begin a new run with the rows corrected."
+        )
 
 
 def _bytes_of(config: DatasetConfig, value: Any, what: str) -> bytes:

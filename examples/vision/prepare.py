@@ -99,7 +99,8 @@ def write_prompts(out: Path, name: str, count: int, rng: random.Random) -> list[
     for number, (image, label) in enumerate(drawn):
         path = f"images/{name}-{number:04}.png"
         image.save(out / path)
-        content = [{"type": "image", "image": path}, {"type": "text", "text": TEXT}]
+        told = {"image": path, "sha256": hashlib.sha256((out / path).read_bytes()).hexdigest()}
+        content = [{"type": "image", **told}, {"type": "text", "text": TEXT}]
         lines.append(json.dumps({"prompt": [{"role": "user", "content": content}], "label": label}) + "\n")
     write_atomically(out / f"{name}.jsonl", "".join(lines))
     return drawn

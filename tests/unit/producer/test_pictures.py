@@ -1,6 +1,7 @@
 """Images of prompts: what a row names or holds becomes bytes of the job."""
 
 import base64
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -76,3 +77,17 @@ def test_prompts_that_differ_in_their_images_have_other_digests(tmp_path: Path) 
     (tmp_path / "1.png").write_bytes(png())
     (tmp_path / "2.png").write_bytes(png("blue"))
     assert prompt(tmp_path, "1.png").digest != prompt(tmp_path, "2.png").digest
+
+
+@pytest.mark.parametrize("is_column", [False, True])
+def test_a_file_that_was_replaced_is_noticed_where_its_row_tells_its_digest(tmp_path: Path, is_column: bool) -> None:
+    (tmp_path / "1.png").write_bytes(png())
+    told = {"path": "1.png", "sha256": hashlib.sha256(png()).hexdigest()}
+    row: dict[str, Any] = {"prompt": [{"role": "user", "content": [{"type": "image", **told}]}], "label": ""}
+    keys = {}
+    if is_column:
+        row, keys = {"prompt": "<image>", "label": "", "images": [told]}, {"image_key": "images"}
+    assert made(tmp_path, [row], template=SHOWN, apply_chat_template=True, **keys)[0].images == [png()]
+    (tmp_path / "1.png").write_bytes(png("blue"))
+    with pytest.raises(BadLine, match="image 1 is another one than its row says: sha256 is"):
+        made(tmp_path, [row], template=SHOWN, apply_chat_template=True, **keys)[0]
