@@ -15,6 +15,7 @@ from consumers.subscription.manifests import Delivery
 from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
+from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.waits import Waiting
 from penstock.system.disk import until_room
@@ -116,11 +117,11 @@ class BatchReader:
         return RecordedColumns(store, file)
 
     def _read_sides(self, manifest: Manifest, payloads: Mapping[str, Bytes | None]) -> dict[str, Bytes | None]:
-        """Side arrays that are token keys, of the rows whose payloads are there, as a recording names them."""
+        """Token keys that are side arrays, and images, of rows whose payloads are there, as a recording names them."""
         rows = [row for row in manifest.samples() if payloads.get(row.sample) is not None]
         return {
             recording.side_key(sample, name): data
-            for name in SIDE_KEYS
+            for name in (*SIDE_KEYS, PIXEL_VALUES, IMAGE_GRID)
             for sample, data in self._payloads.read_sides(self._subscriber.keys, rows, name).items()
         }
 

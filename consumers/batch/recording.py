@@ -4,7 +4,7 @@
     offset 4    H: uint32, little endian; CRC-32 of the header: uint32
     offset 12   msgpack map {rank, size, digest, manifest, payloads: [[sample, offset, bytes], ...]}
     then        payloads end to end, from a multiple of 8; their offsets count from there; side arrays that are token
-                keys lie among them, under SAMPLE#NAME
+                keys, and images, lie among them, under SAMPLE#NAME
 
 One file per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, where there are
 several ranks, ``{rank}``. Nothing is unpickled; bounds are checked, and each payload against its checksum when it is

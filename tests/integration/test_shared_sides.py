@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import redis
 
+from consumers.adapters.iterable import RolloutDataset
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
@@ -44,10 +45,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def seeing(config: Callable[..., Config], model: Path) -> Config:
+def seeing(config: Callable[..., Config], model: Path, tmp_path: Path) -> Config:
     """Of workers with it, and of a trainer of one group."""
     found = ModelConfig(path=str(model), dtype="float32")
-    return config(model=found, rollout={"n": N}, trainer={"batch_groups": 1}, buffer={"lease_s": 1.0})
+    return config(
+        model=found,
+        rollout={"n": N},
+        trainer={"batch_groups": 1},
+        buffer={"lease_s": 1.0},
+        debug={"save_batches": str(tmp_path / "batch-{rollout_id}.bin")},
+    )
 
 
 def shared(client: redis.Redis, keys: Keys) -> dict[str, int]:
@@ -90,6 +97,10 @@ async def test_I4_a_worker_killed_between_a_groups_samples_leaves_what_they_shar
         assert grids == [[[1, 4, 4]]] * N
         pixels = batch.side(PIXEL_VALUES)
         assert all(np.array_equal(array, pixels[0]) for array in pixels)
+        # Recorded with it, and handed out by micro-batch, end to end.
+        item = next(iter(RolloutDataset(Trainer.replay(str(seeing.debug.save_batches), seeing))))
+        assert item[IMAGE_GRID].tolist() == [[1, 4, 4]] * N
+        assert np.array_equal(item[PIXEL_VALUES].numpy(), np.concatenate(pixels))
         trainer.commit(batch)
         await asyncio.to_thread(trainer.publish, weights(model))
         trainer.state_dict()
