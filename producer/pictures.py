@@ -19,7 +19,7 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
-from penstock.protocol.records.images import MAX_IMAGE_BYTES, check_images
+from penstock.protocol.records.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_images
 from penstock.words import shown
 from producer.sources.rows import BadLine
 
@@ -114,6 +114,8 @@ def _taken(config: DatasetConfig, part: Any, images: list[bytes], where: str) ->
     if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
         return part
     value = next((part[key] for key in _KEYS if part.get(key) is not None), None)
+    if len(images) == MAX_IMAGES:
+        raise BadLine(f"{where} has more images than the {MAX_IMAGES} of one prompt: take some out.")
     what = f"{where}, image {len(images) + 1}"
     data = _bytes_of(config, value, what)
     for holder in (part, value):

@@ -4,11 +4,13 @@ import base64
 import hashlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from producer import pictures
 from producer.prompt import Template
 from producer.sources.rows import BadLine
 from tests.unit.producer.making import made
@@ -58,6 +60,40 @@ def test_nothing_outside_the_folder_of_images_is_opened(tmp_path: Path, named: s
     (inside / "link.png").symlink_to(tmp_path / "out.png")
     with pytest.raises(BadLine, match=r"elsewhere|URL|cannot be read below"):
         prompt(tmp_path, named, image_folder=str(inside))
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("missing.png", "cannot be read below"),
+        (".", "cannot be read below"),
+        ("1.png\0", "cannot be read below"),
+        ("pipe", "cannot be read as PNG"),
+        ("data:image/png;base64,@@@", "not in base64"),
+        ("data:image/png;base64,AAA", "not in base64"),
+        ("data:image/png,AAAA", "not in base64"),
+        ("", "give the bytes of a file"),
+        (7, "give the bytes of a file"),
+    ],
+)
+def test_what_names_no_image_is_a_bad_line_that_says_so(tmp_path: Path, named: Any, says: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadLine, match=says):
+        prompt(tmp_path, named)
+
+
+def test_of_ten_thousand_images_no_more_are_read_than_a_prompt_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "1.png").write_bytes(png())
+    read: list[str] = []
+    inside = pictures._read
+    monkeypatch.setattr(
+        pictures, "_read", lambda folder, value, what: read.append(value) or inside(folder, value, what)
+    )
+    with pytest.raises(BadLine, match="has more images than the 16 of one prompt"):
+        prompt(tmp_path, *["1.png"] * 10_000)
+    assert len(read) == 16
 
 
 @pytest.mark.parametrize("wrong", [b"no image", png()[:20], b"GIF89a" + bytes(20)])
