@@ -27,7 +27,7 @@ from tests.tiny_vision import asked, png
 
 
 def ask(trainer: Trainer, first: int, n: int) -> None:
-    """Admit two prompts with images, of different lengths: verl 0.9.1 cannot part rows that are all of one."""
+    """Admit two prompts with images, of different lengths."""
     prompts = [(first + i, asked("a" * (3 * i + 1), "b=")) for i in range(2)]
     jobs = [Job(f"d/0/{at}", n, prompt=text, images=[png(at, 3, 2)]) for at, text in prompts]
     client = redis.Redis.from_url(str(trainer.session.config.redis.url))
