@@ -23,12 +23,12 @@ from consumers.weights.sources import Source, buckets
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from consumers.weights.transports.sender import Sender, sender_of
 from penstock.config import Config
-from penstock.errors import Fenced, ProtocolError, PublishError, QueueFull, QueueUnavailable
+from penstock.errors import Fenced, PublishError, QueueFull, QueueUnavailable
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.small_maps import name_in, number_in, unpack_map
+from penstock.protocol.scripts import loading_of
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
@@ -251,14 +251,3 @@ def tell_failure(publisher: Publisher, source: Source, exc: BaseException) -> No
     """Rank 0 gives up: no other rank may wait for it."""
     with suppress(RuntimeError):
         publisher.tell(source, "failed", str(exc) or repr(exc))
-
-
-def loading_of(name: bytes, data: bytes) -> tuple[str, float, list[int]]:
-    """Worker, when it said so (Unix time), and versions of a field of ``loading:MODEL``; raises ProtocolError."""
-    worker = name_in(name, "A worker that loads weights")
-    what = f"What worker {worker} loads"
-    record = unpack_map(data, what)
-    versions = record.get("versions")
-    if not isinstance(versions, list) or not set(map(type, versions)) <= {int}:
-        raise ProtocolError(f"{what} is not a list of versions.")
-    return worker, number_in(record, "at", what), versions

@@ -74,6 +74,10 @@ class Keys:
     def weights(self, model: str) -> str:
         return self.of(f"weights:{model}")
 
+    def whole(self, model: str) -> str:
+        """Folders that came after the announcement of their version."""
+        return self.of(f"whole:{model}")
+
     def transfer(self, model: str) -> str:
         return self.of(f"transfer:{model}")
 

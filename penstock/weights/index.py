@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.records.codec import pack
 from penstock.protocol.records.record import Record
 
 INDEX_FILE = "weights.index"
@@ -123,6 +124,15 @@ def in_buckets(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[
         filled += entry.num_bytes
     if bucket:
         yield bucket
+
+
+def layout_digest(layout: Iterable[tuple[str, str, Iterable[int]]]) -> str:
+    """Name of what tensors are called and how they are made, values apart, in the order in which they travel.
+
+    Args:
+        layout: name, dtype (torch's, without ``torch.``) and shape of each.
+    """
+    return digest(pack([[name, dtype, list(shape)] for name, dtype, shape in layout]))
 
 
 def as_layout(entries: Iterable[TensorEntry]) -> Mapping[str, list[Any]]:

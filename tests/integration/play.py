@@ -11,6 +11,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.records.whole import Whole
 from penstock.protocol.scripts import Leadership, RawLease, run
 from penstock.protocol.tokens import LaneTokens, of_training, tokens_of
 
@@ -177,6 +178,13 @@ def publish(
             record=b"record",
         ),
     )  # fmt: skip
+
+
+def whole(
+    client: redis.Redis, keys: Keys, version: int, path: str = "/w", *, owner: str = "owner-1", gen: int = 0
+) -> str:
+    told = Whole(version, path, f"index of {path}")
+    return run(client, scripts.whole(keys, "actor", owner=owner, gen=gen, model=MODEL, told=told))
 
 
 def rewind(client: redis.Redis, keys: Keys, n: int, *, gen: int = 0) -> scripts.Rewound:

@@ -55,6 +55,8 @@ class RandomPlay:
         #: Tokens of the leases that have written the reward of a group.
         self.rewarded: dict[str, set[str]] = {}
         self.batches: dict[int, list[str]] = {}
+        #: Versions whose folders were told of, and as what.
+        self.folders: dict[int, str] = {}
 
     def act(self) -> None:
         acts: list[Callable[[], object]] = [
@@ -62,6 +64,7 @@ class RandomPlay:
             self.commit, self.reward, self.reward, self.reward,
             self.crash, self.release, self.expire, self.due, self.requeue, self.cancel, self.keep, self.cut_batch,
             self.cut_batch, self.commit_batch, self.commit_batch, self.publish, self.publish, self.checkpointed,
+            self.whole, self.whole,
             self.rewind, self.dispose, self.seal, self.seal, self.sweep, self.depose, self.close, self.abandon,
         ]  # fmt: skip
         with contextlib.suppress(LeadershipLost):
@@ -183,6 +186,20 @@ class RandomPlay:
         except PublishError:
             return
 
+    def whole(self) -> None:
+        """The folder of a version comes late, is told of once more, or by a trainer that was rewound meanwhile."""
+        version = max(0, self.version - self.random.choice([-1, 0, 0, 1, 2]))
+        late = self.gen > 0 and self.random.random() < 0.3
+        path = f"/late/{version}" if late else f"/v{version}"
+        said = play.whole(self.client, self.keys, version, path, gen=self.gen - late)
+        if late:
+            assert said == "owner"
+        elif not 0 < version <= self.version:
+            assert said == "version", "a folder without an announcement is nobody's"
+        else:
+            assert said == ("already" if version in self.folders else "whole")
+            self.folders[version] = path
+
     def checkpointed(self) -> None:
         n = self.random.randint(max(0, self.cursor - 2), self.cursor + 1)
         run(self.client, scripts.checkpointed(self.keys, "actor", owner="owner-1", gen=self.gen, n=n))
@@ -242,6 +259,9 @@ def test_I1_audits_are_green_through_a_long_random_play(client: redis.Redis, key
     assert game.cut > 5
     assert game.version > 3
     assert play.counter(client, keys, "swept") > 5
+    told = scripts.read_all_whole(client, keys, play.MODEL)
+    assert {version: one.path for version, one in told.items()} == game.folders, "T1: one folder for a version"
+    assert game.folders
     used = Counter(job for jobs in game.batches.values() for job in jobs)
     used_twice = [job for job, many in used.items() if many > 1]
     assert used_twice == [], "I5: in two batches of one subscription"
@@ -317,6 +337,32 @@ def test_T1_no_batch_is_cut_between_a_rewind_and_its_publication(client: redis.R
     assert play.cut(client, keys, leader, 1, jobs, version=1).outcome == "clock"
     play.publish(client, keys, 2, 0, gen=1)
     assert play.cut(client, keys, leader, 1, jobs, version=2).outcome == "cut"
+
+
+def test_T16_a_folder_is_told_of_by_who_announced_it_and_after_that(client: redis.Redis, keys: Keys) -> None:
+    """A trainer that was taken over claims a number that the next one announces: its folder is never taken for it."""
+    play.subscribe(client, keys)
+    assert play.join(client, keys, owner="old").mine
+    play.publish(client, keys, 1, 0, owner="old")
+    assert play.whole(client, keys, 2, "/old", owner="old") == "version"
+    client.delete(keys.owner("actor"))
+    gen = play.join(client, keys, owner="new").gen
+    rewound = run(client, scripts.rewind(keys, "actor", owner="new", gen=gen, n=0, model=play.MODEL))
+    play.publish(client, keys, 2, 0, owner="new", gen=rewound.gen)
+    assert play.whole(client, keys, 2, "/old", owner="old") == "owner"
+    assert scripts.read_all_whole(client, keys, play.MODEL) == {}
+    assert play.whole(client, keys, 2, "/new", owner="new", gen=rewound.gen) == "whole"
+    assert play.whole(client, keys, 2, "/new", owner="new", gen=rewound.gen) == "already"
+    assert scripts.read_all_whole(client, keys, play.MODEL)[2].path == "/new"
+
+
+def test_T16_folders_are_forgotten_with_their_publications(client: redis.Redis, keys: Keys) -> None:
+    play.subscribe(client, keys)
+    play.join(client, keys)
+    for version in range(1, 300):
+        client.hset(keys.clock, scripts.version_field(play.MODEL), version)
+        assert play.whole(client, keys, version) == "whole"
+    assert sorted(scripts.read_all_whole(client, keys, play.MODEL)) == list(range(44, 300))
 
 
 def test_a_group_of_a_lane_without_a_subscription_is_not_sealed(client: redis.Redis, keys: Keys) -> None:

@@ -26,7 +26,7 @@ from tests.integration.worker_play import make_config
 from workers.main import Worker
 from workers.rewards.pool.pool import Verifiers
 
-OURS = 2
+OURS = 3
 
 PARTS: dict[str, Callable[[Config], object]] = {
     "producer": lambda config: Producer(config).run(),

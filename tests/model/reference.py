@@ -78,6 +78,8 @@ class Reference:
     def __init__(self) -> None:
         self.lineage = Lineage()
         self.clock = 0
+        #: Version -> its folder, of those that were told of after their announcement.
+        self.folders: dict[int, str] = {}
         self.ready: dict[str, Group] = {}
         self.subs: dict[str, Sub] = {}
         #: account -> job -> reason of a disposal.

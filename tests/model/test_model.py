@@ -43,6 +43,7 @@ from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.pass_rate import read_prompt_rate
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.records.whole import Whole
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.connect import connect
@@ -60,6 +61,7 @@ REASONS = {reason.code: reason for reason in Disposal}
 EXPECTED = {
     "cut late", "cut masked", "cut actor", "cut left", "disposed stale", "disposed rewound",
     "disposed before", "driver restored", "given back", "redelivered", "retired", "rewarded", "rewarded by another",
+    "whole",
 }  # fmt: skip
 UNITS = st.sampled_from([("groups", 1), ("groups", 2), ("groups", 3), ("samples", 3), ("tokens", 25)])
 SAMPLERS = st.sampled_from(["fifo", "oldest_version", "newest_version", "uniform", "prioritized", "difficulty"])
@@ -116,6 +118,8 @@ class Histories(RuleBasedStateMachine):
         ensure_lanes(self.client, self.keys)
         self.model = Reference()
         self.trainers: dict[str, Trainer] = {}
+        #: The last one of a subscription that was taken over.
+        self.before: dict[str, Trainer] = {}
         self.running: list[RawLease] = []
         #: Groups that are committed and wait for their reward.
         self.unrewarded: dict[str, tuple[RawLease, Group]] = {}
@@ -153,6 +157,8 @@ class Histories(RuleBasedStateMachine):
         self.client.delete(self.keys.owner(name))
         joined = run(self.client, scripts.join(self.keys, name, owner, HOUR_MS))
         assert joined.mine
+        if name in self.trainers:
+            self.before[name] = self.trainers[name]
         self.trainers[name] = Trainer(owner, joined.gen, ranks)
 
     def lead(self) -> None:
@@ -401,6 +407,25 @@ class Histories(RuleBasedStateMachine):
         self.model.clock, self.restored = version, False
         self.model.lineage.publish(version, actor.cursor)
 
+    @rule(back=st.integers(-1, 2), dead=st.booleans())
+    def whole(self, back: int, dead: bool) -> None:
+        """A version's folder comes after its announcement, and is told of; by a trainer that was taken over, too."""
+        version = max(0, self.model.clock - back)
+        trainer = self.before.get("actor") if dead else self.trainers["actor"]
+        if trainer is None:
+            return
+        told = Whole(version, f"/{trainer.owner}", "index")
+        said = run(self.client, scripts.whole(
+            self.keys, "actor", owner=trainer.owner, gen=trainer.gen, model=play.MODEL, told=told
+        ))  # fmt: skip
+        if dead:
+            assert said == "owner", "a trainer that was taken over tells of nothing"
+            return
+        assert said in (("whole", "already") if 0 < version <= self.model.clock else ("version",))
+        if said != "version":
+            self.model.folders[version] = told.path
+            self.happened["whole"] += 1
+
     @rule(pick=PICK)
     def checkpointed(self, pick: int) -> None:
         sub = self.one(pick)
@@ -582,6 +607,12 @@ class Histories(RuleBasedStateMachine):
             assert lanes_of(fields).get("train", LaneTokens()).held == held.get("train", 0), "I10"
             if "actor" in self.trainers:
                 self.the_gate_counts_right()
+                self.folders_are_of_announced_versions()
+
+    def folders_are_of_announced_versions(self) -> None:
+        told = scripts.read_all_whole(self.client, self.keys, play.MODEL)
+        assert {version: one.path for version, one in told.items()} == self.model.folders, "T16"
+        assert max(told, default=0) <= self.model.clock, "T1: no folder is told of before its number is a version's"
 
     def the_gate_counts_right(self) -> None:
         actor = self.model.subs["actor"]

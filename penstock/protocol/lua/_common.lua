@@ -4,7 +4,7 @@
 
 -- Of which schema the records of a run are. It goes up with every change that a run under way would not survive: of
 -- names of keys, fields, events or states, or of code that a record names.
-local SCHEMA = 2
+local SCHEMA = 3
 local GROUP = 'workers'
 local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
 local TRIES_MAX = 16 -- tries of a job that are told of; of earlier ones their number

@@ -24,9 +24,9 @@ class Publication(Record):
 
     model: str
     version: int
-    #: ``trainer.transport``: how workers that are ready at once may take it. The folder is there either way.
+    #: ``trainer.transport``: how workers that are ready at once may take it. The others load the folder.
     transport: str
-    #: Folder with config, tokenizer, safetensors and index.
+    #: Folder with config, tokenizer, safetensors and index; '': it is still to come (``records/whole.py`` tells then).
     path: str
     #: Name -> [dtype, shape] of every tensor.
     tensors: dict[str, list[Any]] = field(default_factory=dict)
@@ -46,6 +46,14 @@ class Publication(Record):
     #: Digest of the index in the folder (weights/index.py), which names tensors, checksums and files; '' for none:
     #: then ``tensors`` and ``checksums`` say it here.
     index: str = ""
+    #: Digest of the names, dtypes and shapes of all tensors in the order in which they travel (weights/index.py); '':
+    #: not told. Who knows an index of this layout can take what is sent before the folder is there.
+    layout: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its folder was there when it was announced."""
+        return bool(self.path)
 
     @property
     def id(self) -> str:

@@ -12,5 +12,6 @@ from penstock.protocol.scripts.recorder import *  # noqa: F403
 from penstock.protocol.scripts.relay import *  # noqa: F403
 from penstock.protocol.scripts.shared import *  # noqa: F403
 from penstock.protocol.scripts.trainer import *  # noqa: F403
+from penstock.protocol.scripts.weights import *  # noqa: F403
 from penstock.protocol.scripts.worker import *  # noqa: F403
 from penstock.redis.call import *  # noqa: F403

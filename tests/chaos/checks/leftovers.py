@@ -13,7 +13,7 @@ OF_THE_RUN = {
     "servers", "subs", "clock", "source", "leader", "epoch", "weights", "contact", "trials", "aside", "retiring",
     "done", "fleet", "ends", "workers", "trainers", "parts", "waits", "counters", "wake", "gate", "transfer",
     "transfers", "memory", "pins", "loading", "verifiers", "paused", "reclaimer", "steps", "checks", "held", "asker",
-    "verdicts", "unrecorded", "recorder", "history", "paused_by", "looks", "tokens", "rates",
+    "verdicts", "unrecorded", "recorder", "history", "paused_by", "looks", "tokens", "rates", "whole",
 }  # fmt: skip
 OF_A_SUBSCRIPTION = frozenset(("batches", "columns", "columns_lost", "agree", "sub", "owner", "trained"))
 OF_A_JOB = frozenset(("group", "meta", "partial", "payload", "side"))

@@ -16,7 +16,6 @@ from buffer.state import State
 from console.cli.inspect import ledger_lines
 from consumers.clock import Clock
 from consumers.history.retired import group_of
-from consumers.weights.publisher import loading_of
 from penstock.config.subscription import Definition
 from penstock.payloads.servers import parse as parse_servers
 from penstock.protocol import snapshot, subs, waits
@@ -26,6 +25,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
 from penstock.protocol.presence import parse_workers
 from penstock.protocol.records.codec import pack
+from penstock.protocol.scripts import loading_of
 from penstock.protocol.transfers import enrolled
 from penstock.redis.commands import Client
 from tests.hostile import HEADS, SAME, OneHash, is_read_or_refused, packed_near

@@ -16,6 +16,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample_meta import MAX_PAYLOAD_BYTES, MAX_VERSION, SampleMeta, iter_metas
+from penstock.protocol.records.whole import Whole
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.weights.index import WeightsIndex
 from tests.hostile import SAME
@@ -56,6 +57,7 @@ ROWS = made(Row)
 RECORDS = {
     "job": made(Job),
     "publication": made(Publication),
+    "whole": made(Whole),
     "manifest": made(Manifest, rows=st.lists(ROWS, max_size=4)),
     "wish": made(MemoryWish),
     "enrollment": made(Enrollment),
