@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.subscription.subscriber import Subscriber
+from consumers.weights.claim import claim, claimed
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
@@ -14,6 +15,7 @@ from penstock.protocol.position import read_lineage
 from penstock.protocol.presence import read_workers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.small_maps import count_of
+from penstock.protocol.scripts import loading_of, read_all_whole, read_whole
 from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
@@ -96,18 +98,29 @@ class Clock:
     def next_version(self) -> tuple[int, list[list[int]]]:
         """Number of the next publication, and the versions that are abandoned by then.
 
-        It is above every version that an engine holds, a folder has or a checkpoint was trained at, so that none ever
-        names two sets of weights (T1), also after a failover or a power loss that lost publications.
+        It is above every version that an engine holds or is about to load, a folder has, a trainer claimed or a
+        checkpoint was trained at, so that none ever names two sets of weights (T1), also after a failover or a power
+        loss that lost publications.
         """
         clock = self.read()
         self.check_lost(clock)
         workers = self._subscriber.control.do(lambda client: read_workers(client, self._keys, all_=True))
         held = [worker.version for worker in workers]
-        self._known = max([*held, *versions_in(self._weights), self.seen], default=0)
+        about = self._subscriber.control.do(lambda client: client.hgetall(self._keys.loading(self.model)))
+        loading = [version for name, data in about.items() for version in loading_of(name, data)[2]]
+        known = (*held, *loading, *versions_in(self._weights), claimed(self._weights), self.seen)
+        self._known = max(known)
         gone = [[clock + 1, self._known]] if self._known > clock else []
         if gone:
             log.warning("versions %d to %d are lost; the next one is %d", clock + 1, self._known, self._known + 1)
         return max(clock, self._known) + 1, self._abandoned() + gone
+
+    def claim(self, version: int) -> None:
+        """Keep others from this number before it is announced without a folder. Blocks for the disk.
+
+        Raises PublishError, DiskFull.
+        """
+        claim(self._weights, version)
 
     def _abandoned(self) -> list[list[int]]:
         """Versions that rewinds of this subscription left behind."""
@@ -116,11 +129,12 @@ class Clock:
         return [list(span) for span in read_lineage(raw, None, name).abandoned]
 
     def newest(self) -> Publication:
-        """The last publication. Raises PublishError where there is none."""
+        """The last publication, with its folder where that is there. Raises PublishError where there is none."""
         entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=1))
         if not entries:
             raise PublishError(f"Model {self.model!r} has no version yet: publish its weights before tick().")
-        return Publication.from_bytes(entries[0][1].get(b"p", b""), "publication")
+        found = Publication.from_bytes(entries[0][1].get(b"p", b""), "publication")
+        return self._subscriber.control.do(lambda client: read_whole(client, self._keys, found)) or found
 
     def announced(self) -> Publication | None:
         """The last publication; None before the first."""
@@ -144,7 +158,7 @@ class Clock:
         detail = aside.get(newest.id.encode())
         if newest.version != self.last or detail is None:
             return
-        others = {int(entry.partition(b"-")[0]) for entry, _ in entries if entry not in aside} - {newest.version}
+        others = self._with_folders([fields for entry, fields in entries if entry not in aside]) - {newest.version}
         if any(newest.version - v <= bound and not newest.abandons(v) for v in others):
             return
         if newest.rev >= AGAIN:
@@ -153,9 +167,18 @@ class Clock:
                 f"announcements and finished nothing, the last time so: {detail.decode(errors='replace')[:2000]}. "
                 "Restore an earlier checkpoint, or see in the engine's log what its weights break."
             )
+        with_folder = self.newest()
+        if with_folder.id != newest.id or not with_folder.is_whole:
+            return  # it is looked at again when its folder is there
         log.error("version %d is announced again: engines died on it and finished nothing", newest.version)
-        again = replace(newest, rev=newest.rev + 1, transport="disk", published_s=time.time())
+        again = replace(with_folder, rev=newest.rev + 1, transport="disk", published_s=time.time())
         self.announce(again)
+
+    def _with_folders(self, entries: list[dict[bytes, bytes]]) -> set[int]:
+        """Versions among these publications that an engine can be started with."""
+        found = [Publication.from_bytes(fields.get(b"p", b""), "publication") for fields in entries]
+        told = self._subscriber.control.do(lambda client: read_all_whole(client, self._keys, self.model))
+        return {one.version for one in found if one.is_whole or one.version in told}
 
     def announce(self, publication: Publication) -> int:
         """Move the clock to ``publication``; returns its version.

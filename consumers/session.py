@@ -175,5 +175,6 @@ class Session:
         """
         if self.seat.leads and self.publishes:
             self.clock.check_lost(self.clock.read())
+            self.publications.keep()
             staleness = self.config.staleness
             self.clock.announce_again(staleness.bound if staleness.mode is Mode.ASYNC else 0)

@@ -143,7 +143,7 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """Give the subscription back. Blocks shortly."""
+        """Give the subscription back, when the newest version has its folder. Blocks shortly, and for that."""
         self.stream.close()
         self.session.close()
 
@@ -252,14 +252,18 @@ class Trainer:
                 mixture of experts of transformers is given as the model: its state dict has other names than its files.
 
         Blocks until the files are on disk and every rank has committed; by another transport than disk also until the
-        workers that are ready have the weights, at most three times ``trainer.transfer_timeout_s``. The first
-        publication of a trainer, or after ``load_state_dict``, consumes nothing; any other needs a newly committed
-        batch.
+        workers that are ready have the weights, at most three times ``trainer.transfer_timeout_s``. With
+        ``trainer.folder_first: false`` it blocks for a copy in memory instead of the disk, and for workers that can
+        take the weights at once. The first publication of a trainer, or after ``load_state_dict``, consumes nothing,
+        and is on disk first; any other needs a newly committed batch.
 
         Raises:
             PublishError: the files cannot be written or read back, nothing new was committed, or ``step`` is not an
                 integer.
             WaitTimeout: another rank has not committed in ``timeout`` seconds.
+
+        A folder that cannot be written behind a version has :meth:`next`, ``tick``, ``pin`` and ``onload_engines``
+        raise PublishError until another version is published.
         """
         return self.session.publications.publish(weights, step=step, timeout_s=timeout)
 
@@ -292,6 +296,7 @@ class Trainer:
 
         Blocks as :meth:`offload_engines`.
         """
+        self.session.publications.settle()
         self.session.engines.onload(tags, timeout)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:

@@ -163,6 +163,7 @@ class Requests:
 
     def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
         """As ``Trainer.onload_engines``."""
+        self.session.publications.settle()
         self.session.engines.onload(tags, timeout)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:

@@ -2,10 +2,12 @@
 
 all ranks    publish(weights): a sharded model is gathered by all
 rank 0       every rank has committed ─> number ─> write ─> open ─> announce ─> send
+             or, with folder_first: false ─> copy ─> number, claimed ─> open ─> announce ─> send ─> write (behind.py)
 """
 
 import operator
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,9 @@ from penstock.protocol.records.publication import Publication
 from penstock.words import shown
 
 if TYPE_CHECKING:
+    from consumers.weights.behind import Behind
     from consumers.weights.publisher import Publisher
-    from consumers.weights.sources import Weights
+    from consumers.weights.sources import Source, Weights
 
 
 class Publications:
@@ -44,6 +47,7 @@ class Publications:
         self._tally = tally or Tally()
         self._publisher: Publisher | None = None
         self._serving: Serving | None = None
+        self._behind: Behind | None = None
         #: Folder of published versions.
         self.folder = weights_dir_of(config)
 
@@ -57,6 +61,17 @@ class Publications:
             self._publisher = Publisher(self._config, subscriber.keys, subscriber.control, subscriber.waiting)
         return self._publisher
 
+    @property
+    def behind(self) -> "Behind":
+        """What writes folders behind the announcement; imports torch when first used."""
+        if self._behind is None:
+            from consumers.weights.behind import Behind
+
+            self._behind = Behind(
+                self._config, self._subscriber, self.folder, in_use=self.publisher.in_use, offer=self._offer
+            )
+        return self._behind
+
     def _offer(self, version: int, index: str, path: str | Path) -> None:
         """Have a version that was announced served over HTTP, where that is wanted. Returns at once."""
         if self._serving is None:
@@ -65,7 +80,9 @@ class Publications:
             self._serving.offer(version, index, Path(path))
 
     def close(self) -> None:
-        """End what sends weights. Blocks shortly."""
+        """End what sends weights, when the newest version has its folder. Blocks shortly, and for the disk."""
+        if self._behind is not None:
+            self._behind.close()
         if self._serving is not None:
             self._serving.close()
         if self._publisher is not None:
@@ -85,34 +102,92 @@ class Publications:
             step = _whole(step)
             with self._tally.waiting("ranks"):
                 through = self._progress.await_ranks(timeout_s)
-            began = time.monotonic()
-            version, abandoned = self._clock.next_version()
-            written = self.publisher.write(source, self.folder, version)
-            self.publisher.shelve(written, version, self._clock.announced, abandoned)
-            written_at = time.monotonic()
-            publication = Publication(
-                model=self._clock.model,
-                version=version,
-                transport=self.publisher.transport,
-                path=str(written.path),
-                index=written.index_digest,
-                step=step,
-                through=through,
-                published_s=time.time(),
-                num_bytes=written.num_bytes,
-                write_s=written_at - began,
-                abandoned=abandoned,
-            )
-            self.publisher.open(publication)
-            self._clock.announce(publication)
-            self._offer(version, written.index_digest, written.path)
-            self.publisher.send(source, publication)
-            self._tally.publish(written.num_bytes, written_at - began, time.monotonic() - written_at)
+            if self._sends_first():
+                self._send_first(source, step, through)
+            else:
+                self._write_first(source, step, through)
         except BaseException as exc:
             tell_failure(self.publisher, source, exc)
             raise
         self.publisher.tell(source, "done", self._clock.last)
         return self._clock.last
+
+    def _sends_first(self) -> bool:
+        """Whether the folder comes behind: not of a trainer's first version, nor of the one after a rewind."""
+        trainer, clock = self._config.trainer, self._clock
+        if trainer.folder_first or clock.must_publish or not clock.last or self.publisher.needs_folder:
+            return False
+        return not self.behind.writer.owes
+
+    def _write_first(self, source: "Source", step: int, through: int) -> None:
+        if self._behind is not None:
+            with suppress(PublishError):  # this one has its folder
+                self._behind.settle()
+        began = time.monotonic()
+        version, abandoned = self._clock.next_version()
+        written = self.publisher.write(source, self.folder, version)
+        self.publisher.shelve(written, version, self._clock.announced, abandoned)
+        written_at = time.monotonic()
+        publication = Publication(
+            model=self._clock.model,
+            version=version,
+            transport=self.publisher.transport,
+            path=str(written.path),
+            index=written.index_digest,
+            step=step,
+            through=through,
+            published_s=time.time(),
+            num_bytes=written.num_bytes,
+            write_s=written_at - began,
+            abandoned=abandoned,
+        )
+        self.publisher.open(publication)
+        self._clock.announce(publication)
+        if self._behind is not None:
+            self._behind.writer.forgive()
+        self._offer(version, written.index_digest, written.path)
+        self.publisher.send(source, publication)
+        self._tally.publish(written.num_bytes, written_at - began, time.monotonic() - written_at)
+
+    def _send_first(self, source: "Source", step: int, through: int) -> None:
+        from consumers.weights.publish import check_layout
+
+        began, before = time.monotonic(), self._clock.last
+        self.publisher.tell(source, "walk")
+        copy = self.behind.take(source)
+        check_layout(copy.layout, Path(self._config.model.path))
+        version, abandoned = self._clock.next_version()
+        self._clock.claim(version)
+        copied_at = time.monotonic()
+        publication = Publication(
+            model=self._clock.model,
+            version=version,
+            transport=self.publisher.transport,
+            path="",
+            layout=copy.layout_digest,
+            step=step,
+            through=through,
+            published_s=time.time(),
+            num_bytes=copy.num_bytes,
+            abandoned=abandoned,
+        )
+        self.publisher.open(publication)
+        self._clock.announce(publication)
+        try:
+            self.publisher.send(copy, publication, after=before)
+        finally:
+            self.behind.writer.put(publication, copy)
+        self._tally.publish(copy.num_bytes, copied_at - began, time.monotonic() - copied_at)
+
+    def settle(self) -> None:
+        """Wait until the newest version has its folder. Raises PublishError where it will have none."""
+        if self._behind is not None:
+            self._behind.settle()
+
+    def keep(self) -> None:
+        """See ``Behind.keep``."""
+        if self._behind is not None:
+            self._behind.keep()
 
     def tick(self, *, step: int, timeout_s: float) -> int:
         """The next version with the weights of the last one, see ``Trainer.tick``."""
@@ -123,7 +198,12 @@ class Publications:
             raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
         step = _whole(step)
         through = self._progress.await_ranks(timeout_s)
+        self.settle()
         before = self._clock.newest()
+        if not before.is_whole:
+            raise PublishError(
+                f"Version {before.version} was left without a folder: publish its weights before tick()."
+            )
         version, abandoned = self._clock.next_version()
         fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
         announced = self._clock.announce(
@@ -145,6 +225,8 @@ class Publications:
         pins = self._subscriber.keys.pins(self._clock.model)
         self._subscriber.control.do(lambda client: client.hset(pins, name, version))
         folder = self.folder / f"v{version:08d}"
+        if not folder.is_dir():
+            self.settle()
         if not folder.is_dir():
             self.unpin(name)
             raise PublishError(

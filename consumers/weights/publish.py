@@ -8,7 +8,7 @@ block for as long as the disk takes.
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +93,7 @@ def write_weights(
         for file in _companions(folder):
             shutil.copyfile(file, temporary / file.name)
         entries = _write_tensors(as_source(weights), read_config(folder), temporary, max_bucket_bytes)
-        _check_layout(entries, folder)
+        check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
         checksums = {file.name: file_xxh3(file) for file in sorted(temporary.iterdir())}
         index = WeightsIndex([list(entry) for entry in entries], checksums).to_bytes()
         (temporary / INDEX_FILE).write_bytes(index)
@@ -157,12 +157,20 @@ def _write_bucket(bucket: list[tuple[str, Tensor]], file: Path) -> list[TensorEn
     ]
 
 
-def _check_layout(entries: list[TensorEntry], model: Path) -> None:
-    """T16: what no engine could load is never announced."""
+def check_layout(layout: Iterable[tuple[str, str, tuple[int, ...]]], model: Path) -> None:
+    """T16: what no engine could load is never announced.
+
+    Args:
+        layout: name, dtype (torch's, without ``torch.``) and shape of each tensor.
+        model: folder of the first policy.
+
+    Raises:
+        PublishError: names or shapes are not those of the first policy.
+    """
     reference = read_folder(model)
     if not reference:
         return
-    found = {entry.name: (as_safetensors(entry.dtype), entry.shape) for entry in entries}
+    found = {name: (as_safetensors(dtype), shape) for name, dtype, shape in layout}
     ignored = {"lm_head.weight"} if has_tied_embeddings(model) else set()
     compare_layouts("the new version", f"the model in {model}", found, reference, ignored, cast=True)
 
@@ -207,12 +215,14 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
 def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors in host memory, contiguous, none sharing memory with another."""
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    taken: list[tuple[int, int]] = []
     for name, tensor in bucket:
         host = tensor.detach().to("cpu").contiguous()
-        if host.numel() and host.untyped_storage().data_ptr() in seen:
+        start, end = host.data_ptr(), host.data_ptr() + host.nbytes
+        if any(start < other_end and other_start < end for other_start, other_end in taken):
             host = host.clone()
-        seen.add(host.untyped_storage().data_ptr())
+        else:
+            taken.append((start, end))
         tensors[name] = host
     return tensors
 

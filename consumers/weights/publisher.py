@@ -3,7 +3,8 @@
     all ranks    gather ───────────────> gather again, if it is sent
     rank 0       write, read back ─> announce ─> open ─> wait for workers ─> decide ─> send ─> done
 
-Every step after the announcement may fail without harm: the folder is there, and who missed the transfer loads it.
+Every step after the announcement may fail without harm: the folder is there, or comes behind (behind.py), and who
+missed the transfer loads it.
 """
 
 import logging
@@ -24,6 +25,7 @@ from consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from consumers.weights.transports.sender import Sender, sender_of
 from penstock.config import Config
 from penstock.errors import Fenced, PublishError, QueueFull, QueueUnavailable
+from penstock.names import Lane
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
@@ -35,6 +37,9 @@ from penstock.system.disk import until_room
 from penstock.words import said
 
 log = logging.getLogger(__name__)
+
+#: A worker shows itself twice a second; one that was silent for longer is not waited for.
+READY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Publisher:
         #: What weights are sent by; None: engines load the folder.
         self.sender: Sender | None = None
         #: What puts versions into the store of deltas; None: the transport is another.
-        self.deltas = deltas_of(config, self.in_use)
+        self.deltas = deltas_of(config, lambda: self.in_use(control))
         if (sender := sender_of(self.transport)) is not None:
             sender.set_up()
             self.sender = sender(config.trainer)
@@ -74,6 +79,11 @@ class Publisher:
     @property
     def transport(self) -> str:
         return self.config.trainer.transport
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether a version needs its folder before it is sent, or made deltas of."""
+        return self.deltas is not None or (self.sender is not None and self.sender.needs_folder)
 
     def close(self) -> None:
         """End what weights are sent by; what it raises is logged, as it keeps nobody from anything."""
@@ -121,7 +131,7 @@ class Publisher:
                 into,
                 version,
                 keep=trainer.keep_versions,
-                in_use=self.in_use,
+                in_use=lambda: self.in_use(self._control),
                 max_bucket_bytes=trainer.bucket_bytes,
             )
 
@@ -143,16 +153,20 @@ class Publisher:
             before = announced()
             until_room(lambda: deltas.put(written, version, before, abandoned), tell=self._waiting.for_)
 
-    def in_use(self) -> Collection[int]:
-        """Versions that engines hold, load or are about to load, or that somebody has pinned."""
-        pins = self._control.do(lambda client: client.hvals(self._keys.pins(self._model)))
-        held = {worker.version for worker in self._all_workers()}
-        return {int(pin) for pin in pins} | held | self._wanted()
+    def in_use(self, control: Control) -> Collection[int]:
+        """Versions that engines hold, load or are about to load, or that somebody has pinned.
 
-    def _wanted(self) -> set[int]:
+        Args:
+            control: of the thread that asks.
+        """
+        pins = control.do(lambda client: client.hvals(self._keys.pins(self._model)))
+        held = {worker.version for worker in self._all_workers(control)}
+        return {int(pin) for pin in pins} | held | self._wanted(control)
+
+    def _wanted(self, control: Control) -> set[int]:
         """Versions that workers have said they load, or would go back to."""
-        raw = self._control.do(lambda client: client.hgetall(self._keys.loading(self._model)))
-        there = {worker.name for worker in self._all_workers()}
+        raw = control.do(lambda client: client.hgetall(self._keys.loading(self._model)))
+        there = {worker.name for worker in self._all_workers(control)}
         found: set[int] = set()
         for name, data in raw.items():
             worker, at, versions = loading_of(name, data)
@@ -167,10 +181,14 @@ class Publisher:
             self._control.call(transfers.open_(self._keys, self._model, publication.id))
             self.sender.begin(publication)
 
-    def send(self, source: Source, publication: Publication) -> Sent | None:
+    def send(self, source: Source, publication: Publication, after: int = 0) -> Sent | None:
         """Send an announced version to the workers that are ready; whatever fails is logged and goes by disk.
 
         Blocks for at most twice ``trainer.transfer_timeout_s``.
+
+        Args:
+            after: wait for nobody but workers that can take it at once, as they have this version; 0: for all that
+                serve.
         """
         if self.sender is None:
             return None
@@ -183,7 +201,7 @@ class Publisher:
             control=self._control,
             waiting=self._waiting,
         )
-        transfer.await_workers(self._expected)
+        transfer.await_workers((lambda: self._ready(after)) if after else self._expected)
         waited, failure = time.monotonic(), ""
         if transfer.workers:
             failure = deliver(self.sender, transfer)
@@ -197,14 +215,31 @@ class Publisher:
         self.tell(source, "walk")
         return buckets(source, publish.read_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes)
 
-    def _all_workers(self) -> list[WorkerPresence]:
+    def _all_workers(self, control: Control) -> list[WorkerPresence]:
         """Raises ProtocolError where one cannot be read: it may hold any version."""
-        return self._control.do(lambda client: live_workers(client, self._keys, all_=True))
+        return control.do(lambda client: live_workers(client, self._keys, all_=True))
 
     def _expected(self) -> set[str]:
         """Workers that will be ready soon: their engines serve, and can take weights this way."""
         workers = self._control.do(lambda client: live_workers(client, self._keys))
         return {one.name for one in workers if one.state == WorkerState.SERVING and one.ranks}
+
+    def _ready(self, version: int) -> set[str]:
+        """Workers that can take weights this way now: they have ``version``, and nothing has to end before."""
+        config = self.config
+        if config.data.eval_pinned and self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))):
+            return set()
+        drains = config.staleness.rules.drains or config.worker.apply == "drain"
+        workers = self._control.do(lambda client: live_workers(client, self._keys))
+        return {
+            one.name
+            for one in workers
+            if one.state == WorkerState.SERVING
+            and one.ranks
+            and one.version == version
+            and one.age_s <= READY_S
+            and not (drains and one.running)
+        }
 
 
 def deliver(sender: Sender, transfer: Transfer) -> str:

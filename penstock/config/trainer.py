@@ -151,6 +151,11 @@ class TrainerConfig(Section):
     #: How new weights reach engines that are ready: one of penstock's own (docs/consumers.md has the table), or yours,
     #: module:Class. The folder is written first either way; who misses a transfer loads it.
     transport: TransportName = "disk"
+    #: True: a version's folder is written before it is announced. False: it is announced and sent from a copy in
+    #: memory, and its folder is written behind that, so that publish() does not wait for the disk; takes memory for
+    #: two copies. The first publication of a trainer is folder first either way, as are all with transports delta and
+    #: checkpoint_engine.
+    folder_first: bool = True
     #: With transport delta: one of so many versions is put into ``delta_store`` whole too, beside the changes against
     #: the version before.
     anchor_every: Positive = 20

@@ -49,6 +49,8 @@ _GONE_S = 5.0
 class CheckpointEngine(Sender):
     """Parameter servers read the folder of a version while engines generate, and hand it to those that are ready."""
 
+    needs_folder = True
+
     def __init__(self, config: TrainerConfig) -> None:
         super().__init__(config)
         TRANSPORTS["checkpoint_engine"].check_package(config.transport)

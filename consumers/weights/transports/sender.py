@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 class Sender(ABC):
     """Hands weights to engines that are ready. Every rank of the trainer has one as long as it lives; rank 0 uses it.
 
-    A version's folder is complete and announced before :meth:`send` is called, so whatever it raises costs time and
-    never a version: workers that wait learn why, and load the folder.
+    A version is announced before :meth:`send` is called, and its folder is complete by then or written behind it, so
+    whatever it raises costs time and never a version: workers that wait learn why, and load the folder.
     """
+
+    #: True: the folder is complete before ``begin``, and named in ``publication.path``, whatever
+    #: ``trainer.folder_first`` says.
+    needs_folder: ClassVar[bool] = False
 
     #: The worker's side, ``module:Class``, of one that is not penstock's own.
     receiver: ClassVar[str] = ""

@@ -1,0 +1,137 @@
+"""Folders that come behind the announcement of their versions (docs/protocol.md, The send first).
+
+    trainer's thread    take a copy ─> (announce, send) ─> put ─────────────> keep: say whole once more
+    writer's thread                                         └─> folder ─> whole ─> offer
+
+Two copies at most are in memory, the newest and the one that is being written.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from consumers.subscription.subscriber import Subscriber
+from consumers.weights import publish
+from consumers.weights.copies import Arena, Copy
+from consumers.weights.folder_writer import FolderWriter, Task
+from consumers.weights.sources import Source
+from penstock.config import Config
+from penstock.protocol import scripts
+from penstock.protocol.records.whole import Whole
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Control
+from penstock.system.disk import until_room
+
+log = logging.getLogger(__name__)
+
+#: How often the trainer looks whether Redis still knows of its newest folder.
+KEEP_S = 1.0
+
+
+class Behind:
+    """Copies and folders of one trainer, rank 0's.
+
+    Args:
+        folder: of published versions.
+        in_use: versions that somebody holds, loads or has pinned, asked for by the given connection.
+        offer: called with version, digest of its index and folder once it is whole, from the writer's thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        subscriber: Subscriber,
+        folder: Path,
+        *,
+        in_use: Callable[[Control], Collection[int]],
+        offer: Callable[[int, str, Path], None],
+    ) -> None:
+        self._config, self._subscriber, self._folder = config, subscriber, folder
+        self._in_use, self._offer = in_use, offer
+        self._arenas = [Arena(), Arena()]
+        self._closed = threading.Event()
+        self._control: Control | None = None
+        self._newest: Whole | None = None
+        self._kept = 0.0
+        #: What writes the folders.
+        self.writer = FolderWriter(self._write)
+
+    def take(self, source: Source) -> Copy:
+        """Copy weights; a version that waits for its folder gives its memory up. Blocks for the walk; PublishError."""
+        busy = self.writer.drop()
+        arena = next(one for one in self._arenas if busy is None or one.copy is not busy)
+        return arena.take(source, publish.read_config(Path(self._config.model.path)))
+
+    def settle(self) -> None:
+        """Wait until every folder is written, by name. Raises PublishError where the newest will have none."""
+        self.writer.settle(self._subscriber.waiting.for_)
+
+    def keep(self) -> None:
+        """While the trainer waits: say once more that the newest folder is there, where Redis forgot it.
+
+        Blocks for a round trip at most, now and then. Raises PublishError as ``settle``.
+        """
+        self.writer.check()
+        told = self._newest
+        if told is None or time.monotonic() - self._kept < KEEP_S:
+            return
+        self._kept = time.monotonic()
+        control, key = self._subscriber.control, self._subscriber.keys.whole(self._config.model.name)
+        if not control.do(lambda client: client.hexists(key, str(told.version))):
+            self._tell(control, told)
+
+    def close(self) -> None:
+        """End when the newest folder is written. Blocks for the disk; logs what fails."""
+        self._closed.set()
+        self.writer.close()
+        if self._control is not None:
+            self._control.close()
+
+    def _write(self, task: Task, gives_up: Callable[[], bool]) -> None:
+        """Of the writer's thread."""
+        config, version = self._config, task.publication.version
+        control, waiting = self._opened()
+        began = time.monotonic()
+        written = until_room(
+            lambda: publish.write_weights(
+                task.copy,
+                config.model.path,
+                self._folder,
+                version,
+                keep=config.trainer.keep_versions,
+                in_use=lambda: self._in_use(control),
+                max_bucket_bytes=config.trainer.bucket_bytes,
+            ),
+            tell=waiting.for_,
+            stopped=gives_up,
+        )
+        took_s = time.monotonic() - began
+        told = Whole(version, str(written.path), written.index_digest, written.num_bytes, took_s)
+        self._tell(control, told)
+        self._newest = told
+        self._offer(version, written.index_digest, written.path)
+        log.info("the folder of version %d was written in %.3f s", version, took_s)
+
+    def _tell(self, control: Control, told: Whole) -> None:
+        subscriber, model = self._subscriber, self._config.model.name
+        while True:
+            gen = subscriber.gen
+            call = scripts.whole(
+                subscriber.keys, subscriber.name, owner=subscriber.owner, gen=gen, model=model, told=told
+            )
+            answer = control.call(call)
+            if answer != "owner" or subscriber.gen == gen:
+                break  # else it was rewound meanwhile
+        if answer in ("owner", "version"):
+            what = "another trainer has the subscription" if answer == "owner" else "Redis has forgotten it"
+            log.warning("nobody is told of the folder of version %d: %s", told.version, what)
+
+    def _opened(self) -> tuple[Control, Waiting]:
+        """A connection of the writer's own, and its named wait."""
+        if self._control is None:
+            url = self._subscriber.control.url
+            self._control = Control(url, stopped=self._closed.is_set, check=False)
+        who = f"{self._subscriber.seat.who(self._subscriber.name)}:folder"
+        return self._control, Waiting(self._control.client, self._subscriber.keys, who)

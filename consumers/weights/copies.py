@@ -1,0 +1,128 @@
+"""One immutable copy of a version's weights in memory: what is sent, and what its folder is written from.
+
+    source ─walk─> arena: pieces of memory that are taken again for a later version ─> Copy, a source of its own
+
+A copy stays as it is until its arena is taken for another one.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consumers.weights.sources import Source, buckets
+from penstock.errors import PublishError
+from penstock.weights.index import layout_digest
+
+log = logging.getLogger(__name__)
+
+#: Memory is taken in pieces of so many bytes, a power of two, as torch rounds pinned memory up to one; a tensor that is
+#: larger has a piece of its own.
+PIECE_BYTES = 256 * 1024**2
+#: Where a tensor may begin.
+ALIGN_BYTES = 64
+
+
+class Copy:
+    """Weights of one version, in host memory."""
+
+    is_sharded = False
+
+    def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
+        self._tensors = tensors
+
+    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """As a ``Source``; nobody may write to them."""
+        yield from self._tensors
+
+    @property
+    def layout(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Name, dtype (torch's, without ``torch.``) and shape of each tensor, in the order in which they travel."""
+        return [(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in self._tensors]
+
+    @property
+    def layout_digest(self) -> str:
+        """What workers know this layout by."""
+        return layout_digest(self.layout)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for _, tensor in self._tensors)
+
+
+class Arena:
+    """Memory for one copy. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Tensor] = []
+        #: The copy that is in it.
+        self.copy: Copy | None = None
+
+    def take(self, source: Source, config: Mapping[str, Any]) -> Copy:
+        """Copy a source's tensors, in the place of what was copied here before.
+
+        Blocks for the other ranks of a sharded source; a failure waits for the end of the walk, as they are in it.
+
+        Raises:
+            PublishError: there is no tensor, a name comes twice, or there is no memory for them.
+        """
+        self.copy = None
+        found: list[tuple[str, Tensor]] = []
+        failure: Exception | None = None
+        places, devices = _Places(self._pieces), set()
+        for bucket in buckets(source, config, PIECE_BYTES):
+            for name, tensor in bucket if failure is None else ():
+                try:
+                    place = places.of(tensor)
+                    place.copy_(tensor.detach(), non_blocking=True)
+                except (RuntimeError, MemoryError) as exc:
+                    failure = exc
+                    break
+                found.append((name, place))
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+        for device in devices:
+            torch.cuda.synchronize(device)
+        if failure is not None:
+            raise PublishError(f"The weights cannot be copied into memory ({failure}): there must be room for two.")
+        if not found:
+            raise PublishError("there is no tensor to publish; give the model or its state dict.")
+        self.copy = Copy(found)
+        return self.copy
+
+
+class _Places:
+    """Places for tensors, one behind the other, in pieces that are there already as far as they reach."""
+
+    def __init__(self, pieces: list[Tensor]) -> None:
+        self._pieces = pieces
+        self._piece, self._filled = 0, 0
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Memory of the shape and dtype of ``tensor``, contiguous."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        if not num_bytes:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        if self._piece < len(self._pieces) and self._filled + num_bytes > self._pieces[self._piece].numel():
+            self._piece, self._filled = self._piece + (self._filled > 0), 0
+        if self._piece == len(self._pieces):
+            self._pieces.append(_memory(max(PIECE_BYTES, num_bytes), is_pinned=tensor.is_cuda))
+        elif self._pieces[self._piece].numel() < num_bytes:
+            self._pieces[self._piece] = _memory(num_bytes, is_pinned=tensor.is_cuda)
+        start = self._filled
+        self._filled += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        flat = self._pieces[self._piece][start : start + num_bytes]
+        return flat.view(tensor.dtype).view(tensor.shape)
+
+
+def _memory(num_bytes: int, *, is_pinned: bool) -> Tensor:
+    """[num_bytes] of host memory; of a kind that a GPU copies to without the processor, where that is to be had."""
+    if is_pinned:
+        try:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as exc:
+            log.warning("copies of weights take ordinary memory, which is slower: %s", exc)
+    return torch.empty(num_bytes, dtype=torch.uint8)

@@ -1,0 +1,143 @@
+"""Writes folders of versions that are announced already, one after the other, in a thread of its own.
+
+    put(v)    being written: v waits, in the place of one that waited before; else it is begun
+    drop      what waits is not begun any more: its copy is about to go
+    settle    until all that was put is written
+    check     raises what a write failed of
+
+The newest always gets its folder: what was dropped is owed until another version is put.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from consumers.weights.copies import Copy
+from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.publication import Publication
+from penstock.words import said
+
+log = logging.getLogger(__name__)
+
+
+class Task(NamedTuple):
+    """A version to be written."""
+
+    publication: Publication
+    copy: Copy
+
+
+class FolderWriter:
+    """One thread, which begins with the first ``put``.
+
+    Args:
+        write: writes and proves a version's folder, and tells of it; blocks. It is given a word that is true when it
+            is not to wait for room any more.
+    """
+
+    def __init__(self, write: Callable[[Task, Callable[[], bool]], None]) -> None:
+        self._write = write
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._waiting: Task | None = None
+        self._writing: Task | None = None
+        self._is_closed = False
+        #: Version that was dropped, or whose write failed, and why; nothing newer has been put.
+        self._owed: tuple[int, str] | None = None
+
+    @property
+    def owes(self) -> bool:
+        """Whether the newest version that was put will never have a folder."""
+        with self._changed:
+            return self._owed is not None
+
+    def put(self, publication: Publication, copy: Copy) -> None:
+        """Have the folder of an announced version written. Returns at once; the copy must stay as it is until then."""
+        with self._changed:
+            self._owed = None
+            self._waiting = Task(publication, copy)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="weights-folder", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def drop(self) -> Copy | None:
+        """Forget what waits; the copy that is being read, if there is one. Returns at once."""
+        with self._changed:
+            if self._waiting is not None:
+                version = self._waiting.publication.version
+                self._owed = version, "its copy went for a later one, which was not published"
+                self._waiting = None
+            return self._writing.copy if self._writing is not None else None
+
+    def forgive(self) -> None:
+        """What is owed is not any more: a version with a folder was announced after it."""
+        with self._changed:
+            self._owed = None
+
+    def settle(self, tell: Callable[[str], None] = lambda what: None) -> None:
+        """Wait until all that was put is written; raises as ``check``.
+
+        Args:
+            tell: called now and then with what is waited for; '' at the end.
+        """
+        with self._changed:
+            while (task := self._writing or self._waiting) is not None:
+                tell(f"the folder of version {task.publication.version} to be written")
+                self._changed.wait(0.2)
+            tell("")
+        self.check()
+
+    def check(self) -> None:
+        """Raise PublishError where the newest version that was put will never have a folder."""
+        with self._changed:
+            owed = self._owed
+        if owed is not None:
+            raise PublishError(f"Version {owed[0]} is announced and has no folder, as {owed[1]}: publish again.")
+
+    def close(self) -> None:
+        """End when what was put is written; a disk without room is not waited for. Blocks. Logs what fails."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            self.check()
+        except PublishError as exc:
+            log.error("%s", exc)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._waiting is None and not self._is_closed:
+                    self._changed.wait()
+                if self._waiting is None:
+                    return
+                task = self._writing = self._waiting
+                self._waiting = None
+            why = self._failure_of(task)
+            with self._changed:
+                self._writing = None
+                if why and self._waiting is None:
+                    self._owed = task.publication.version, why
+                self._changed.notify_all()
+
+    def _failure_of(self, task: Task) -> str:
+        """Write it; '' or why that was in vain."""
+        version = task.publication.version
+        try:
+            self._write(task, self._gives_up)
+        except DiskFull as exc:
+            log.warning("version %d gets no folder: %s", version, exc)
+            return str(exc).rstrip(".")
+        except Exception as exc:
+            log.error("the folder of version %d was not written", version, exc_info=exc)
+            return said(exc).rstrip(".")
+        return ""
+
+    def _gives_up(self) -> bool:
+        """A newer version has its folder instead, or the trainer ends."""
+        with self._changed:
+            return self._is_closed or self._waiting is not None

@@ -1,0 +1,227 @@
+"""folder_first: false, the trainer's side: announced and sent first, the folder behind it."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import torch
+from safetensors.torch import load_file
+
+from consumers.trainer import Trainer
+from consumers.weights import publish as files
+from consumers.weights.claim import claimed
+from penstock.config import Config
+from penstock.errors import PublishError
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.publication import Publication
+from penstock.redis.server import RedisServer
+from tests.integration.parts import (
+    PATIENCE_S,
+    Player,
+    admit,
+    buffering,
+    kill,
+    make_config,
+    publish,
+    step,
+    until,
+    until_waits,
+)
+
+
+class Disk:
+    """What stands before the real ``write_weights``: it waits until it may, or fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.failure: Exception | None = None
+        self.begun: list[int] = []
+        self._write = files.write_weights
+        monkeypatch.setattr(files, "write_weights", self.write)
+
+    def write(self, weights: Any, model: Any, into: Path, version: int, **options: Any) -> Any:
+        self.begun.append(version)
+        assert self.may_write.wait(PATIENCE_S)
+        if self.failure is not None:
+            raise self.failure
+        return self._write(weights, model, into, version, **options)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    made = Disk(monkeypatch)
+    yield made
+    made.may_write.set()
+
+
+@pytest.fixture
+def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Config:
+    return make_config(
+        redis_server.url,
+        keys.run,
+        tmp_path,
+        staleness={"mode": "async", "bound": 20},
+        trainer={"batch_groups": 1, "folder_first": False},
+    )
+
+
+@pytest.fixture
+def trainer(config: Config, client: redis.Redis, keys: Keys, disk: Disk) -> Iterator[Trainer]:
+    """A trainer that has published version 1, folder first, and eight groups for it."""
+    with buffering(config), Trainer(config) as trainer:
+        publish(trainer)
+        admit(client, keys, 8)
+        Player(client, keys).work(8, 1)
+        yield trainer
+        disk.may_write.set()
+
+
+def newest(client: redis.Redis, keys: Keys) -> Publication:
+    ((_, fields),) = client.xrevrange(keys.weights("policy"), count=1)
+    return Publication.from_bytes(fields[b"p"])
+
+
+def folders(trainer: Trainer) -> list[int]:
+    return files.versions(trainer.weights_dir)
+
+
+def told(client: redis.Redis, keys: Keys) -> list[int]:
+    return sorted(scripts.read_all_whole(client, keys, "policy"))
+
+
+def test_T16_a_version_is_announced_before_its_folder_which_has_the_weights_of_that_moment(
+    trainer: Trainer, client: redis.Redis, keys: Keys, disk: Disk
+) -> None:
+    assert newest(client, keys).is_whole, "the first one"
+    disk.may_write.clear()
+    batch = trainer.next(PATIENCE_S)
+    trainer.commit(batch)
+    weights = {"weight": torch.full((1,), 7.0)}
+    assert trainer.publish(weights) == 2
+    weights["weight"].fill_(8.0)  # the next step
+
+    said = newest(client, keys)
+    assert (said.version, said.path, said.index) == (2, "", "")
+    assert said.layout
+    assert (trainer.version, folders(trainer), told(client, keys)) == (2, [1], [])
+    assert claimed(trainer.weights_dir) == 2
+    disk.may_write.set()
+    until(lambda: told(client, keys) == [2])
+    whole = scripts.read_whole(client, keys, said)
+    assert whole is not None
+    assert float(load_file(Path(whole.path) / "model.safetensors")["weight"]) == 7.0
+
+
+def test_the_newest_has_its_folder_and_what_lies_between_is_skipped(
+    trainer: Trainer, client: redis.Redis, keys: Keys, disk: Disk
+) -> None:
+    disk.may_write.clear()
+    step(trainer)
+    until(lambda: disk.begun == [1, 2])
+    for _ in range(3):
+        step(trainer)
+    disk.may_write.set()
+    until(lambda: told(client, keys) == [2, 5])
+    assert folders(trainer) == [2, 5]
+    found = [float(load_file(trainer.weights_dir / f"v{v:08d}/model.safetensors")["weight"]) for v in (2, 5)]
+    assert found == [1.0, 4.0], "each as it was published"
+
+
+def test_T13_T18_who_needs_a_folder_waits_for_it_by_name(
+    trainer: Trainer, client: redis.Redis, keys: Keys, disk: Disk
+) -> None:
+    disk.may_write.clear()
+    step(trainer)
+    done: list[Any] = []
+    waiting = threading.Thread(target=lambda: done.append(trainer.pin(2, "evaluation")))
+    waiting.start()
+    until_waits(client, keys, "trainer:actor", "the folder of version 2 to be written")
+    assert not done
+    disk.may_write.set()
+    waiting.join(PATIENCE_S)
+    assert done == [trainer.weights_dir / "v00000002"]
+    trainer.commit(trainer.next(PATIENCE_S))
+    assert trainer.tick() == 3
+    assert newest(client, keys).path == str(trainer.weights_dir / "v00000002")
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_the_next_version_is_folder_first(
+    trainer: Trainer, client: redis.Redis, keys: Keys, disk: Disk
+) -> None:
+    disk.failure = PublishError("the disk is broken.")
+    step(trainer)
+    until(lambda: trainer.session.publications.behind.writer.owes)
+    with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, as .*the disk is broken"):
+        trainer.session._keep_announced()
+    with pytest.raises(PublishError, match="Version 2 is announced"):
+        trainer.tick()
+    disk.failure = None
+    trainer.commit(trainer.next(PATIENCE_S))
+    assert publish(trainer, 2) == 3
+    assert newest(client, keys).is_whole
+    trainer.session._keep_announced()
+
+
+def test_a_folder_that_redis_forgot_is_told_of_again(
+    trainer: Trainer, client: redis.Redis, keys: Keys, disk: Disk
+) -> None:
+    step(trainer)
+    until(lambda: told(client, keys) == [2])
+    client.delete(keys.whole("policy"))
+    until(lambda: trainer.session._keep_announced() or told(client, keys) == [2])
+
+
+def test_T1_a_number_is_claimed_before_it_is_announced(
+    trainer: Trainer, client: redis.Redis, keys: Keys, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer dies between the claim and the announcement: the next one takes the number above it."""
+    trainer.commit(trainer.next(PATIENCE_S))
+
+    def dies(publication: Publication) -> int:
+        raise SystemExit
+
+    monkeypatch.setattr(trainer.session.clock, "announce", dies)
+    with pytest.raises(SystemExit):
+        publish(trainer, 2)
+    assert (trainer.version, claimed(trainer.weights_dir)) == (1, 2)
+    kill(trainer, client)
+    with Trainer(config) as successor:
+        successor.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 0, "version": 1})
+        assert publish(successor) == 3
+        said = newest(client, keys)
+        assert said.is_whole, "a trainer's first publication is folder first"
+        assert said.abandons(2)
+
+
+def test_T1_the_next_number_is_above_what_a_worker_is_about_to_load(
+    trainer: Trainer, client: redis.Redis, keys: Keys
+) -> None:
+    """Redis forgot publication 5, the worker that was told of it has not shown it yet."""
+    client.hset(keys.loading("policy"), "w.1", pack({"versions": [5], "at": 0.0}))
+    trainer.commit(trainer.next(PATIENCE_S))
+    assert publish(trainer, 2) == 6
+
+
+def test_what_is_left_is_written_at_the_end(
+    config: Config, client: redis.Redis, keys: Keys, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with buffering(config):
+        with Trainer(config) as trainer:
+            publish(trainer)
+            admit(client, keys, 1)
+            Player(client, keys).work(1, 1)
+            disk.may_write.clear()
+            step(trainer)
+            until(lambda: disk.begun == [1, 2])
+            writer = trainer.session.publications.behind.writer
+            join = writer.close
+            monkeypatch.setattr(writer, "close", lambda: (disk.may_write.set(), join()))
+            assert told(client, keys) == []
+        assert told(client, keys) == [2]
+        assert folders(trainer) == [1, 2]

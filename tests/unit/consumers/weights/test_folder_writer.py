@@ -1,0 +1,135 @@
+"""The writer of folders: one at a time, the newest first, and no failure unsaid."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from consumers.weights.copies import Copy
+from consumers.weights.folder_writer import FolderWriter, Task
+from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.publication import Publication
+
+PATIENCE_S = 60.0
+
+
+class Disk:
+    """Writes when it may; what it began and ended, in order."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.done: list[int] = []
+        self.is_begun = threading.Event()
+        self.may_go_on = threading.Event()
+        self.failure: Exception | None = None
+
+    def write(self, task: Task, gives_up: Callable[[], bool]) -> None:
+        self.begun.append(task.publication.version)
+        self.is_begun.set()
+        assert self.may_go_on.wait(PATIENCE_S)
+        if self.failure is not None:
+            raise self.failure
+        self.done.append(task.publication.version)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+def writer(disk: Disk) -> Iterator[FolderWriter]:
+    made = FolderWriter(disk.write)
+    yield made
+    disk.may_go_on.set()
+    made.close()
+
+
+def put(writer: FolderWriter, version: int) -> Copy:
+    copy = Copy([])
+    writer.put(Publication("policy", version, "disk", ""), copy)
+    return copy
+
+
+def test_what_is_begun_is_ended_and_of_what_waits_the_newest_is_next(disk: Disk, writer: FolderWriter) -> None:
+    first = put(writer, 1)
+    assert disk.is_begun.wait(PATIENCE_S)
+    put(writer, 2)
+    assert writer.drop() is first, "its copy must not be touched"
+    assert writer.owes
+    put(writer, 3)
+    assert not writer.owes
+    disk.may_go_on.set()
+    told: list[str] = []
+    writer.settle(told.append)
+    assert disk.done == disk.begun == [1, 3]
+    assert told[-1] == ""
+    assert writer.drop() is None
+
+
+def test_a_version_whose_copy_went_is_owed_until_another_is_there(disk: Disk, writer: FolderWriter) -> None:
+    put(writer, 1)
+    assert disk.is_begun.wait(PATIENCE_S)
+    put(writer, 2)
+    writer.drop()
+    disk.may_go_on.set()
+    with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder.*publish again"):
+        writer.settle()
+    writer.forgive()
+    writer.check()
+
+
+@pytest.mark.parametrize("failure", [PublishError("the disk is broken."), DiskFull("no room."), ZeroDivisionError()])
+def test_a_folder_that_is_not_written_is_said_in_every_call(
+    disk: Disk, writer: FolderWriter, failure: Exception
+) -> None:
+    disk.failure = failure
+    disk.may_go_on.set()
+    put(writer, 4)
+    for _ in range(2):
+        with pytest.raises(PublishError, match="Version 4 is announced and has no folder"):
+            writer.settle()
+    with pytest.raises(PublishError):
+        writer.check()
+    disk.failure = None
+    put(writer, 5)
+    writer.settle()
+    assert disk.done == [5]
+
+
+def test_a_failure_of_what_is_not_the_newest_keeps_nobody(disk: Disk, writer: FolderWriter) -> None:
+    put(writer, 1)
+    assert disk.is_begun.wait(PATIENCE_S)
+    disk.failure = PublishError("gone")
+    put(writer, 2)
+
+    def write(task: Task, gives_up: Callable[[], bool]) -> None:
+        if task.publication.version == 1:
+            assert gives_up(), "a newer one has its folder instead"
+        disk.done.append(task.publication.version)
+
+    writer._write = write  # type: ignore[method-assign]
+    disk.may_go_on.set()
+    writer.settle()
+    assert disk.done == [2]
+
+
+def test_the_end_waits_for_what_was_put(disk: Disk) -> None:
+    writer = FolderWriter(disk.write)
+    put(writer, 1)
+    assert disk.is_begun.wait(PATIENCE_S)
+    put(writer, 2)
+    ended = threading.Thread(target=writer.close)
+    ended.start()
+    disk.may_go_on.set()
+    ended.join(PATIENCE_S)
+    assert not ended.is_alive()
+    assert disk.done == [1, 2]
+
+
+def test_no_thread_is_made_for_nothing() -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError
+
+    FolderWriter(never).close()
