@@ -86,8 +86,9 @@ class Caretaker:
             log.error("engine lost: %s", reason)
             services.tally.engine_restarts += 1
             services.lose_engine(services.births, reason)
+            had = services.engine.version
             await self._bring_back(reason)
-            await self._give_back_newer()
+            await self._give_back_newer(had)
             services.regain_engine()
 
     async def _start(self) -> None:
@@ -199,10 +200,15 @@ class Caretaker:
         for held in list(self._held.values()):
             held.release()
 
-    async def _give_back_newer(self) -> None:
-        """T12: where the engine came back with older weights, or none, jobs of a newer version are handed back."""
+    async def _give_back_newer(self, had: int) -> None:
+        """T12: where the engine came back with older weights, or none, jobs of a newer version are handed back.
+
+        Args:
+            had: version that it had. What was begun on that is not gone on with by older weights.
+        """
         version = self._services.highest
-        newer = [held for held in self._held.values() if version < max(0, held.lease.not_before)]
+        is_older = self._services.engine.version < had
+        newer = [held for held in self._held.values() if is_older or version < max(0, held.lease.not_before)]
         for held in newer:
             held.release()
         if tasks := [held.task for held in newer if held.task is not None]:

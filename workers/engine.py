@@ -121,6 +121,8 @@ class Engine(Protocol):
     is_away: bool
     #: True while its generation is frozen.
     paused: bool
+    #: True while weights are brought to it in another way than from a folder: they may be partly new.
+    is_receiving: bool
     #: Memory that it has given back: weights, cuda_graph, kv_cache.
     offloaded: set[str]
     #: Answers so far that ended by an abort.
@@ -249,14 +251,17 @@ class Engine(Protocol):
             files: False for weights that will not come from the disk: then only their index is read.
         """
 
-    async def load(self, publication: Publication, receive: Callable[[], Awaitable[bool]] | None = None) -> float:
+    async def load(
+        self, publication: Publication, receive: "Callable[[], Awaitable[Publication | None]] | None" = None
+    ) -> float:
         """Load verified weights; returns the seconds it took. It must be frozen, or without requests.
 
         Args:
-            receive: brings the weights; where it returns False, or is None, they are loaded from disk.
+            receive: brings the weights; where it returns a publication (this or a later one), or is None, that is
+                loaded from its folder.
 
         Raises:
-            PublishError: it refused, and goes on with the old weights.
+            PublishError: it refused, or was not sent them, and goes on with the old weights.
             EngineDied: it died of it, or did not answer within ``load_timeout_s``.
         """
 

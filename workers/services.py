@@ -134,6 +134,8 @@ class Services:
     sure_birth: int = -1
     #: Of the engine that was lost last: publication (VERSION-REV, '' for none), name of its start, whether it was sure.
     died: tuple[str, str, bool] = ("", "", True)
+    #: Whether it was lost while weights were sent to it: no job is the cause of that.
+    died_receiving: bool = False
     #: Newest version that was set aside, where older weights serve in its stead as far as the bound allows; -1: none.
     stands_in_for: int = -1
     #: The last publication on which this worker reported that something was finished.
@@ -175,6 +177,7 @@ class Services:
             self._shut.enter_context(self.valves.requests.held("the engine is being restarted"))
             self.loss = reason
             self.died = self.present()
+            self.died_receiving = self.engine.is_receiving
             self.engine_lost.set()
 
     @property

@@ -13,6 +13,8 @@ from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import count_of, name_shown, unpack_map
+from penstock.protocol.records.whole import Whole
+from penstock.protocol.scripts import whole_of
 from penstock.redis.commands import Client, Entry
 
 FIELDS = (
@@ -43,8 +45,8 @@ def list_weights(client: Client, keys: Keys, models: Iterable[str]) -> list[dict
     """Publications that Redis remembers, newest first. Blocks for a few round trips, and to look at their folders.
 
     Returns:
-        ``folder``: here, or not seen from this machine; ``num_bytes``: of its files where it is here, else of its
-        tensors; ``write_s``: how long writing them took. None where nobody says.
+        ``folder``: here, not seen from this machine, or still to come; ``num_bytes``: of its files where it is here,
+        else of its tensors; ``write_s``: how long writing them took. None where nobody says.
     """
     workers = [one for one in read_workers(client, keys) if one.age_s < GONE_S]
     return [row for model in models for row in _of_model(client, keys, model, workers)]
@@ -59,9 +61,10 @@ def _of_model(client: Client, keys: Keys, model: str, workers: list[WorkerPresen
         dict(readable(client.hgetall(keys.pins(model)), lambda name, raw: (name_shown(name), count_of(raw, "A pin")))),
     )
     aside = client.hgetall(keys.aside(model))
+    whole = dict(readable(client.hgetall(keys.whole(model)), lambda name, raw: _whole(name, raw, model)))
     newest = True
     for entry in _entries(client, keys, model):
-        yield _row(entry, model, holders, aside, newest)
+        yield _row(entry, model, holders, aside, whole, newest)
         newest = False
 
 
@@ -72,16 +75,26 @@ def _entries(client: Client, keys: Keys, model: str) -> Iterator[Entry]:
         end = f"({name_shown(entries[-1][0])}"
 
 
-def _row(entry: Entry, model: str, holders: _Holders, aside: Mapping[bytes, bytes], newest: bool) -> dict[str, Any]:
+def _row(
+    entry: Entry,
+    model: str,
+    holders: _Holders,
+    aside: Mapping[bytes, bytes],
+    whole: Mapping[int, Whole],
+    newest: bool,
+) -> dict[str, Any]:
     name = name_shown(entry[0])
     row: dict[str, Any] = dict.fromkeys(FIELDS) | {"id": name, "model": model}
     try:
         told = Publication.from_bytes(entry[1].get(b"p", b""), f"publication {name} of model {model}")
     except ProtocolError as exc:
         return row | {"state": str(exc)}
-    size = _size(told.path)
+    if told.version in whole:
+        told = whole[told.version].of_publication(told)
+    size = _size(told.path) if told.is_whole else None
     row |= {field: getattr(told, field) for field in ("version", "step", "through", "transport", "path")}
-    row |= {"folder": "not seen from here" if size is None else "here"}
+    missing = "not seen from here" if told.is_whole else "still to come"
+    row |= {"path": told.path or None, "folder": missing if size is None else "here"}
     row |= {"num_bytes": size or told.num_bytes or None, "write_s": told.write_s or None}
     row |= {"age_s": max(0.0, time.time() - told.published_s)}
     return row | holders.of(told.version) | {"state": _state(aside.get(entry[0]), newest)}
@@ -100,6 +113,11 @@ def _size(path: str) -> int | None:
             return sum(one.stat().st_size for one in islice(entries, MAX_FILES) if one.is_file())
     except (OSError, ValueError):
         return None
+
+
+def _whole(name: bytes, raw: bytes, model: str) -> tuple[int, Whole]:
+    version = count_of(name, "A version whose folder was told of")
+    return version, whole_of(raw, version, model)
 
 
 def _loading(name: bytes, raw: bytes) -> tuple[str, list[int]]:

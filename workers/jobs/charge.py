@@ -60,6 +60,8 @@ class Charge:
         """
         detail = trace_of(failure)
         match failure:
+            case EngineDied() if self._services.died_receiving and not isinstance(failure, MemberDied):
+                await self._release(str(failure))
             case EngineDied():
                 services = self._services
                 died = services.present() if isinstance(failure, MemberDied) else services.died
@@ -111,6 +113,14 @@ class Charge:
             services.repeats.warn(failure, message, f"{reason} {went}")
         else:
             log.warning("%s", message)
+
+    async def _release(self, detail: str) -> None:
+        """The engine was lost over a transfer of weights: whoever has the job next goes on, without a charge."""
+        await self._keep_prefixes()
+        services, job = self._services, self._lease.job
+        await services.control.call(scripts.release(services.keys, job, self._lease.token, self._told()))
+        services.tally.handed_back += 1
+        log.warning("the engine was lost while weights were sent to it; job %s is handed back: %s", job, detail)
 
     async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
         await self._keep_prefixes()

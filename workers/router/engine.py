@@ -128,7 +128,9 @@ class RoutedEngine(TendedEngines):
                 self.is_away = True
                 return f"no engine behind the router can answer: {self.missing}"
 
-    async def load(self, publication: Publication, receive: Callable[[], Awaitable[bool]] | None = None) -> float:
+    async def load(
+        self, publication: Publication, receive: Callable[[], Awaitable[Publication | None]] | None = None
+    ) -> float:
         """Load weights from disk into every serving server; see :meth:`SglangClient.load`. One that fails is taken out.
 
         Args:

@@ -30,6 +30,7 @@ from workers.sglang.routed_experts import Routing
 from workers.sglang.server_info import ServerInfo
 from workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
 from workers.sglang.under_way import UnderWay
+from workers.weights.folders import FolderToCome
 from workers.weights.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
 
@@ -70,6 +71,8 @@ class SglangControls(ABC):
         self.paused = False
         #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
         self.loading = False
+        #: True while weights are brought to it in another way than from a folder: they may be partly new.
+        self.is_receiving = False
         #: Memory that it has given back: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
         self.offloaded: set[str] = set()
         #: Ids that end an answer of this model.
@@ -159,6 +162,7 @@ class SglangControls(ABC):
 
     def _set_version(self, version: int, rev: int = 0) -> None:
         self.version, self.rev, self.newest = version, rev, version
+        self.is_receiving = False
         # Prefix KV is found by requests of the same load only: an in-place load leaves KV of two versions behind, and
         # the versions of another run on the same server mean other weights.
         self._namespace = f"{version}.{secrets.token_hex(4)}"
@@ -176,36 +180,35 @@ class SglangControls(ABC):
             verify_publication, publication, self._reference, tied=has_tied_embeddings(folder), files=files
         )
 
-    async def load(self, publication: Publication, receive: Callable[[], Awaitable[bool]] | None = None) -> float:
+    async def load(
+        self, publication: Publication, receive: Callable[[], Awaitable[Publication | None]] | None = None
+    ) -> float:
         """Load verified weights from disk; returns the seconds it took.
 
         Args:
-            receive: brings the weights in another way; where it returns False they are loaded from disk after all.
+            receive: brings the weights in another way; where it returns a publication, this or a later one, that is
+                loaded from disk after all.
 
         The server must be frozen, or without requests. Never lets the server flush its cache: with requests about
         (or the last answer just leaving) that ends its scheduler.
 
         Raises:
-            PublishError: the engine refused; it goes on with the old weights.
+            PublishError: the engine refused, or was not sent them; it goes on with the old weights.
             EngineDied: it died of it, or did not answer within ``load_timeout_s``.
         """
-        body = {
-            "model_path": _absolute(publication.path),
-            "weight_version": str(publication.version),
-            "flush_cache": False,
-        }
         started = time.perf_counter()
         self.newest = publication.version
         self.loading = True
         try:
-            received = receive is not None and await receive()
-            if receive is not None and not received:
-                await self.verify(publication)
-            answer = (
-                {"success": True}
-                if received
-                else await self.post("/update_weights_from_disk", body, timeout_s=self.config.load_timeout_s)
-            )
+            from_disk = publication if receive is None else await receive()
+            if from_disk is not None:
+                publication, self.newest = from_disk, from_disk.version
+                if receive is not None:
+                    await self.verify(publication)
+            answer = {"success": True} if from_disk is None else await self._load_folder(publication)
+        except FolderToCome:
+            self.newest = self.version
+            raise
         except PublishError as exc:
             raise EngineDied(f"the engine's weights are mixed and cannot be made whole; restart it: {exc}") from exc
         except EngineDied:
@@ -224,6 +227,14 @@ class SglangControls(ABC):
         self._set_version(publication.version, publication.rev)
         self.abandoned = publication.abandoned
         return time.perf_counter() - started
+
+    async def _load_folder(self, publication: Publication) -> dict[str, Any]:
+        body = {
+            "model_path": _absolute(publication.path),
+            "weight_version": str(publication.version),
+            "flush_cache": False,
+        }
+        return await self.post("/update_weights_from_disk", body, timeout_s=self.config.load_timeout_s)
 
     async def pause(self) -> None:
         """Freeze generation where it stands; KV is kept."""

@@ -21,6 +21,7 @@ from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.records.publication import Publication
 from workers.engine import ABORT_AGAIN_S, Engine
 from workers.jobs.valves import Valves
+from workers.weights.folders import FolderToCome
 from workers.weights.receive.transfers import Transfers
 
 Policy = Literal["in_place", "abort", "drain"]
@@ -33,6 +34,7 @@ Load: TypeAlias = Callable[[], Awaitable[float]]
 class ApplyReport:
     """What an update cost."""
 
+    #: What was loaded: the publication, or a later one where it was sent in part.
     version: int
     policy: Policy
     #: Seconds for which nothing was generated.
@@ -55,15 +57,17 @@ async def apply_publication(
 
     Raises:
         PublishError: its version goes back, it is not whole, does not fit the model, or the engine refused it; the
-            engine serves the old weights.
+            engine serves the old weights. FolderToCome: it was not sent to it, and has no folder yet.
         EngineDied: the engine was lost; start it again with a publication.
     """
     async with valves.applying:
         _refuse_backwards(engine, publication)
         by_disk = transfers is None or not transfers.may_take(publication)
+        if by_disk and not publication.is_whole:
+            raise _to_come(publication)
         if by_disk:
             await engine.verify(publication)
-        else:
+        elif publication.is_whole:
             await engine.verify(publication, files=False)
         if policy == "drain":
             started = time.perf_counter()
@@ -82,10 +86,16 @@ async def _prepare(engine: Engine, publication: Publication, transfers: Transfer
     """How to load: as it was arranged with the trainer, or the folder, verified."""
     receive = await transfers.prepare(publication) if transfers is not None else None
     if receive is None:
+        if not publication.is_whole:
+            raise _to_come(publication)
         if transfers is not None:
             await engine.verify(publication)
         return lambda: engine.load(publication)
     return lambda: engine.load(publication, receive)
+
+
+def _to_come(publication: Publication) -> FolderToCome:
+    return FolderToCome(f"version {publication.version} was not sent to this engine, and its folder is still to come")
 
 
 def _refuse_backwards(engine: Engine, publication: Publication) -> None:
@@ -107,7 +117,7 @@ async def _load_frozen(engine: Engine, valves: Valves, publication: Publication,
             await engine.resume()
             raise
         await engine.resume()
-        return ApplyReport(publication.version, "in_place", time.perf_counter() - started, load_s, 0.0, 0)
+        return ApplyReport(engine.version, "in_place", time.perf_counter() - started, load_s, 0.0, 0)
 
 
 async def _load_idle(
@@ -122,7 +132,7 @@ async def _load_idle(
         load_s = await load()
         ended = time.perf_counter()
     wait_s = waited if policy == "drain" else returned - started
-    return ApplyReport(publication.version, policy, ended - started, load_s, wait_s, num_aborted)
+    return ApplyReport(engine.version, policy, ended - started, load_s, wait_s, num_aborted)
 
 
 async def return_all(engine: Engine, valves: Valves) -> None:

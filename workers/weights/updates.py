@@ -6,19 +6,19 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock.config.staleness import Mode
-from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
-from penstock.names import Lane
-from penstock.protocol.keys import Keys
+from penstock.errors import EngineDied, ProtocolError, PublishError
 from penstock.protocol.memory_control import parse_wish
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import note, translate
+from penstock.protocol.scripts import note
 from penstock.protocol.waits import Waiting
-from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from workers.health import shorten
 from workers.services import Services
 from workers.weights.apply import ApplyReport, Policy, apply_publication
+from workers.weights.costs import count_update
+from workers.weights.ends import Ends
+from workers.weights.folders import Folders, FolderToCome
 from workers.weights.here import Here
 from workers.weights.memory import Memory
 from workers.weights.receive.transfers import Transfers
@@ -27,10 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Longest blocking read of the stream.
 BLOCK_MS = 1000
-#: How often a cohort that still runs is looked at, and a publication that cannot be loaded is tried again.
+#: How often an engine that is lost is looked at, and a publication that cannot be loaded is tried again.
 LOOK_S, RETRY_S = 0.05, 1.0
-#: How often a version is looked at that is held for its evaluation.
-EVAL_LOOK_S = 0.2
 #: Publications that are looked at for the last good one.
 KEPT = 16
 #: How often a worker whose engine may not start looks whether it may.
@@ -69,13 +67,19 @@ class Updates:
             waiting=waiting,
             timeout_s=services.config.trainer.transfer_timeout_s,
             birth=lambda: services.births,
+            instead=self._instead,
         )
+        #: Folders that come behind their announcement.
+        self.folders = Folders(services.keys, services.control, waiting, self.look)
+        self._ends = Ends(services, waiting)
         #: Has versions on this machine that only the trainer's has, or that are made of deltas.
         self.here = Here(services.config, services.keys, services.worker, waiting)
         #: Newest publication that was announced.
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
         self.loaded: Publication | None = None
+        #: What was loaded in the place of one that was sent in part, and with its folder on this machine.
+        self._later: tuple[Publication, Publication] | None = None
         #: Publications on which engines died and finished nothing (VERSION-REV), with how the last one died.
         self.aside: dict[str, str] = {}
         #: Hands back all that is held; set by who holds it.
@@ -104,21 +108,35 @@ class Updates:
             ConfigError, EngineDied, EngineError: as ``Engine.start``.
         """
         await self._all_memory_is_wanted()
-        newest = await self.look()
+        newest, found = await self._something_whole()
         self.memory.reset()
-        await self._read_aside()
-        for publication in await self._to_start_with(newest):
+        for publication in found:
             try:
                 self.transfers.check(publication)
                 await self._hold(publication)
-                await self._services.engine.start(await self.here.of(publication))
+                here = await self.here.of(publication)
+                await self._services.engine.start(here)
             except PublishError as exc:
-                if publication is newest:
+                if newest is not None and publication.id == newest.id:
                     self._say(publication, exc)
                 continue
-            self._note_loaded(publication)
+            await self._note_loaded(publication, here)
             return
         await self._services.engine.start(None)
+
+    async def _something_whole(self) -> tuple[Publication | None, list[Publication]]:
+        """The newest publication, and what an engine is started with, best first.
+
+        Where the newest has no folder yet, and there is none that the bound allows in its stead, waits by name.
+        """
+        while True:
+            newest = await self.look()
+            await self._read_aside()
+            found = await self._to_start_with(newest)
+            if found or newest is None or newest.id in self.aside or await self.folders.now(newest) is not None:
+                return newest, found
+            self._waiting.for_(f"the folder of version {newest.version} of {newest.model} to be written")
+            await asyncio.sleep(WISH_S)
 
     async def run(self) -> None:
         """Follow the stream for ever; an engine that dies of an update is left to the engine task."""
@@ -168,12 +186,25 @@ class Updates:
         self._waiting.for_(f"version {newest.version} of {newest.model} to be announced again: {why}")
 
     async def _to_start_with(self, newest: Publication | None) -> list[Publication]:
-        """What an engine is started with, best first: the newest, else what it had, else the last that is good."""
-        found = [newest, self.loaded if self.loaded is not newest else None]
-        if newest is not None and newest.id in self.aside:
+        """What an engine is started with, best first: the newest, else what it had, else the last that is good.
+
+        All with their folders, and none that is abandoned; in the stead of a newest that has no folder yet none that is
+        older than the bound allows.
+        """
+        if newest is None:
+            return []
+        loaded = self.loaded if self.loaded is not None and self.loaded.id != newest.id else None
+        whole, aside = await self.folders.now(newest), newest.id in self.aside
+        earlier: list[Publication] = [] if loaded is None else [loaded]
+        if aside or whole is None:
             entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))
-            earlier = [Publication.from_bytes(fields.get(b"p", b""), "publication") for _, fields in entries]
-            found += [one for one in earlier if not newest.abandons(one.version)]
+            earlier += [Publication.from_bytes(fields.get(b"p", b""), "publication") for _, fields in entries]
+        earlier = [one for one in earlier if not newest.abandons(one.version) and one.id != newest.id]
+        if whole is None and not aside:
+            staleness = self._services.config.staleness
+            bound = staleness.bound if staleness.mode is Mode.ASYNC else 0
+            earlier = [one for one in earlier if 0 < newest.version - one.version <= bound]
+        found = [whole, *[await self.folders.now(one) for one in earlier if one.id not in self.aside]]
         return [one for one in found if one is not None and one.id not in self.aside]
 
     async def _leave_aside(self) -> None:
@@ -234,19 +265,49 @@ class Updates:
             try:
                 self.transfers.check(newest)
                 await self._hold(newest)
-                here = await self.here.of(newest)
-                await self._cohort_ends(newest)
-                await self._evaluation_ends(newest)
-                report = await self._apply(here)
+                await self._bring(newest)
             except EngineDied as exc:
                 log.warning("the engine died of version %d: %s", newest.version, exc)
                 services.lose_engine(birth, str(exc))
             except PublishError as exc:
                 await self._refused(newest, exc)
+
+    async def _bring(self, newest: Publication) -> None:
+        """Bring the engine to a publication: as it is sent, or from its folder, when that is there.
+
+        Raises:
+            PublishError: another one was announced before it had a folder, or it cannot be loaded.
+            EngineDied: the engine was lost by it.
+        """
+        whole = await self.folders.now(newest)
+        if whole is None and self.transfers.may_take(newest):
+            await self._ends.wait(newest)
+            try:
+                await self._loaded_by(await self._apply(newest), newest, newest)
+            except FolderToCome as exc:
+                log.info("%s", exc)
             else:
-                if report is not None:
-                    self._note_loaded(newest)
-                    await self._count(report)
+                return
+        whole = whole or await self.folders.of(newest)
+        here = await self.here.of(whole)
+        await self._ends.wait(newest)
+        await self._loaded_by(await self._apply(here), whole, here)
+
+    async def _loaded_by(self, report: ApplyReport | None, publication: Publication, here: Publication) -> None:
+        if report is None:
+            return
+        if report.version != publication.version and self._later is not None:
+            publication, here = self._later
+        await self._note_loaded(publication, here)
+        await count_update(self._services, report)
+
+    async def _instead(self, publication: Publication) -> Publication:
+        """For an engine whose weights are partly new: the publication or a later one, on this machine."""
+        limit_s = self._services.config.trainer.transfer_timeout_s
+        found = await self.folders.of_this_or_later(publication, limit_s)
+        here = await self.here.of(found)
+        self._later = found, here
+        return here
 
     async def settle_memory(self) -> None:
         """Bring the engine's memory to what is wished."""
@@ -261,6 +322,7 @@ class Updates:
         if weights_back and newest is not None:
             try:
                 self.transfers.check(newest)
+                newest = await self.folders.of(newest)
                 here = await self.here.of(newest)
             except PublishError as exc:
                 await self._refused(newest, exc)
@@ -271,8 +333,8 @@ class Updates:
             log.warning("the engine died of a change of memory: %s", exc)
             services.lose_engine(birth)
         else:
-            if weights_back and newest is not None:
-                self._note_loaded(newest)
+            if weights_back and newest is not None and here is not None:
+                await self._note_loaded(newest, here)
             services.show.set()
 
     async def _apply(self, newest: Publication) -> ApplyReport | None:
@@ -289,42 +351,6 @@ class Updates:
             applying.cancel()
             await asyncio.gather(applying, lost, return_exceptions=True)
 
-    async def _cohort_ends(self, newest: Publication) -> None:
-        """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5)."""
-        loaded = self._services.engine.version
-        if not self._services.config.staleness.rules.drains or loaded < 0 or self._services.engine.offloaded:
-            return
-        if newest.abandons(loaded):
-            return  # what would be drawn under a version that no longer lives could not be trained (T1)
-        key = self._services.keys.cohorts
-        while True:
-            versions = await self._services.control.do(lambda client: client.hkeys(key))
-            older = [int(v) for v in versions if int(v) < newest.version]
-            if not older or self._services.engine_lost.is_set():
-                return
-            self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
-            await asyncio.sleep(LOOK_S)
-
-    async def _evaluation_ends(self, newest: Publication) -> None:
-        """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18)."""
-        services = self._services
-        loaded = services.engine.version
-        if not services.config.data.eval_pinned or loaded < 0 or services.engine.offloaded:
-            return
-        if newest.abandons(loaded):
-            return
-        keys = services.keys
-        while not services.engine_lost.is_set():
-            jobs, is_paused = await services.control.do(lambda client: _evaluating(client, keys))
-            left = sum(_asked_version(job) == loaded for job in jobs)
-            if not left or is_paused:
-                return
-            self._waiting.for_(
-                f"the evaluation of version {loaded} ({left} prompts left) to end before version {newest.version} is "
-                "loaded (data.eval_pinned)"
-            )
-            await asyncio.sleep(EVAL_LOOK_S)
-
     async def _hold(self, publication: Publication) -> None:
         """Have the folder of what is to be loaded kept, and that of what is loaded: the engine may have to go back."""
         services = self._services
@@ -333,15 +359,19 @@ class Updates:
         record = pack({"versions": sorted(versions), "at": time.time()})
         await services.control.call(note(keys, keys.loading(model), services.worker, record))
 
-    def _note_loaded(self, publication: Publication) -> None:
-        self.loaded = publication
-        if publication is self.newest:
+    async def _note_loaded(self, publication: Publication, here: Publication) -> None:
+        """The engine has a publication; ``here``: with its folder on this machine."""
+        self.loaded, self._later = publication, None
+        if self.newest is not None and publication.id == self.newest.id:
             self.cannot_load = ""
             self._waiting.end()
+        await self.transfers.learn(here)
+        self._services.show.set()
 
     async def _refused(self, refused: Publication, exc: PublishError) -> None:
         """Its folder may be gone because there is a newer one; else say so, and try again after a while."""
-        if await self.look() is not refused:
+        newest = await self.look()
+        if newest is None or newest.id != refused.id:
             return
         self._say(refused, exc)
         await asyncio.sleep(RETRY_S)
@@ -352,49 +382,3 @@ class Updates:
             log.error("version %d is not loaded: %s", refused.version, exc)
         self.cannot_load = str(exc)
         self._waiting.for_(f"a version of {refused.model} that can be loaded; {refused.version} cannot: {exc}")
-
-    async def _count(self, report: ApplyReport) -> None:
-        log.info(
-            "version %d loaded (%s): paused %.1f ms, %d aborted",
-            report.version,
-            report.policy,
-            report.pause_s * 1000,
-            report.num_aborted,
-        )
-        tally, counters = self._services.tally, self._services.keys.counters
-        tally.weight_updates += 1
-        tally.weight_pause_s += report.pause_s
-        tally.weight_load_s += report.load_s
-        tally.weight_wait_s += report.wait_s
-
-        async def add(client: AsyncClient) -> None:
-            pipe = client.pipeline(transaction=False)
-            pipe.hincrby(counters, "weight_updates", 1)
-            pipe.hincrby(counters, "weight_pause_us", int(report.pause_s * 1e6))
-            try:
-                await pipe.execute()
-            except Exception as exc:
-                raise translate(exc, "count") from exc
-
-        try:
-            await self._services.control.do(add)
-        except QueueFull as exc:
-            log.warning("an update of weights is not counted: %s", exc)
-
-
-async def _evaluating(client: AsyncClient, keys: Keys) -> tuple[list[bytes], bool]:
-    """Evaluation's jobs that are not done, and whether their lane is paused: nobody draws them then."""
-    pipe = client.pipeline(transaction=False)
-    pipe.zrange(keys.unfinished(Lane.EVAL), 0, -1)
-    pipe.sismember(keys.paused, Lane.EVAL)
-    try:
-        jobs, is_paused = await pipe.execute()
-    except Exception as exc:
-        raise translate(exc, "evaluating") from exc
-    return jobs, bool(is_paused)
-
-
-def _asked_version(job: bytes) -> int:
-    """Version that a job of an evaluation is asked of; -1 for one of somebody else's."""
-    parts = job.rsplit(b"/", 2)
-    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else -1

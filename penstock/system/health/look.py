@@ -16,6 +16,7 @@ from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S
 from penstock.protocol.records.publication import Publication
+from penstock.protocol.scripts import read_whole
 from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.system.health.finding import Finding, Level
@@ -93,7 +94,15 @@ def look_at_weights(client: Client, keys: Keys, models: Iterable[str], *, needed
             except ProtocolError as exc:
                 yield Finding(what, Level.ERROR, str(exc))
                 continue
-            yield from _weights(what, Path(told.path), needed)
+            try:
+                whole = read_whole(client, keys, told)
+            except ProtocolError as exc:
+                yield Finding(what, Level.ERROR, str(exc))
+                continue
+            if whole is None:
+                yield Finding(what, Level.OK, f"the folder of version {told.version} is still to come")
+                continue
+            yield from _weights(what, Path(whole.path), needed)
 
 
 def _weights(what: str, folder: Path, needed: bool) -> Iterator[Finding]:

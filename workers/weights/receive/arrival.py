@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import EngineDied, EngineError
@@ -10,6 +11,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision
 from penstock.redis.control import AsyncControl
+from penstock.weights.index import TensorEntry
 from workers.engine import Engine
 
 _LOOK_S = 0.003
@@ -34,9 +36,12 @@ class Arrival:
         keys: Keys,
         control: AsyncControl,
         timeout_s: float,
+        entries: Sequence[TensorEntry] = (),
     ) -> None:
         self.publication = publication
         self.decision = decision
+        #: Tensors of another version of this layout, where this one has no folder yet: names, dtypes and shapes hold.
+        self.entries = entries
         self._worker = worker
         self._engine = engine
         self._key = keys.transfer(publication.model)
@@ -65,11 +70,14 @@ class Arrival:
         """Say that the engine is held still, and wait for what ``Transfer.tell`` tells this worker.
 
         Raises:
-            NotSent: the trainer gave up, or is silent.
+            NotSent: the trainer gave up, or is silent; nothing was written to the engine.
         """
-        field, text = await self._first_of("h", "s")
+        try:
+            field, text = await self._first_of("h", "s")
+        except NotSent as exc:
+            raise NotBegun(str(exc)) from exc
         if field == "s":
-            raise NotSent(text or "the trainer sent nothing")
+            raise NotBegun(text or "the trainer sent nothing")
         self._is_awaited = True
         return text
 
@@ -101,3 +109,7 @@ class Arrival:
 
 class NotSent(Exception):
     """The trainer did not send the weights: why. The folder is loaded."""
+
+
+class NotBegun(NotSent):
+    """It did not even begin: the engine has what it had."""

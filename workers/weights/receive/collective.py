@@ -31,6 +31,9 @@ class Collective(Receiver):
 
     async def prepare(self, arrival: Arrival) -> None:
         publication = arrival.publication
+        if arrival.entries:
+            self._entries = list(arrival.entries)
+            return
         index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
         self._entries = index.entries()
 

@@ -4,14 +4,16 @@
     receive   the engine is held still, and takes the weights as its transport has it (one file each, beside this)
 
 Whatever goes wrong before the first bytes costs nothing; after it the engine's weights are mixed, and the folder is
-loaded before it goes on. An engine that does not answer at all sits in a collective whose trainer or other member is
-dead: it is lost, and its successor loads the folder.
+loaded before it goes on, that of this version or of a later one. An engine that does not answer at all sits in a
+collective whose trainer or other member is dead: it is lost, and its successor loads a folder.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull, QueueUnavailable
 from penstock.protocol import transfers
@@ -21,16 +23,21 @@ from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient, News
 from penstock.redis.control import AsyncControl
+from penstock.weights.index import TensorEntry, layout_digest, read_index
 from penstock.weights.transport import TRANSPORTS, transport
 from penstock.words import said
 from workers.engine import Engine
-from workers.weights.receive.arrival import MARGIN_S, Arrival, NotSent
+from workers.weights.folders import FolderToCome
+from workers.weights.receive.arrival import MARGIN_S, Arrival, NotBegun, NotSent
 from workers.weights.receive.receiver import Receiver, receiver_of, users_receiver
 
 log = logging.getLogger(__name__)
 
-#: Takes the weights into an engine that is held still; False when they have to be loaded from the folder.
-Receive = Callable[[], Awaitable[bool]]
+#: Takes the weights into an engine that is held still: None when it has them, else what has to be loaded from its
+#: folder, that publication or a later one. Raises FolderToCome where the engine has what it had.
+Receive = Callable[[], Awaitable[Publication | None]]
+#: A publication, or a later one, with its folder on this machine; waits for it.
+Instead = Callable[[Publication], Awaitable[Publication]]
 
 _BLOCK_MS = 200
 
@@ -48,6 +55,7 @@ class Transfers:
         reader: a connection for blocking reads that nothing else uses meanwhile.
         timeout_s: ``trainer.transfer_timeout_s``.
         birth: counts the engine's starts.
+        instead: for an engine whose weights are partly new.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class Transfers:
         waiting: Waiting,
         timeout_s: float,
         birth: Callable[[], int],
+        instead: Instead,
     ) -> None:
         self._engine = engine
         self._keys = keys
@@ -73,6 +82,9 @@ class Transfers:
         self._timeout_s = timeout_s
         self._birth = birth
         self._receivers: dict[type[Receiver], Receiver] = {}
+        self._instead = instead
+        #: Digest of an index that was read, of its layout, and its tensors.
+        self._known: tuple[str, str, list[TensorEntry]] = ("", "", [])
         self._users = None if named in TRANSPORTS else users_receiver(named)
 
     def check(self, publication: Publication) -> None:
@@ -89,8 +101,24 @@ class Transfers:
         )
 
     def may_take(self, publication: Publication) -> bool:
-        """Whether this engine can get these weights without the disk."""
-        return transport(publication.transport).is_sent and bool(publication.index) and self._engine.info.num_ranks > 0
+        """Whether this engine can get these weights without the disk: of one without a folder its layout is known."""
+        is_known = bool(publication.index) if publication.is_whole else publication.layout == self._known[1] != ""
+        return transport(publication.transport).is_sent and is_known and self._engine.info.num_ranks > 0
+
+    async def learn(self, publication: Publication) -> None:
+        """Know the layout of a version that was loaded, by the index in its folder. Reads a small file in a thread."""
+        if not publication.is_whole or publication.index in ("", self._known[0]):
+            return
+        if not transport(self._named).is_sent:
+            return
+        try:
+            index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
+            entries = index.entries()
+        except PublishError as exc:
+            log.info("the layout of version %d is not known: %s", publication.version, exc)
+            return
+        layout = layout_digest((entry.name, entry.dtype, entry.shape) for entry in entries)
+        self._known = publication.index, layout, entries
 
     def receiver(self, name: str) -> Receiver:
         """What takes weights by this transport; made when it is first needed."""
@@ -122,6 +150,7 @@ class Transfers:
             keys=self._keys,
             control=self._control,
             timeout_s=self._timeout_s,
+            entries=() if publication.is_whole else self._known[2],
         )
         try:
             await receiver.prepare(arrival)
@@ -130,7 +159,7 @@ class Transfers:
         except Exception as exc:
             await _fail(arrival, exc)
             return None
-        return lambda: take(receiver, arrival)
+        return partial(take, receiver, arrival, self._instead, self._engine)
 
     async def _decided(self, stream: str, after: bytes, id_: str) -> Decision | None:
         deadline = time.monotonic() + self._timeout_s + MARGIN_S
@@ -151,29 +180,36 @@ class Transfers:
         return None
 
 
-async def take(receiver: Receiver, arrival: Arrival) -> bool:
-    """Whether the engine has the weights; else why is told to the trainer, and they are loaded from the folder.
+async def take(receiver: Receiver, arrival: Arrival, instead: Instead, engine: Engine) -> Publication | None:
+    """None where the engine has the weights; else why is told to the trainer, and what has to be loaded instead.
 
     Raises:
         EngineDied: the engine was lost by it.
+        FolderToCome: nothing was sent, and there is no folder: the engine has what it had.
         QueueUnavailable, QueueFull: nobody can be told.
     """
+    publication, failure, has_begun = arrival.publication, "", True
+    engine.is_receiving = True
     try:
         failure = await receiver.receive(arrival)
     except EngineDied as exc:
         await arrival.answer(f"its engine is lost: {exc}"[:500])
         raise
     except NotSent as exc:
-        failure = str(exc)
+        failure, has_begun = str(exc), not isinstance(exc, NotBegun)
     except (QueueUnavailable, QueueFull):
         raise
     except Exception as exc:
         await _fail(arrival, exc)
-        return False
-    if failure:
-        log.warning("version %s is loaded from its folder: %s", arrival.decision.id, failure)
+        return await instead(publication)
     await arrival.answer(failure)
-    return not failure
+    if not failure:
+        return None
+    log.warning("version %s is loaded from a folder: %s", arrival.decision.id, failure)
+    if not has_begun and not publication.is_whole:
+        engine.is_receiving = False
+        raise FolderToCome(f"version {publication.version} was not sent: {failure}")
+    return await instead(publication)
 
 
 async def _fail(arrival: Arrival, exc: Exception) -> None:
