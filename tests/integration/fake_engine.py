@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -77,6 +78,10 @@ class FakeEngine:
         self.loading: list[str] = []
         #: Reads the folder of a load: '' or what went wrong.
         self.read: Callable[[str], str] | None = None
+        #: The same, told under which version.
+        self.read_as: Callable[[str, str], str] | None = None
+        #: It dies once in a load from a folder whose name begins so; '': in none.
+        self.dies_loading = ""
         #: Bodies of updates by checkpoint-engine, and what takes the weights at its sockets: '' or what went wrong.
         self.handles: list[dict[str, Any]] = []
         self.take: Callable[[dict[str, str]], str] = lambda handles: ""
@@ -199,6 +204,14 @@ class FakeEngine:
         self.loading.append(body["model_path"])
         await self.may_load.wait()
         self.loading.remove(body["model_path"])
+        if self.dies_loading and Path(body["model_path"]).name.startswith(self.dies_loading):
+            self.dies_loading = ""
+            self.die()
+            assert request.transport is not None
+            request.transport.abort()
+            return web.json_response({})
+        if self.read_as is not None:
+            await asyncio.to_thread(self.read_as, body["model_path"], body["weight_version"])
         if self.read is not None and (failure := await asyncio.to_thread(self.read, body["model_path"])):
             return web.json_response({"success": False, "message": failure}, status=400)
         self.version = body["weight_version"]

@@ -1,0 +1,37 @@
+"""A transport for tests: buckets become files of a folder beside the weights, which engines load from there."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from consumers.weights.transfer import Transfer
+from consumers.weights.transports.sender import Sender
+from workers.weights.receive.arrival import Arrival
+from workers.weights.receive.receiver import Receiver
+
+SENT = "sent-"
+
+
+class ToFiles(Sender):
+    receiver = f"{__name__}:FromFiles"
+
+    def send(self, transfer: Transfer) -> None:
+        folder = Path(tempfile.mkdtemp(prefix=SENT))
+        try:
+            transfer.decide()
+            for number, bucket in enumerate(transfer.buckets()):
+                save_file(dict(bucket), folder / f"{number}.safetensors")
+            for worker in sorted(transfer.await_held()):
+                transfer.tell(worker, str(folder))
+            transfer.await_received()
+        finally:
+            shutil.rmtree(folder)
+
+
+class FromFiles(Receiver):
+    async def receive(self, arrival: Arrival) -> str:
+        folder = await arrival.told()
+        body = {"model_path": folder, "weight_version": str(arrival.publication.version), "flush_cache": False}
+        return await arrival.post("/update_weights_from_disk", body)
