@@ -5,6 +5,7 @@ none is charged for a transfer.
 """
 
 import asyncio
+import contextlib
 import signal
 import sys
 import threading
@@ -170,6 +171,16 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Stop]]:
         stop.may_go_on.set()
 
 
+@contextlib.contextmanager
+def let_go(stops: list[Stop]) -> Iterator[list[Stop]]:
+    """A test that fails ends: the trainer's threads stand no more."""
+    try:
+        yield stops
+    finally:
+        for stop in stops:
+            stop.may_go_on.set()
+
+
 async def publish_two(trainer: Trainer, models: list[Path], arm: Callable[[], None]) -> "asyncio.Task[int]":
     """Version 1, then version 2 on its way, once the worker serves and ``arm`` was called."""
     await asyncio.to_thread(trainer.publish, load(models[1]))
@@ -196,10 +207,10 @@ async def test_T1_I9_an_engine_that_is_killed_comes_back_with_a_whole_version(
     async with served() as (fake, by_version):
         config = make(fake.url)
         admit(client, keys, [job(0), *(job(index) for index in range(1, 4))])
-        with buffering(config), Trainer(config) as trainer:
+        with buffering(config), Trainer(config) as trainer, contextlib.ExitStack() as ends:
             async with working(config) as worker:
                 engine = worker.services.engine
-                stops: list[Stop] = []
+                stops = ends.enter_context(let_go([]))
 
                 def arm() -> None:
                     stops.append(stand(point))
@@ -244,9 +255,8 @@ async def test_T1_I9_a_worker_that_is_killed_has_a_successor_with_a_whole_versio
     async with served() as (fake, by_version):
         config = make(fake.url)
         admit(client, keys, [job(0), *(job(index) for index in range(1, 4))])
-        with buffering(config), Trainer(config) as trainer:
+        with buffering(config), Trainer(config) as trainer, let_go([]) as stops:
             first = start(config, "first")
-            stops: list[Stop] = []
             publishing = await publish_two(trainer, models, lambda: stops.append(stand(point)))
             (stop,) = stops
             await until(stop.is_there.is_set)

@@ -102,15 +102,17 @@ class Updates:
         return self.newest
 
     async def start_engine(self) -> None:
-        """Weights before work (I9): start with the newest; where it cannot be loaded with those it had, else without.
+        """Weights before work (I9): start with the newest; where it cannot be loaded, or has no folder yet, with those
+        it had or an earlier one, else without.
 
         Raises:
             ConfigError, EngineDied, EngineError: as ``Engine.start``.
         """
         await self._all_memory_is_wanted()
-        newest, found = await self._something_whole()
+        newest = await self.look()
         self.memory.reset()
-        for publication in found:
+        await self._read_aside()
+        for publication in await self._to_start_with(newest):
             try:
                 self.transfers.check(publication)
                 await self._hold(publication)
@@ -123,20 +125,6 @@ class Updates:
             await self._note_loaded(publication, here)
             return
         await self._services.engine.start(None)
-
-    async def _something_whole(self) -> tuple[Publication | None, list[Publication]]:
-        """The newest publication, and what an engine is started with, best first.
-
-        Where the newest has no folder yet, and there is none that the bound allows in its stead, waits by name.
-        """
-        while True:
-            newest = await self.look()
-            await self._read_aside()
-            found = await self._to_start_with(newest)
-            if found or newest is None or newest.id in self.aside or await self.folders.now(newest) is not None:
-                return newest, found
-            self._waiting.for_(f"the folder of version {newest.version} of {newest.model} to be written")
-            await asyncio.sleep(WISH_S)
 
     async def run(self) -> None:
         """Follow the stream for ever; an engine that dies of an update is left to the engine task."""
