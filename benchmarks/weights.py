@@ -42,15 +42,19 @@ BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One run: a policy, a transport, and how many updates come while it generates."""
+    """One run: a policy, a transport, how many updates come while it generates, and whether folders come first."""
 
     policy: str
     transport: str
     updates: int
+    folder_first: bool = True
+    #: Tells runs of the same leg apart.
+    turn: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.policy}-{self.transport}-{self.updates}".replace("_", "-")
+        order = "first" if self.folder_first else "behind"
+        return f"{self.policy}-{self.transport}-{self.updates}-{order}-{self.turn}".replace("_", "-")
 
 
 def _unchanged() -> None:
@@ -98,6 +102,7 @@ def run_leg(
             "device": device,
             "weights_dir": str(weights),
             "keep_versions": 2,
+            "folder_first": leg.folder_first,
         },
     )
     try:
@@ -127,7 +132,8 @@ def _measure(
     watch = LastCommit(control.url, keys.counters, groups)
     admit(control, config, jobs, 0)
     samples = tokens = published = 0
-    publish_s, failures, sent_s = 0.0, [], []
+    blocked_s: list[float] = []
+    failures, sent_s = [], []
     while samples < groups * GROUP:
         batch = trainer.next(timeout=BATCH_TIMEOUT_S)
         tokens += sum(row.num_generated for row in batch.all_rows)
@@ -138,7 +144,7 @@ def _measure(
             change()
             at = time.monotonic()
             trainer.publish(model)
-            publish_s += time.monotonic() - at
+            blocked_s.append(time.monotonic() - at)
             sent = trainer.publisher.last
             if sent is not None:
                 sent_s.append(sent.send_s)
@@ -162,7 +168,9 @@ def _measure(
         "seconds": ended_s - began_s,
         "tokens": tokens,
         "pause_s": pause_s,
-        "publish_s": publish_s / max(1, leg.updates),
+        "folder_first": leg.folder_first,
+        "publish_s": sum(blocked_s) / max(1, leg.updates),
+        "blocked_s": blocked_s,
         "send_s": sum(sent_s) / len(sent_s) if sent_s else None,
     }
 
