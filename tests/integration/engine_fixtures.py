@@ -60,9 +60,12 @@ def opened(config: EngineConfig) -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of seven tiny models that differ in their weights; the first is what servers start with."""
+    """Folders of tiny models that differ in their weights; the first is what servers start with.
+
+    As many as ``workload.produce`` may need on a machine that is starved.
+    """
     root = tmp_path_factory.mktemp("models")
-    return [make_tiny_model(root / f"w{seed}", seed) for seed in range(7)]
+    return [make_tiny_model(root / f"w{seed}", seed) for seed in range(15)]
 
 
 @pytest.fixture(scope="session")
