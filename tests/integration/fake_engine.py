@@ -112,6 +112,11 @@ class FakeEngine:
         assert self.loop is not None
         self.loop.call_soon_threadsafe(self.rest.set)
 
+    def let_load(self) -> None:
+        """Set ``may_load``, from any thread."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.may_load.set)
+
     @asynccontextmanager
     async def up(self, port: int | None = None) -> AsyncIterator["FakeEngine"]:
         """Serve on loopback, at a free port unless one is given."""

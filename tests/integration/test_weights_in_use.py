@@ -34,7 +34,7 @@ def test_I9_weights_that_an_engine_is_loading_are_kept_while_newer_ones_come(
             assert 2 in versions(trainer.weights_dir)
             assert (Path(folder) / "model.safetensors").is_file()
             assert 3 not in versions(trainer.weights_dir), "what nobody loads goes as before"
-            run_.fake.may_load.set()
+            run_.fake.let_load()
             until(lambda: run_.fake.version == "7", "the engine to have the newest", 120)
             run_.train(trainer, 1)
             # What a worker no longer needs goes at a publication after it has said so.
