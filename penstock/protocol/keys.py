@@ -88,6 +88,11 @@ class Keys:
         """The offer of an object, ``MODEL:OBJECT``, from which these are made too."""
         return self.of(f"relay:{thing}")
 
+    @property
+    def relay_names(self) -> str:
+        """Names of what is offered."""
+        return self.of("relay_names")
+
     def relay_peers(self, thing: str) -> str:
         return self.of(f"relay_peers:{thing}")
 

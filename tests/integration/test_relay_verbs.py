@@ -5,7 +5,9 @@ import redis
 
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
-from penstock.protocol.scripts import relay_claim, relay_have, relay_offer, run
+from penstock.protocol.scripts import read_names, relay_claim, relay_have, relay_offer, run
+from penstock.redis.connect import connect_async
+from penstock.redis.server import RedisServer
 
 THING = "policy:v00000003-" + "a" * 32
 NUM = 20
@@ -128,3 +130,19 @@ def test_another_version_has_slots_of_its_own(play: Play, client: redis.Redis, k
     assert run(client, relay_claim(keys, other, "c", NUM)) == -1, "which is not offered"
     run(client, relay_offer(keys, other, offer()))
     assert run(client, relay_claim(keys, other, "c", NUM)) == 0
+
+
+async def test_what_is_offered_is_known_by_name_until_its_offer_ends(
+    play: Play, client: redis.Redis, keys: Keys, redis_server: RedisServer
+) -> None:
+    other, foreign = "v00000004-" + "b" * 32, "judge:v00000003-" + "a" * 32
+    run(client, relay_offer(keys, f"policy:{other}", offer()))
+    run(client, relay_offer(keys, foreign, offer()))
+    asker = connect_async(redis_server.url)
+    assert sorted(await read_names(asker, keys, "policy")) == [THING.partition(":")[2], other]
+    assert 0 < client.pttl(keys.relay_names) <= 30_000
+    client.zadd(keys.relay_names, {THING: 1})
+    run(client, relay_offer(keys, foreign, offer(), 1))
+    assert await read_names(asker, keys, "policy") == [other], "whose time is over is left out"
+    assert client.pttl(keys.relay_names) > 1, "one that ends at once ends no other"
+    await asker.aclose()

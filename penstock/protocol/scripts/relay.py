@@ -19,11 +19,14 @@ OFFER_MS, OFFER_EVERY_S = 30_000, 5.0
 HAVE_MS, HAVE_EVERY_S = 12_000, 3.0
 #: A claim holds for so long unless its worker says that it is at it.
 CLAIM_MS = 10_000
+#: Most names of objects that are looked at: a trainer offers a few dozen.
+MAX_NAMES = 4096
 
 
 def relay_offer(keys: Keys, thing: str, offer: Offer, ttl_ms: int = OFFER_MS) -> Call[int]:
     """Offer an object for so long."""
-    return Call(script("relay_offer"), [keys.relay(thing)], [keys.prefix, offer.to_bytes(), ttl_ms], int)
+    args: list[Value] = [keys.prefix, offer.to_bytes(), ttl_ms, thing]
+    return Call(script("relay_offer"), [keys.relay(thing), keys.relay_names], args, int)
 
 
 def relay_have(
@@ -95,3 +98,10 @@ async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | Non
     if thing.rpartition("-")[2] != offer.index:
         raise ProtocolError(f"The offer of {thing} is of another index: no trainer writes it so.")
     return offer
+
+
+async def read_names(client: AsyncClient, keys: Keys, model: str) -> list[str]:
+    """Objects of a model that are offered, or were until half a minute ago. Raises redis' errors."""
+    found = await client.zrange(keys.relay_names, -MAX_NAMES, -1)
+    before = f"{model}:".encode()
+    return [name.removeprefix(before).decode(errors="replace") for name in found if name.startswith(before)]
