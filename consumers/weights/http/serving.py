@@ -3,6 +3,9 @@
     offer(version)   queued ─> every range read and its digest made ─> on the shelf ─> verb relay_offer
     again and again  each offer that is served still is said again; one whose folder is gone is not
 
+With ``transport: delta`` and a store that is a folder, what is whole in that store is offered too, before the version
+that it leads to: who has the version before takes the delta.
+
 Nothing here holds a step up, and nothing that fails here fails a publication: its folder is there.
 """
 
@@ -12,14 +15,17 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
-from penstock.protocol.scripts import OFFER_EVERY_S, relay_offer
+from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, relay_offer
 from penstock.redaction import redact
 from penstock.redis.control import Control
+from penstock.weights.deltas.chains import MARKER, Anchor, Delta, shelf_of
+from penstock.weights.deltas.objects import FolderObjects, listed
 from penstock.weights.http.blobs import AnyBlob, files_of, object_name
 from penstock.weights.http.offering import make_offer
 from penstock.weights.http.server import WeightsServer
@@ -30,10 +36,17 @@ log = logging.getLogger(__name__)
 
 #: Between two looks whether there is something to offer.
 LOOK_S = 0.05
-#: Objects that are offered at once, the newest ones.
+#: Versions that are offered at once, the newest ones; of the store of deltas all that it has.
 KEPT = 8
 #: Longest wait for the thread to end.
 END_S = 10.0
+
+
+class _Offered(NamedTuple):
+    offer: Offer
+    #: What is there as long as it is; None: it is in memory.
+    needs: Path | None
+    is_stored: bool
 
 
 class Serving:
@@ -55,8 +68,14 @@ class Serving:
         self._closed = threading.Event()
         self._control = Control(config.redis.url, stopped=self._closed.is_set, check=False)
         self._wanted: deque[tuple[int, str, Path | Mapping[str, AnyBlob]]] = deque(maxlen=KEPT)
-        #: Object -> its offer, and the folder that must be there for it; None: it is in memory.
-        self._offers: dict[str, tuple[Offer, Path | None]] = {}
+        self._offers: dict[str, _Offered] = {}
+        #: Folder of the store of deltas; None: there is none, or workers reach it without us.
+        self._store: Path | None = None
+        if config.trainer.transport == "delta" and "://" not in config.delta_store:
+            self._store = Path(config.delta_store)
+        #: Of the store, what cannot be offered.
+        self._refused: set[str] = set()
+        self._said_at = 0.0
         self.server = WeightsServer(config.serving, token, bytes_per_s=config.trainer.serve_bytes_per_s)
         self._thread = threading.Thread(target=self._run, name="weights-offers", daemon=True)
         self._thread.start()
@@ -89,24 +108,64 @@ class Serving:
         self._control.close()
 
     def _run(self) -> None:
-        said_at = 0.0
         while not self._closed.wait(LOOK_S):
             try:
                 if self._wanted:
+                    # Deltas first, so that who has the version before does not take all of this one.
+                    self._offer_stored(anchors=False)
                     self._begin(*self._wanted.popleft())
-                    said_at = 0.0
-                if time.monotonic() - said_at > OFFER_EVERY_S:
-                    said_at = time.monotonic()
-                    self._say_all()
+                elif self._is_due():
+                    self._offer_stored()
+                self._goes_on()
             except Exception as exc:  # whatever it was, the next version must be offered
-                if not self._closed.is_set():
-                    log.warning(
-                        "weights over HTTP: %s", redact(str(exc) if isinstance(exc, PenstockError) else said(exc))
-                    )
+                self._warn(exc)
+
+    def _warn(self, exc: Exception) -> None:
+        if not self._closed.is_set():
+            log.warning("weights over HTTP: %s", redact(str(exc) if isinstance(exc, PenstockError) else said(exc)))
+
+    def _offer_stored(self, *, anchors: bool = True) -> None:
+        """Offer what is whole in the store of deltas by now, deltas first, the newest of each first."""
+        if self._store is None:
+            return
+        try:
+            shelf = shelf_of(listed(FolderObjects(self._store)))
+        except PublishError as exc:
+            self._warn(exc)
+            return
+        stored: list[Delta | Anchor] = [*reversed(shelf.deltas)]
+        if anchors:
+            stored += reversed(shelf.anchors)
+        for one in stored:
+            if one.group not in self._offers and one.group not in self._refused:
+                try:
+                    self._make_stored(one)
+                except PublishError as exc:
+                    self._refused.add(one.group)
+                    self._warn(exc)
+
+    def _make_stored(self, one: Delta | Anchor) -> None:
+        assert self._store is not None
+        folder = self._store / one.group
+        blobs = {name: blob for name, blob in files_of(folder).items() if name != MARKER}
+        self._make(one.group, one.version, one.index, blobs, needs=folder / MARKER, is_stored=True)
 
     def _begin(self, version: int, index: str, files: Path | Mapping[str, AnyBlob]) -> None:
         name = object_name(version, index)
-        blobs = files_of(files) if isinstance(files, Path) else dict(files)
+        if self._store is not None and _is_there(self._store / name / MARKER):
+            # The same bytes, and there for longer.
+            if name not in self._offers:
+                self._make_stored(Anchor(version, index))
+        elif isinstance(files, Path):
+            self._make(name, version, index, files_of(files), needs=files, is_stored=False)
+        else:
+            self._make(name, version, index, dict(files), needs=None, is_stored=False)
+        for old in [name for name, one in self._offers.items() if not one.is_stored][:-KEPT]:
+            self._drop(old)
+
+    def _make(
+        self, name: str, version: int, index: str, blobs: Mapping[str, AnyBlob], *, needs: Path | None, is_stored: bool
+    ) -> None:
         try:
             offer = make_offer(
                 blobs,
@@ -114,29 +173,45 @@ class Serving:
                 version=version,
                 index=index,
                 range_bytes=self._range_bytes,
-                stopped=self._closed.is_set,
+                is_whole=name == object_name(version, index),
+                stopped=self._goes_on,
             )
         except ProtocolError as exc:
             raise PublishError(str(exc)) from exc
         self.server.shelf.put(name, blobs)
-        self._offers[name] = offer, files if isinstance(files, Path) else None
-        for old in list(self._offers)[:-KEPT]:
-            self._drop(old)
+        self._offers[name] = _Offered(offer, needs, is_stored)
+        self._said_at = 0.0
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._said_at > OFFER_EVERY_S
+
+    def _goes_on(self) -> bool:
+        """Say what is offered, where that is due: reading one takes longer than the others hold. Whether it ends."""
+        if self._is_due() and not self._closed.is_set():
+            self._said_at = time.monotonic()
+            self._say_all()
+        return self._closed.is_set()
 
     def _say_all(self) -> None:
-        for name, (offer, folder) in list(self._offers.items()):
-            if folder is not None and not _is_there(folder):
+        for name, (offer, needs, _) in list(self._offers.items()):
+            if needs is not None and not _is_there(needs):
                 self._drop(name)
                 continue
-            self._control.call(relay_offer(self._keys, f"{self._model}:{name}", offer))
+            self._say(name, offer)
+
+    def _say(self, name: str, offer: Offer, ttl_ms: int = OFFER_MS) -> None:
+        self._control.call(relay_offer(self._keys, f"{self._model}:{name}", offer, ttl_ms))
 
     def _drop(self, name: str) -> None:
-        self._offers.pop(name, None)
+        """Serve it no more, and have nobody wait for it."""
+        dropped = self._offers.pop(name, None)
         self.server.shelf.remove(name)
+        if dropped is not None:
+            self._say(name, dropped.offer, 1)
 
 
-def _is_there(folder: Path) -> bool:
+def _is_there(path: Path) -> bool:
     try:
-        return folder.is_dir()
+        return path.exists()
     except OSError:
         return True  # a share that does not answer now may do so again

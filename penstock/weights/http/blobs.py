@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from penstock.errors import PublishError
 
-#: An object: the folder of a version, or what leads to one, by the digest of its index.
-_OBJECT = re.compile(r"[a-z]\d{8,20}-[0-9a-f]{32}")
+#: An object: the folder of a version, by the digest of its index, or what leads from one to another.
+_OBJECT = re.compile(r"[a-z]\d{8,20}-[0-9a-f]{32}(-\d{8,20}-[0-9a-f]{32})?")
 #: Most bytes of the name of a file of it.
 _MAX_NAME_BYTES = 255
 

@@ -1,4 +1,7 @@
-"""Makes the offer of an object: the digest of each of its ranges. Reads all its bytes, and holds them to its index."""
+"""Makes the offer of an object: the digest of each of its ranges. Reads all its bytes.
+
+Those of a whole version are held to its index. What a delta makes is held to the index by whoever applies it.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -20,19 +23,21 @@ def make_offer(
     version: int,
     index: str,
     range_bytes: int,
+    is_whole: bool = True,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Offer:
     """The offer of these files. Blocks for reading them all.
 
     Args:
         range_bytes: least bytes of a range.
+        is_whole: whether it is a version, and no delta.
         stopped: asked now and then; true ends it with PublishError.
 
     Raises:
         PublishError: a file cannot be read, or is not what the index says: every worker would fetch it in vain.
         ProtocolError: there are too many files.
     """
-    checksums = _checksums(files, version, index)
+    checksums = _checksums(files, version, index) if is_whole else {}
     sizes = {name: blob.size for name, blob in files.items()}
     length = range_bytes_of(list(sizes.values()), range_bytes)
     digests = bytearray()
