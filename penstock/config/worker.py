@@ -45,7 +45,8 @@ class WorkerConfig(Section):
     #: With trainer.transport delta: folder on a disk of this machine for copies of versions, which its workers may
     #: share. null: runs/NAME/copies/HOST.
     copies_dir: str | None = None
-    #: Most bytes of all copies in it; engines need room for three versions: the loaded one, the next, and a way there.
+    #: Most bytes of all copies in it, and of what came over HTTP for them; engines need room for three versions: the
+    #: loaded one, the next, and a way there.
     copies_bytes: Positive = 256 * 1024**3
 
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})

@@ -11,6 +11,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.redis.server import RedisServer
 from tests.integration.fetch_parts import config_of, make_version
+from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.nearby import Nearby
 
 
@@ -25,9 +26,9 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
     waiting = Waiting(client, keys, "worker:w:weights")
     with (
         closing(Serving(config_of(redis_server.url, keys, tmp_path / "t"), keys)) as serving,
-        closing(Nearby(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w", waiting)) as nearby,
-        closing(Nearby(config_of(redis_server.url, keys, tmp_path, enabled=False), keys, "v", waiting)) as without,
+        closing(Fetcher(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w")) as fetcher,
     ):
+        nearby, without = Nearby(fetcher, waiting), Nearby(None, waiting)
         serving.offer(1, version.index, version.folder)
         assert await nearby.of(seen) is seen
         assert await without.of(unseen) is unseen

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,30 +12,41 @@ from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
-from penstock.weights.deltas.objects import open_objects
+from penstock.weights.deltas.objects import Objects, open_objects
+from workers.weights.fetch.fetcher import LOOK_S, OFFER_WAIT_S, Fetcher
 
 if TYPE_CHECKING:
+    from workers.weights.fetch.spool import Spool
     from workers.weights.local_copies import LocalCopies
 
 log = logging.getLogger(__name__)
 
 
 class Copies:
-    """Copies for the engine of one worker."""
+    """Copies for the engine of one worker.
 
-    def __init__(self, config: Config, waiting: Waiting) -> None:
-        self._config, self._waiting = config, waiting
+    Args:
+        fetcher: brings anchors and deltas where the store of deltas is not seen, and gives copies to other workers;
+            None: neither.
+    """
+
+    def __init__(self, config: Config, waiting: Waiting, fetcher: Fetcher | None = None) -> None:
+        self._config, self._waiting, self._fetcher = config, waiting, fetcher
         self._stop = threading.Event()
         self._made: LocalCopies | None = None
+        self._spool: Spool | None = None
 
     @property
     def _copies(self) -> "LocalCopies":
         """Made when it is first needed."""
         if self._made is None:
-            from workers.weights.local_copies import LocalCopies
+            from workers.weights.fetch.spool import Spool
+            from workers.weights.local_copies import FETCHED, LocalCopies
 
             config = self._config
             store = open_objects(config.delta_store)
+            if self._fetcher is not None:
+                self._spool = Spool(self._fetcher, config.copies_dir / FETCHED, self._stop.is_set)
             self._made = LocalCopies(config.copies_dir, store, config.worker.copies_bytes, self._stop.is_set)
         return self._made
 
@@ -51,20 +63,53 @@ class Copies:
             return publication
         self._waiting.for_(f"a copy of version {publication.version} on this machine")
         try:
-            return replace(publication, path=str(await asyncio.to_thread(self._get, publication)))
+            path, is_copy = await asyncio.to_thread(self._get, publication)
         except asyncio.CancelledError:
             self._stop.set()
             raise
         finally:
             self._waiting.end()
+        if is_copy and self._fetcher is not None:
+            await self._fetcher.serve(publication.version, publication.index, path)
+        return replace(publication, path=str(path))
 
-    def _get(self, publication: Publication) -> Path:
-        """Blocks."""
+    def _get(self, publication: Publication) -> tuple[Path, bool]:
+        """Its folder, and whether it is a copy. Blocks."""
         try:
-            return self._copies.get(publication)
+            copies = self._copies
+            if self._spool is not None:
+                copies.objects = self._source_of(copies, self._spool, publication)
+            return copies.get(publication), True
         except (PublishError, DiskFull) as exc:
             folder = Path(publication.path)
             if self._stop.is_set() or not folder.is_dir():
                 raise PublishError(str(exc)) from exc
             log.error("version %d is loaded from %s: %s", publication.version, folder, exc)
-            return folder
+            return folder, False
+
+    def _source_of(self, copies: "LocalCopies", spool: "Spool", publication: Publication) -> Objects:
+        """What leads to the version, without the lock of this machine; waits for it to be offered over HTTP.
+
+        Raises:
+            PublishError: nothing does within ``OFFER_WAIT_S``.
+        """
+        deadline = time.monotonic() + OFFER_WAIT_S
+        store = open_objects(self._config.delta_store)
+        while True:
+            for source in (store, spool):
+                try:
+                    if copies.leads(source, publication.index):
+                        return source
+                except PublishError as exc:
+                    failure = f": {exc}"
+                else:
+                    failure = "."
+            if spool.is_superseded(publication.version):
+                raise PublishError(f"version {publication.version} was not offered before a newer one was announced.")
+            if time.monotonic() > deadline or self._stop.is_set():
+                raise PublishError(
+                    f"version {publication.version} is neither in trainer.delta_store, as this machine sees it, nor "
+                    "offered over HTTP: set serving.enabled for its trainer too, or give a store that workers see"
+                    f"{failure}"
+                )
+            self._stop.wait(LOOK_S)

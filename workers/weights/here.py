@@ -5,15 +5,17 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from workers.weights.copies import Copies
+from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.nearby import Nearby
 
 
 class Here:
-    """Of one worker."""
+    """Of one worker. Raises ConfigError as ``Fetcher``."""
 
     def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting) -> None:
-        self._copies = Copies(config, waiting)
-        self._nearby = Nearby(config, keys, worker, waiting)
+        self._fetcher = Fetcher(config, keys, worker) if config.serving.enabled else None
+        self._copies = Copies(config, waiting, self._fetcher)
+        self._nearby = Nearby(self._fetcher, waiting)
 
     async def of(self, publication: Publication) -> Publication:
         """The publication, with a path on this machine. Waits until the folder is there, while the engine goes on.
@@ -24,4 +26,5 @@ class Here:
 
     def close(self) -> None:
         """Fetch and serve no more. Blocks shortly."""
-        self._nearby.close()
+        if self._fetcher is not None:
+            self._fetcher.close()

@@ -3,6 +3,7 @@
     under the lock of this folder:  believed copy? ─no─> way ─> anchor or base ─> delta after delta ─> proven ─> rename
 
     COPIES/v00000042-DIGEST/    a whole version, never changed
+    COPIES/.fetched/GROUP/      an anchor or a delta that came over HTTP (fetch/spool.py)
     COPIES/.making-PID-.../     one that is being made: what a killed worker left is removed by the next
     COPIES/.lock                held while one is made, so that workers of a machine make each version once
     COPIES/.holds/DIGEST        locked, shared, by every process whose engine may read that copy: it is not deleted
@@ -17,7 +18,7 @@ import os
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,15 +27,18 @@ from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
 from penstock.system.disk import free_bytes, is_full
-from penstock.weights.deltas.apply import apply_delta, sync_folder
-from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Way, shelf_of, ways
+from penstock.weights.deltas.apply import apply_delta, link_or_copy, sync_folder
+from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Shelf, Way, shelf_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
 from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
+from workers.weights.fetch.store import FETCHING
 
 log = logging.getLogger(__name__)
 
 _MAKING, _LOCK, _HOLDS = ".making-", ".lock", ".holds"
+#: Of the folder of copies, where what comes over HTTP is.
+FETCHED = ".fetched"
 #: How often a lock that another process holds is tried.
 _LOOK_S = 0.05
 #: Versions that one engine may have to read: what it has, and what it is about to load.
@@ -62,14 +66,16 @@ class LocalCopies:
 
     Args:
         folder: on a disk of this machine, made where it is missing. Any number of workers may share it.
-        max_bytes: most bytes of all copies in it, that which is being made included.
+        objects: where anchors and deltas come from; may be another one before any call.
+        max_bytes: most bytes of all copies in it, that which is being made and what was fetched for it included.
         stopped: asked often; true ends a call with PublishError.
     """
 
     def __init__(
         self, folder: Path, objects: Objects, max_bytes: int, stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        self._folder, self._objects, self._max_bytes, self._stopped = folder, objects, max_bytes, stopped
+        self._folder, self._max_bytes, self._stopped = folder, max_bytes, stopped
+        self.objects = objects
         #: Digest -> open file of its hold.
         self._held: OrderedDict[str, int] = OrderedDict()
         #: What became of the last version.
@@ -101,6 +107,11 @@ class LocalCopies:
         while self._held:
             os.close(self._held.popitem()[1])
 
+    def leads(self, objects: Objects, index: str) -> bool:
+        """Whether a version is here, or there is a way to it by ``objects``; raises PublishError where they fail."""
+        here = self._copies()
+        return index in here or bool(ways(shelf_of(listed(objects)), index, here))
+
     # --- what is here -----------------------------------------------------------------------------------------------
 
     def _copies(self) -> dict[str, Path]:
@@ -121,7 +132,7 @@ class LocalCopies:
         return Fetched(path, 0, False, 0, 0.0)
 
     def _make(self, publication: Publication) -> Fetched:
-        shelf = shelf_of(listed(self._objects))
+        shelf = shelf_of(listed(self.objects))
         avoid: set[str] = set()
         failure = "it has neither a whole version nor a chain that leads there"
         cause: PublishError | None = None
@@ -132,6 +143,7 @@ class LocalCopies:
                     f"version {publication.version} of {publication.model!r} cannot be made from the store of deltas: "
                     f"{failure}."
                 ) from cause
+            self._leave_old(shelf)
             try:
                 return self._go(found[0], publication)
             except Stopped:
@@ -172,11 +184,13 @@ class LocalCopies:
         into = making / "anchor"
         into.mkdir()
         try:
-            num_bytes = self._fetch(f"{anchor.group}/{INDEX_FILE}", into / INDEX_FILE, MAX_INDEX_BYTES)
+            near = self._near(anchor.group)
+            num_bytes = self._fetch(near, f"{anchor.group}/{INDEX_FILE}", into / INDEX_FILE, MAX_INDEX_BYTES)
             index = read_index(into, anchor.index)
-            self._make_room(sum(entry.num_bytes for entry in index.entries()))
+            if near is None:
+                self._make_room(sum(entry.num_bytes for entry in index.entries()))
             for name in index.files:
-                num_bytes += self._fetch(f"{anchor.group}/{checked_name(name)}", into / name, self._max_bytes)
+                num_bytes += self._fetch(near, f"{anchor.group}/{checked_name(name)}", into / name, self._max_bytes)
             prove(into, anchor.index)
             sync_folder(into)
         except PublishError as exc:
@@ -193,8 +207,11 @@ class LocalCopies:
             raise _Broken(exc, set() if is_local else {delta.group}, at if is_local else None) from exc
         with base:
             try:
-                self._make_room(2 * sum(entry.num_bytes for entry in base.entries.values()), at)
-                num_bytes = self._fetch(f"{delta.group}/{DELTA}", file, self._max_bytes)
+                near = self._near(delta.group, at)
+                # A delta is as large as what it changes at most.
+                copies = 2 if near is None else 1
+                self._make_room(copies * sum(entry.num_bytes for entry in base.entries.values()), at, near)
+                num_bytes = self._fetch(near, f"{delta.group}/{DELTA}", file, self._max_bytes)
                 apply_delta(file, base, into, delta.index, self._stopped)
             except PublishError as exc:
                 self._give_up(exc)
@@ -211,8 +228,24 @@ class LocalCopies:
             return False
         return True
 
-    def _fetch(self, name: str, into: Path, max_bytes: int) -> int:
-        return fetch(self._objects, name, into, max_bytes, self._stopped)
+    def _near(self, group: str, base: Path | None = None) -> Path | None:
+        """Where a group is on this machine once it has come; None: it is to be read. ``base`` stays."""
+        coming = self._folder / FETCHED / f"{FETCHING}{group}"
+
+        def room(num_bytes: int) -> None:
+            here = size_of(coming) if coming.is_dir() else 0
+            self._make_room(max(0, num_bytes - here), base, coming)
+
+        return self.objects.near(group, room, self._stopped)
+
+    def _fetch(self, near: Path | None, name: str, into: Path, max_bytes: int) -> int:
+        if near is None:
+            return fetch(self.objects, name, into, max_bytes, self._stopped)
+        source = near / name.rpartition("/")[2]
+        if not source.is_file() or (size := source.stat().st_size) > max_bytes:
+            raise PublishError(f"{name} is not among what is offered, or larger than it may be.")
+        link_or_copy(source, into)
+        return size
 
     def _give_up(self, exc: PublishError) -> None:
         if self._stopped():
@@ -220,14 +253,18 @@ class LocalCopies:
 
     # --- room, holds, the lock --------------------------------------------------------------------------------------
 
-    def _make_room(self, num_bytes: int, base: Path | None = None) -> None:
-        """Delete what no engine may read, the oldest first, until so many bytes fit, on the disk too; not ``base``."""
-        copies = sorted(self._copies().items(), key=lambda one: one[1].stat().st_mtime)
-        taken = sum(size_of(path) for _, path in copies)
-        for digest, path in copies:
+    def _make_room(self, num_bytes: int, *stay: Path | None) -> None:
+        """Delete what no engine may read until so many bytes fit, on the disk too; not what is to ``stay``.
+
+        What was fetched goes first, then copies; of either the oldest first.
+        """
+        copies = {path: digest for digest, path in self._copies().items()}
+        all_ = [*_oldest_first(self._fetched()), *_oldest_first(copies)]
+        taken = sum(map(size_of, all_))
+        for path in all_:
             if taken + num_bytes <= self._max_bytes and num_bytes <= free_bytes(self._folder):
                 return
-            if path != base and not self._is_held(digest):
+            if path not in stay and not (path in copies and self._is_held(copies[path])):
                 taken -= size_of(path)
                 self._remove(path)
         if taken + num_bytes > self._max_bytes:
@@ -235,6 +272,18 @@ class LocalCopies:
                 f"{self._folder} has no room for {num_bytes} bytes beside the {taken} that engines may read: "
                 "raise worker.copies_bytes."
             )
+
+    def _fetched(self) -> list[Path]:
+        """Groups that came over HTTP, whole or in part."""
+        folder = self._folder / FETCHED
+        return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+
+    def _leave_old(self, shelf: Shelf) -> None:
+        """Delete what was fetched and is offered no more, and an anchor that became a copy, which is the same files."""
+        offered = {one.group for one in shelf.anchors} | {one.group for one in shelf.deltas}
+        for path in self._fetched():
+            if path.name.removeprefix(FETCHING) not in offered or (self._folder / path.name).is_dir():
+                self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """Its name goes first."""
@@ -313,3 +362,7 @@ def prove(path: Path, digest: str) -> None:
 def size_of(path: Path) -> int:
     """Bytes of a copy's files."""
     return sum(file.stat().st_size for file in path.iterdir())
+
+
+def _oldest_first(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.stat().st_mtime)

@@ -33,6 +33,15 @@ class Objects(Protocol):
     def size(self, name: str) -> int:
         """Bytes of an object."""
 
+    def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
+        """A folder of this machine with the files of a group, brought there where that is how they come; None: they
+        are to be read.
+
+        Args:
+            room: called with the bytes that are about to come; what it raises is passed on.
+            stopped: asked often; true ends it with PublishError.
+        """
+
     def open_range(self, name: str, start: int, end: int) -> BinaryIO:
         """Its bytes from ``start`` to before ``end``, to be read once and closed. A reader may get fewer and ask on."""
 
@@ -69,6 +78,9 @@ class FolderObjects:
                 continue  # deleted meanwhile
             found += [f"{group.name}/{name}" for name in files]
         return found
+
+    def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
+        return None
 
     def size(self, name: str) -> int:
         return (self._folder / name).stat().st_size
@@ -133,6 +145,9 @@ class FsspecObjects:
 
         root = self._root.lstrip("/") + "/"
         return [path.lstrip("/").removeprefix(root) for path in self._do("list", find)]
+
+    def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
+        return None
 
     def size(self, name: str) -> int:
         return int(self._do(name, lambda: self._fs.size(self._path(name))) or 0)

@@ -4,8 +4,11 @@ All of it runs in a thread of its own, so that no token waits for it.
 """
 
 import asyncio
+import concurrent.futures
 import logging
+import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
-from penstock.protocol.scripts import HAVE_EVERY_S, read_offer
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.scripts import HAVE_EVERY_S, read_names, read_offer
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import is_full
 from penstock.weights.http.blobs import files_of, is_object, object_name
@@ -22,8 +26,8 @@ from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
 from penstock.words import said
 from workers.weights.fetch.download import Downloads
-from workers.weights.fetch.partial import Partial, check_folder
-from workers.weights.fetch.store import Hold, Store
+from workers.weights.fetch.partial import Partial, check_folder, holds
+from workers.weights.fetch.store import FETCHING, Hold, Store
 from workers.weights.fetch.swarm import Swarm, Told
 
 log = logging.getLogger(__name__)
@@ -57,6 +61,8 @@ class Fetcher:
         self._control: AsyncControl | None = None
         self._holds: list[Hold] = []
         self._told: dict[str, Told] = {}
+        #: Objects that somebody else keeps, as long as their folder is there.
+        self._brought: dict[str, Path] = {}
         #: Bytes that came, from trainers and from other workers.
         self.from_trainer = self.from_peers = 0
         #: What is waited for, in words; '' for nothing.
@@ -78,6 +84,33 @@ class Fetcher:
                 announced, or there is no room.
         """
         return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index)))
+
+    def names(self) -> "concurrent.futures.Future[list[str]]":
+        """Names of objects that are offered, or were until half a minute ago."""
+        return self._thread.submit(self._names())
+
+    def is_superseded(self, version: int) -> "concurrent.futures.Future[bool]":
+        """Whether a newer version was announced: nobody needs to wait for this one."""
+        return self._thread.submit(self._is_superseded(version))
+
+    def bring(self, name: str, into: Path, room: Callable[[int], None]) -> "concurrent.futures.Future[Path]":
+        """Have an object in ``into``, and serve it as long as it is there; its caller is alone in that folder.
+
+        What came stays where this is cancelled or killed, and is gone on with. The folder that comes of it raises
+        PublishError where the object is not offered any more or cannot be fetched in its time, what ``room`` raises,
+        and OSError.
+
+        Args:
+            room: called with the bytes that are about to come.
+        """
+        return self._thread.submit(self._bring_into(name, into, room))
+
+    async def serve(self, version: int, index: str, path: Path) -> None:
+        """Have others take a whole version from a folder that is proven. What fails is logged."""
+        try:
+            await asyncio.wrap_future(self._thread.submit(self._serve_held(object_name(version, index), path)))
+        except (PenstockError, OSError) as exc:
+            log.warning("version %d is not served to other workers: %s", version, said(exc))
 
     def close(self) -> None:
         """Fetch and serve no more. Blocks shortly."""
@@ -133,11 +166,37 @@ class Fetcher:
         return None
 
     async def _get(self, name: str, version: int, index: str, offer: Offer) -> Path:
-        began = time.monotonic()
-        control, thing = self._opened(), self._thing(name)
         await asyncio.to_thread(self._store.make_room, name, sum(offer.sizes().values()))
-        partial = await asyncio.to_thread(Partial, self._store.temporary(name), offer)
-        self._wait_for(f"version {version} to be fetched: {len(partial.missing)} of {len(partial.ranges)} ranges")
+        path = self._store.path(name)
+        await self._take(name, offer, self._store.temporary(name), lambda partial: partial.finish(path, index))
+        return path
+
+    async def _bring_into(self, name: str, into: Path, room: Callable[[int], None]) -> Path:
+        offer = await self._offer_of(name) if is_object(name) else None
+        if offer is None:
+            raise PublishError(f"{name} is not offered over HTTP any more.")
+        path = into / name
+        if path.is_dir() and not await asyncio.to_thread(holds, path, offer):
+            log.warning("%s is fetched again: it is not what is offered", name)
+            await asyncio.to_thread(shutil.rmtree, path)
+        if not path.is_dir():
+            await asyncio.to_thread(room, sum(offer.sizes().values()))
+            await self._take(name, offer, into / f"{FETCHING}{name}", lambda partial: partial.seal(path))
+        self._brought[name] = path
+        await self._serve(name, path)
+        return path
+
+    async def _serve_held(self, name: str, path: Path) -> None:
+        self._brought.pop(name, None)
+        self._hold(name, path)
+        await self._serve(name, path)
+
+    async def _take(self, name: str, offer: Offer, folder: Path, finish: Callable[[Partial], None]) -> None:
+        """Fetch an object into ``folder``; ``finish`` gives it its name."""
+        began, version = time.monotonic(), offer.version
+        control, thing = self._opened(), self._thing(name)
+        partial = await asyncio.to_thread(Partial, folder, offer)
+        self._wait_for(f"{name} to be fetched: {len(partial.missing)} of {len(partial.ranges)} ranges")
         told = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
         self.server.shelf.put(name, partial.blobs())
         self._told[name] = told
@@ -154,26 +213,27 @@ class Fetcher:
             self.from_peers += swarm.from_peers
             await downloads.close()
         await told.say()
-        path = self._store.path(name)
         try:
-            await asyncio.to_thread(partial.finish, path, index)
+            await asyncio.to_thread(finish, partial)
         except BaseException:
             self._forget(name)
             raise
         log.info(
-            "version %d fetched in %.2f s: %s bytes from the trainer, %s from other workers",
+            "version %d%s fetched in %.2f s: %s bytes from the trainer, %s from other workers",
             version,
+            "" if name == object_name(version, offer.index) else "'s delta",
             time.monotonic() - began,
             f"{swarm.from_trainer:,}",
             f"{swarm.from_peers:,}",
         )
-        return path
 
     async def _offered(self, name: str, version: int) -> None:
         """Wait for it to be offered, while other workers of this machine fetch what is; raises PublishError."""
         deadline = time.monotonic() + OFFER_WAIT_S
         while await self._offer_of(name) is None:
             self._wait_for(f"version {version} to be offered over HTTP")
+            if await self._is_superseded(version):
+                raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
             if time.monotonic() > deadline:
                 raise PublishError(
                     f"version {version} is not offered over HTTP: set serving.enabled for its trainer too, or publish "
@@ -209,6 +269,16 @@ class Fetcher:
         if name in self.server.shelf.names():  # nobody took it away meanwhile
             self._told[name] = told
 
+    async def _is_superseded(self, version: int) -> bool:
+        key = self._keys.weights(self._config.model.name)
+        entries = await self._opened().do(lambda client: client.xrevrange(key, count=1))
+        newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "the newest publication") if entries else None
+        return newest is not None and newest.version > version
+
+    async def _names(self) -> list[str]:
+        model = self._config.model.name
+        return await self._opened().do(lambda client: read_names(client, self._keys, model))
+
     async def _offer_of(self, name: str) -> Offer | None:
         thing = self._thing(name)
         return await self._opened().do(lambda client: read_offer(client, self._keys, thing))
@@ -230,6 +300,9 @@ class Fetcher:
         try:
             while True:
                 await asyncio.sleep(HAVE_EVERY_S)
+                for name in [name for name, path in self._brought.items() if not path.is_dir()]:
+                    del self._brought[name]
+                    self._forget(name)
                 for name in self.server.shelf.names():
                     try:
                         await (told.say() if (told := self._told.get(name)) is not None else self._tell_of(name))

@@ -4,9 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.config import Config
 from penstock.errors import PublishError
-from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.index import read_index
@@ -14,15 +12,14 @@ from workers.weights.fetch.fetcher import Fetcher
 
 
 class Nearby:
-    """Fetches for one worker what it does not see, where ``serving.enabled`` says so.
+    """Fetches for one worker what it does not see.
 
-    Raises:
-        ConfigError: as ``Fetcher``.
+    Args:
+        fetcher: None: nothing is fetched.
     """
 
-    def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting) -> None:
-        self._waiting = waiting
-        self._fetcher = Fetcher(config, keys, worker) if config.serving.enabled else None
+    def __init__(self, fetcher: Fetcher | None, waiting: Waiting) -> None:
+        self._fetcher, self._waiting = fetcher, waiting
 
     async def of(self, publication: Publication) -> Publication:
         """The publication, with a path on this machine. Waits for all of it to be fetched.
@@ -36,11 +33,6 @@ class Nearby:
         path = await self._fetcher.fetch(publication.version, publication.index)
         self._waiting.end()
         return replace(publication, path=str(path))
-
-    def close(self) -> None:
-        """Fetch and serve no more. Blocks shortly."""
-        if self._fetcher is not None:
-            self._fetcher.close()
 
 
 def _is_seen(publication: Publication) -> bool:

@@ -55,18 +55,8 @@ class Partial:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         for one in self.ranges:
-            if not one.num_bytes or (not is_new and self._is_right(one)):
+            if not one.num_bytes or (not is_new and _is_right(self.folder, one)):
                 self._here.add(one.number)
-
-    def _is_right(self, one: Range) -> bool:
-        hasher = range_digest()
-        with (self.folder / one.file).open("rb") as file:
-            file.seek(one.start)
-            left = one.num_bytes
-            while left and (chunk := file.read(min(_CHUNK_BYTES, left))):
-                hasher.update(chunk)
-                left -= len(chunk)
-        return hasher.digest() == one.digest
 
     @property
     def missing(self) -> list[int]:
@@ -132,10 +122,35 @@ class Partial:
         except PublishError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
+        self.seal(target)
+
+    def seal(self, target: Path) -> None:
+        """Sync it, and give it its name. Raises OSError."""
         for path in (*sorted(self.folder.iterdir()), self.folder):
             _fsync(path)
         self.folder.rename(target)
         _fsync(target.parent)
+
+
+def holds(folder: Path, offer: Offer) -> bool:
+    """Whether a folder has the files of an offer, byte for byte, and no others. Blocks while it reads them.
+
+    Raises:
+        ProtocolError: the offer cannot be one. OSError: a file cannot be read.
+    """
+    found = {entry.name: entry.lstat().st_size for entry in folder.iterdir() if entry.is_file()}
+    return found == offer.sizes() and all(_is_right(folder, one) for one in offer.ranges())
+
+
+def _is_right(folder: Path, one: Range) -> bool:
+    hasher = range_digest()
+    with (folder / one.file).open("rb") as file:
+        file.seek(one.start)
+        left = one.num_bytes
+        while left and (chunk := file.read(min(_CHUNK_BYTES, left))):
+            hasher.update(chunk)
+            left -= len(chunk)
+    return hasher.digest() == one.digest
 
 
 def check_folder(folder: Path, digest: str) -> None:

@@ -12,7 +12,9 @@ from penstock.errors import PublishError
 from penstock.system.disk import free_bytes
 from penstock.weights.http.blobs import is_object
 
-_TEMPORARY, _GONE, _LOCK = ".fetching-", ".gone-", ".lock"
+#: Before the name of an object that is on its way.
+FETCHING = ".fetching-"
+_GONE, _LOCK = ".gone-", ".lock"
 #: How often one that another worker fetches is looked at.
 LOOK_S = 0.1
 
@@ -50,7 +52,7 @@ class Store:
 
     def temporary(self, name: str) -> Path:
         """Where it is while it is fetched."""
-        return self.folder / f"{_TEMPORARY}{name}"
+        return self.folder / f"{FETCHING}{name}"
 
     @asynccontextmanager
     async def fetching(self, name: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
@@ -116,7 +118,7 @@ class Store:
 
     def _remove_leftovers(self, name: str) -> None:
         for path in self.folder.iterdir():
-            if path.name.startswith(_GONE) or (path.name.startswith(_TEMPORARY) and path != self.temporary(name)):
+            if path.name.startswith(_GONE) or (path.name.startswith(FETCHING) and path != self.temporary(name)):
                 shutil.rmtree(path, ignore_errors=True)
 
 

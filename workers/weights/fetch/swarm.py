@@ -1,6 +1,6 @@
 """One object fetched by one worker: from peers what they have, from the trainer what nobody has.
 
-    look    who has what, as Redis says
+    look    who has what, as Redis says; now and then, where the trainer is by now
     peers   rarest range first, from whoever of those that have it is asked least; one that does not give is left alone
     claim   a range that nobody has, or that those who have it do not give: from the trainer, two workers at a time
 
@@ -14,14 +14,22 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer, Range
-from penstock.protocol.scripts import CLAIM_MS, Peer, read_peers, relay_claim, relay_have
+from penstock.protocol.scripts import (
+    CLAIM_MS,
+    OFFER_EVERY_S,
+    Peer,
+    read_offer,
+    read_peers,
+    relay_claim,
+    relay_have,
+)
 from penstock.redis.control import AsyncControl
 from workers.weights.fetch.download import Downloads, NotGiven
 from workers.weights.fetch.partial import Partial
@@ -35,6 +43,8 @@ LOOK_S, LOOK_EACH_S = 0.05, 0.005
 REST_S, LONGEST_REST_S = 0.25, 20.0
 #: When no range came for so long, and of none that is under way any byte, it is given up; what is here stays.
 GIVE_UP_S = 60.0
+#: Looks in turn that find no offer after which it is taken for withdrawn: a Redis that began anew has none for a while.
+GONE_LOOKS = 3
 #: Between two tries of a trainer that does not give.
 TRY_S = 0.5
 
@@ -92,6 +102,7 @@ class Swarm:
         #: When the last bytes of a range that is under way came: one of a gigabyte may take minutes.
         self._grew_at: dict[int, float] = {}
         self._why = "nobody has them"
+        self._gone = 0
 
     async def run(self) -> None:
         """Until all ranges are here.
@@ -119,13 +130,33 @@ class Swarm:
             self._told.claim = -1
 
     async def _look(self) -> None:
-        told = self._told
+        told, looked_at = self._told, time.monotonic()
         while self._partial.missing:
+            if time.monotonic() - looked_at > OFFER_EVERY_S:
+                looked_at = time.monotonic()
+                await self._look_at_offer()
             found = await told.control.do(lambda client: read_peers(client, told.keys, told.thing))
             found.pop(told.worker, None)
             self._peers = found
             self._wake()
             await asyncio.sleep(LOOK_S + LOOK_EACH_S * len(found))
+
+    async def _look_at_offer(self) -> None:
+        """A trainer that was started again serves the same bytes elsewhere; one that swept them serves them no more."""
+        told = self._told
+        offer = await told.control.do(lambda client: read_offer(client, told.keys, told.thing))
+        self._gone = 0 if offer is not None else self._gone + 1
+        if offer is not None and replace(offer, url=self._offer.url) == self._offer:
+            self._offer = offer
+        elif self._gone >= GONE_LOOKS and not self._given_by_peers():
+            raise PublishError(
+                f"version {self._offer.version} cannot be fetched: its trainer offers it no more, and no worker has "
+                f"what is missing; {self._why}."
+            )
+
+    def _given_by_peers(self) -> bool:
+        peers = list(self._peers)
+        return bool(peers) and bool(self._have(peers)[:, self._partial.missing].any())
 
     def _wake(self) -> None:
         self._changed.set()

@@ -1,0 +1,74 @@
+"""Anchors and deltas that come over HTTP, as a store of objects: each group is fetched whole, and served to others.
+
+FOLDER/GROUP/            what came, proven range by range
+FOLDER/.fetching-GROUP/  one on its way, which is gone on with by whoever wants it next
+"""
+
+import concurrent.futures
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from penstock.errors import PenstockError, PublishError
+from penstock.weights.deltas.chains import MARKER
+from workers.weights.fetch.fetcher import Fetcher
+
+T = TypeVar("T")
+#: How often a thread that waits looks whether its worker stops.
+_LOOK_S = 0.1
+
+
+class Spool:
+    """Objects of the relay. Calls block.
+
+    Args:
+        folder: made where it is missing; who calls ``near`` is alone in it, and deletes there what it likes.
+        stopped: asked often; true ends a call with PublishError.
+    """
+
+    def __init__(self, fetcher: Fetcher, folder: Path, stopped: Callable[[], bool]) -> None:
+        self._fetcher, self._folder, self._stopped = fetcher, folder, stopped
+
+    def names(self) -> list[str]:
+        """Of each group that is offered its marker: who fetches it sees what else it has."""
+        try:
+            return [f"{group}/{MARKER}" for group in self._await(self._fetcher.names(), self._stopped)]
+        except PublishError:
+            raise
+        except PenstockError as exc:
+            raise OSError(str(exc)) from exc
+
+    def is_superseded(self, version: int) -> bool:
+        """Whether a newer version was announced, so that nobody needs to wait for this one."""
+        try:
+            return self._await(self._fetcher.is_superseded(version), self._stopped)
+        except PublishError:
+            raise
+        except PenstockError:
+            return False
+
+    def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return self._await(self._fetcher.bring(group, self._folder, room), stopped)
+        except PublishError:
+            raise
+        except PenstockError as exc:
+            raise PublishError(str(exc)) from exc
+
+    def size(self, name: str) -> int:
+        return (self._folder / name).stat().st_size
+
+    def open_range(self, name: str, start: int, end: int) -> BinaryIO:
+        file = (self._folder / name).open("rb")
+        file.seek(start)
+        return file
+
+    @staticmethod
+    def _await(coming: "concurrent.futures.Future[T]", stopped: Callable[[], bool]) -> T:
+        while not stopped():
+            done, _ = concurrent.futures.wait([coming], timeout=_LOOK_S)
+            if done:
+                return coming.result()
+        coming.cancel()
+        raise PublishError("nothing more is fetched over HTTP: this worker stops.")
