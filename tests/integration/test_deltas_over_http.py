@@ -123,6 +123,33 @@ async def test_a_delta_that_rotted_in_the_store_costs_a_whole_version(net: Net) 
     assert last(machine) == (True, 0)
 
 
+async def test_a_delta_that_rotted_on_this_machine_is_fetched_again(net: Net) -> None:
+    trainer, machine = net.trainer(), net.machine("a")
+    net.publish(1, trainer)
+    await net.get(machine, 1)
+    net.publish(2, trainer)
+    copy = await net.get(machine, 2)
+    copy.rename(machine.folder.parent / "elsewhere")
+    file = machine.folder / ".fetched" / net.delta(2) / "delta"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 255
+    file.write_bytes(data)
+    before = machine.fetcher.from_trainer
+    await net.get(machine, 2)
+    assert last(machine) == (False, 1)
+    assert machine.fetcher.from_trainer - before == net.delta_size(2)
+
+
+async def test_a_fetcher_that_ends_first_leaves_nobody_waiting(large: Net) -> None:
+    trainer, machine = large.trainer(serve_bytes_per_s=100_000), large.machine("a")
+    large.publish(1, trainer)
+    getting = asyncio.create_task(machine.get(1, large.index(1)))
+    await until(lambda: trainer.server.sent_bytes > RANGE_BYTES)
+    await asyncio.to_thread(machine.fetcher.close)
+    with pytest.raises(PublishError, match="nothing more is fetched over HTTP"):
+        await getting
+
+
 async def test_a_delta_whose_bytes_are_other_ones_than_announced_is_never_applied(
     net: Net, stack: ExitStack, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

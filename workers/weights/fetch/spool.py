@@ -66,9 +66,9 @@ class Spool:
 
     @staticmethod
     def _await(coming: "concurrent.futures.Future[T]", stopped: Callable[[], bool]) -> T:
-        while not stopped():
+        while not stopped() and not coming.cancelled():
             done, _ = concurrent.futures.wait([coming], timeout=_LOOK_S)
-            if done:
+            if done and not coming.cancelled():
                 return coming.result()
         coming.cancel()
         raise PublishError("nothing more is fetched over HTTP: this worker stops.")
