@@ -88,17 +88,24 @@ class Machine:
         return self._run.client.xrange(self._run.keys.weights("policy"))
 
     def until_has(self, version: int) -> None:
-        until(lambda: self.fake.version == str(version), f"the engine to have {version}", 120)
+        until(lambda: self._has(version), f"the engine to have {version}", 120)
         assert not self.bad
 
-    def until_fetching(self) -> None:
-        """In the middle of a fetch of a delta: some ranges of it are here, others are not."""
+    def caught_fetching(self, trainer: TrainerProcess) -> int:
+        """A version whose delta is being fetched: some ranges are here, others are not. As many are published as it
+        takes to see one so."""
+        while True:
+            version = trainer.publish()
+            until(lambda: self._is_fetching() or self._has(version), f"{version} to be fetched", 120)  # noqa: B023
+            if self._is_fetching():
+                return version
 
-        def is_in_the_middle() -> bool:
-            on_its_way = [path.name.removeprefix(".fetching-") for path in self.copies.glob(".fetched/.fetching-d*")]
-            return any(self._is_told(name) for name in on_its_way)
+    def _has(self, version: int) -> bool:
+        return self.fake.version == str(version)
 
-        until(is_in_the_middle, "a delta to be fetched", 120)
+    def _is_fetching(self) -> bool:
+        on_its_way = [path.name.removeprefix(".fetching-") for path in self.copies.glob(".fetched/.fetching-d*")]
+        return any(self._is_told(name) for name in on_its_way)
 
     def until_offers(self, version: int) -> None:
         until(lambda: self._is_told(f"v{version:08d}-*"), f"{version} to be served by a worker", 120)
@@ -150,14 +157,12 @@ def test_I9_engines_of_other_machines_load_deltas_that_came_over_http_through_ki
             first.until_has(trainer.publish())
             first.until_has(trainer.publish())
             assert first.text.count("is_whole=True") == 1
-            version = trainer.publish()
-            first.until_fetching()
+            version = first.caught_fetching(trainer)
             first.worker.restart()
             first.until_has(version)
             assert first.text.count("is_whole=True") == 1, "who comes back is led on from its copy"
 
-            trainer.publish()
-            first.until_fetching()
+            first.caught_fetching(trainer)
             trainer.kill()
             trainer.start()
             first.until_has(trainer.publish())
