@@ -1,46 +1,62 @@
-"""The newest number that a trainer claimed for a version, in the folder of weights: it outlives Redis and processes.
+"""Numbers that trainers claimed for versions, in the folder of weights: they outlive Redis and processes.
 
 A number is claimed before anybody hears of it, so that it never names two sets of weights (T1), though its folder may
-never come and Redis may forget its announcement.
+never come and Redis may forget its announcement. Each claim is an empty file of its own, ``claimed-00000042``, which
+can be made once: of two trainers that both believe that it is their turn one has the number, and a late one takes
+nothing back.
 """
 
 import os
 from pathlib import Path
 
 from penstock.errors import DiskFull, PublishError
-from penstock.system.disk import is_full, put
+from penstock.system.disk import is_full
 
-CLAIMED = "claimed"
-_MOST_BYTES = 32
+CLAIMED = "claimed-"
 
 
 def claimed(folder: Path) -> int:
-    """The newest number that was claimed; 0: none. Blocks for a small file. Raises PublishError."""
-    path = folder / CLAIMED
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES)
-    except FileNotFoundError:
-        return 0
-    except OSError as exc:
-        raise PublishError(f"{path} cannot be read ({exc}): it says which versions were begun.") from exc
-    if not text.strip().isdigit():
-        raise PublishError(f"{path} holds no number: write the newest version that anybody has seen into it.")
-    return int(text)
+    """The newest number that was claimed; 0: none. Blocks for the listing of a folder. Raises PublishError."""
+    return max(_claims(folder), default=0)
 
 
 def claim(folder: Path, version: int) -> None:
-    """Claim a number, above every one before. Blocks until it is on the disk. Raises PublishError, DiskFull."""
-    path = folder / CLAIMED
+    """Claim a number that is above every one before. Blocks until that is on the disk.
+
+    Raises:
+        PublishError: it or a later one is claimed already, or the disk refuses.
+        DiskFull: there is no room.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        put(path, f"{version}\n", 0o644)
-        for synced in (path, folder):
-            handle = os.open(synced, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        os.close(os.open(folder / f"{CLAIMED}{version:08d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except FileExistsError as exc:
+        raise PublishError(f"version {version} was claimed by another trainer in {folder}: end one of them.") from exc
     except OSError as exc:
         kind = DiskFull if is_full(exc) else PublishError
-        raise kind(f"version {version} cannot be claimed in {path}: {exc}.") from exc
+        raise kind(f"version {version} cannot be claimed in {folder}: {exc}.") from exc
+    claims = _claims(folder)
+    if max(claims, default=version) > version:
+        (folder / f"{CLAIMED}{version:08d}").unlink(missing_ok=True)
+        raise PublishError(
+            f"version {version} cannot be claimed in {folder}: another trainer claimed {max(claims)}; end one of them."
+        )
+    for old in claims:
+        if old < version:
+            (folder / f"{CLAIMED}{old:08d}").unlink(missing_ok=True)
+
+
+def _claims(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise PublishError(f"{folder} cannot be read ({exc}): it says which versions were begun.") from exc
+    numbers = [name.removeprefix(CLAIMED) for name in names if name.startswith(CLAIMED)]
+    return [int(number) for number in numbers if number.isdigit()]

@@ -1,14 +1,18 @@
 """Weights of one version on disk, complete and proven before anybody hears of them (T16).
 
 A version is written into a temporary folder beside its place, flushed to the disk, read back, compared, and renamed to
-``v00000042``: the name exists only for a folder that can be loaded. One process writes into one parent folder. Calls
-block for as long as the disk takes.
+``v00000042``: the name exists only for a folder that can be loaded. One trainer writes into one parent folder; one that
+was taken over and goes on in the dark does not disturb it. Calls block for as long as the disk takes.
 """
 
+import fcntl
 import json
+import logging
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +28,8 @@ from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.system.disk import is_full
 from penstock.weights.index import INDEX_FILE, TensorEntry, WeightsIndex, as_layout, digest
 from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
+
+log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"
 _TEMPORARY = ".writing-"
@@ -85,11 +91,12 @@ def write_weights(
         raise PublishError(f"version {version}, keep {keep}: both must be at least 1.")
     if not (folder / "config.json").is_file():
         raise PublishError(f"{folder} has no config.json; give the local folder of the first policy as model.path.")
-    temporary = parent / f"{_TEMPORARY}{version:08d}-{os.getpid()}"
+    temporary, lock = parent / f"{_TEMPORARY}{version:08d}-{secrets.token_hex(4)}", -1
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(parent)
         temporary.mkdir()
+        lock = _lock(temporary)
         for file in _companions(folder):
             shutil.copyfile(file, temporary / file.name)
         entries = _write_tensors(as_source(weights), read_config(folder), temporary, max_bucket_bytes)
@@ -107,6 +114,8 @@ def write_weights(
         raise kind(f"version {version} cannot be written to {parent}: {exc}.") from exc
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
     num_bytes = sum(entry.num_bytes for entry in entries)
     return Written(path, dict(as_layout(entries)), checksums, digest(index), num_bytes)
 
@@ -253,8 +262,25 @@ def _remove(folder: Path, is_wanted: Callable[[], bool] = lambda: False) -> None
 
 
 def _remove_leftovers(parent: Path) -> None:
+    """Remove what was begun by who is dead; who is not has its folder locked."""
     for leftover in parent.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(leftover)
+        with suppress(FileNotFoundError):  # its writer has just ended
+            if (lock := _lock(leftover)) >= 0:
+                shutil.rmtree(leftover)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Show that a folder is being written, until the handle is closed or this process dies; -1: somebody else does."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return -1
+    except OSError as exc:  # the file system has no locks
+        log.debug("%s is not locked: %s", folder, exc)
+    return handle
 
 
 def _fsync(path: Path) -> None:
