@@ -17,6 +17,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import loading_of, read_all_whole, read_whole
 from penstock.redis.commands import Client
+from penstock.system.disk import until_room
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +116,21 @@ class Clock:
             log.warning("versions %d to %d are lost; the next one is %d", clock + 1, self._known, self._known + 1)
         return max(clock, self._known) + 1, self._abandoned() + gone
 
-    def claim(self, version: int) -> None:
-        """Keep others from this number before it is announced without a folder. Blocks for the disk.
+    def claim_next(self) -> tuple[int, list[list[int]]]:
+        """As ``next_version``, and others are kept from this number, before it is announced without a folder.
 
-        Raises PublishError, DiskFull.
+        Blocks for the disk, and by name for room on it. Raises PublishError.
         """
+
+        def once() -> tuple[int, list[list[int]]]:
+            version, abandoned = self.next_version()
+            self.claim(version)
+            return version, abandoned
+
+        return until_room(once, tell=self._subscriber.waiting.for_)
+
+    def claim(self, version: int) -> None:
+        """Raises PublishError, DiskFull."""
         claim(self._weights, version)
 
     def _abandoned(self) -> list[list[int]]:

@@ -68,6 +68,10 @@ class Behind:
         """Wait until every folder is written, by name. Raises PublishError where the newest will have none."""
         self.writer.settle(self._subscriber.waiting.for_)
 
+    def rest(self) -> None:
+        """Wait until no folder is being written, by name, whatever came of them."""
+        self.writer.rest(self._subscriber.waiting.for_)
+
     def keep(self) -> None:
         """While the trainer waits: say once more that the newest folder is there, where Redis forgot it.
 
@@ -85,7 +89,7 @@ class Behind:
     def close(self) -> None:
         """End when the newest folder is written. Blocks for the disk; logs what fails."""
         self._closed.set()
-        self.writer.close()
+        self.writer.close(self._subscriber.waiting.for_)
         if self._control is not None:
             self._control.close()
 

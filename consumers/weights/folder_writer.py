@@ -3,9 +3,10 @@
     put(v)    being written: v waits, in the place of one that waited before; else it is begun
     drop      what waits is not begun any more: its copy is about to go
     settle    until all that was put is written
-    check     raises what a write failed of
+    check     raises what a write failed of, and has it tried once more
 
-The newest always gets its folder: what was dropped is owed until another version is put.
+The newest always gets its folder: what was dropped is owed until another version is put. Who waits for a batch has
+nothing to publish, so that what failed must not stay so: its copy is there, and it is begun again when it was said.
 """
 
 import logging
@@ -45,21 +46,27 @@ class FolderWriter:
         self._is_closed = False
         #: Version that was dropped, or whose write failed, and why; nothing newer has been put.
         self._owed: tuple[int, str] | None = None
+        #: What failed, while its copy is there; and whether it waits, or is written, once more.
+        self._failed: Task | None = None
+        self._is_again = False
+        #: What was put last, while its copy is there.
+        self._last: Task | None = None
 
     @property
     def owes(self) -> bool:
-        """Whether the newest version that was put will never have a folder."""
+        """Whether the newest version that was put has no folder, and may never have one."""
         with self._changed:
-            return self._owed is not None
+            return self._owed is not None or self._is_again
 
     def put(self, publication: Publication, copy: Copy) -> None:
         """Have the folder of an announced version written. Returns at once; the copy must stay as it is until then."""
         with self._changed:
-            self._owed = None
-            self._waiting = Task(publication, copy)
+            self._owed, self._failed, self._is_again = None, None, False
+            self._waiting = self._last = Task(publication, copy)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="weights-folder", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="weights-folder", daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
 
     def drop(self) -> Copy | None:
@@ -69,12 +76,14 @@ class FolderWriter:
                 version = self._waiting.publication.version
                 self._owed = version, "its copy went for a later one, which was not published"
                 self._waiting = None
+            self._last = None
+            self._failed, self._is_again = None, False
             return self._writing.copy if self._writing is not None else None
 
     def forgive(self) -> None:
         """What is owed is not any more: a version with a folder was announced after it."""
         with self._changed:
-            self._owed = None
+            self._owed, self._failed, self._is_again = None, None, False
 
     def settle(self, tell: Callable[[str], None] = lambda what: None) -> None:
         """Wait until all that was put is written; raises as ``check``.
@@ -82,31 +91,44 @@ class FolderWriter:
         Args:
             tell: called now and then with what is waited for; '' at the end.
         """
-        with self._changed:
-            while (task := self._writing or self._waiting) is not None:
-                tell(f"the folder of version {task.publication.version} to be written")
-                self._changed.wait(0.2)
-            tell("")
+        self.rest(tell)
         self.check()
 
     def check(self) -> None:
-        """Raise PublishError where the newest version that was put will never have a folder."""
+        """Raise PublishError where the newest version that was put has no folder; it is tried once more after that."""
         with self._changed:
-            owed = self._owed
+            owed, failed = self._owed, self._failed
+            if failed is not None and not self._is_closed:
+                self._waiting, self._failed, self._owed, self._is_again = failed, None, None, True
+                self._changed.notify_all()
         if owed is not None:
-            raise PublishError(f"Version {owed[0]} is announced and has no folder, as {owed[1]}: publish again.")
+            then = "publish again" if failed is None else "it is tried once more; publish again, or go on"
+            raise PublishError(f"Version {owed[0]} is announced and has no folder, as {owed[1]}: {then}.")
 
-    def close(self) -> None:
-        """End when what was put is written; a disk without room is not waited for. Blocks. Logs what fails."""
+    def close(self, tell: Callable[[str], None] = lambda what: None) -> None:
+        """End when what was put is written; a disk without room is not waited for. Blocks. Logs what fails.
+
+        Args:
+            tell: as of ``settle``.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        self.rest(tell)
         if self._thread is not None:
             self._thread.join()
         try:
             self.check()
         except PublishError as exc:
             log.error("%s", exc)
+
+    def rest(self, tell: Callable[[str], None] = lambda what: None) -> None:
+        """Wait until nothing is written and nothing waits, whatever came of it."""
+        with self._changed:
+            while (task := self._writing or self._waiting) is not None:
+                tell(f"the folder of version {task.publication.version} to be written")
+                self._changed.wait(0.2)
+            tell("")
 
     def _run(self) -> None:
         while True:
@@ -120,8 +142,11 @@ class FolderWriter:
             why = self._failure_of(task)
             with self._changed:
                 self._writing = None
-                if why and self._waiting is None:
-                    self._owed = task.publication.version, why
+                if self._waiting is None:
+                    is_last = task is self._last
+                    self._owed = (task.publication.version, why) if why else self._owed
+                    self._failed = task if why and is_last else None
+                    self._is_again = self._is_again and not is_last
                 self._changed.notify_all()
 
     def _failure_of(self, task: Task) -> str:
@@ -132,7 +157,7 @@ class FolderWriter:
         except DiskFull as exc:
             log.warning("version %d gets no folder: %s", version, exc)
             return str(exc).rstrip(".")
-        except Exception as exc:
+        except BaseException as exc:  # nobody could see the end of this thread
             log.error("the folder of version %d was not written", version, exc_info=exc)
             return said(exc).rstrip(".")
         return ""

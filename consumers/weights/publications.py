@@ -7,7 +7,6 @@ rank 0       every rank has committed ─> number ─> write ─> open ─> anno
 
 import operator
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,8 +120,7 @@ class Publications:
 
     def _write_first(self, source: "Source", step: int, through: int) -> None:
         if self._behind is not None:
-            with suppress(PublishError):  # this one has its folder
-                self._behind.settle()
+            self._behind.rest()
         began = time.monotonic()
         version, abandoned = self._clock.next_version()
         written = self.publisher.write(source, self.folder, version)
@@ -156,8 +154,7 @@ class Publications:
         self.publisher.tell(source, "walk")
         copy = self.behind.take(source)
         check_layout(copy.layout, Path(self._config.model.path))
-        version, abandoned = self._clock.next_version()
-        self._clock.claim(version)
+        version, abandoned = self._clock.claim_next()
         copied_at = time.monotonic()
         publication = Publication(
             model=self._clock.model,
@@ -204,7 +201,7 @@ class Publications:
             raise PublishError(
                 f"Version {before.version} was left without a folder: publish its weights before tick()."
             )
-        version, abandoned = self._clock.next_version()
+        version, abandoned = self._clock.claim_next()
         fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
         announced = self._clock.announce(
             Publication(
@@ -225,8 +222,12 @@ class Publications:
         pins = self._subscriber.keys.pins(self._clock.model)
         self._subscriber.control.do(lambda client: client.hset(pins, name, version))
         folder = self.folder / f"v{version:08d}"
-        if not folder.is_dir():
-            self.settle()
+        try:
+            if not folder.is_dir():
+                self.settle()
+        except BaseException:
+            self.unpin(name)
+            raise
         if not folder.is_dir():
             self.unpin(name)
             raise PublishError(

@@ -10,11 +10,12 @@ import redis
 import torch
 from safetensors.torch import load_file
 
+from consumers import clock
 from consumers.trainer import Trainer
 from consumers.weights import publish as files
 from consumers.weights.claim import claimed
 from penstock.config import Config
-from penstock.errors import PublishError
+from penstock.errors import DiskFull, PublishError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
@@ -41,6 +42,7 @@ class Disk:
         self.may_write = threading.Event()
         self.may_write.set()
         self.failure: Exception | None = None
+        self.spared = 0
         self.begun: list[int] = []
         self._write = files.write_weights
         monkeypatch.setattr(files, "write_weights", self.write)
@@ -48,7 +50,7 @@ class Disk:
     def write(self, weights: Any, model: Any, into: Path, version: int, **options: Any) -> Any:
         self.begun.append(version)
         assert self.may_write.wait(PATIENCE_S)
-        if self.failure is not None:
+        if self.failure is not None and version != self.spared:
             raise self.failure
         return self._write(weights, model, into, version, **options)
 
@@ -161,7 +163,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_next_version_is_folder_
         trainer.session._keep_announced()
     with pytest.raises(PublishError, match="Version 2 is announced"):
         trainer.tick()
-    disk.failure = None
+    disk.spared = 3
     trainer.commit(trainer.next(PATIENCE_S))
     assert publish(trainer, 2) == 3
     assert newest(client, keys).is_whole
@@ -221,7 +223,81 @@ def test_what_is_left_is_written_at_the_end(
             until(lambda: disk.begun == [1, 2])
             writer = trainer.session.publications.behind.writer
             join = writer.close
-            monkeypatch.setattr(writer, "close", lambda: (disk.may_write.set(), join()))
+            monkeypatch.setattr(writer, "close", lambda tell: (disk.may_write.set(), join(tell)))
             assert told(client, keys) == []
         assert told(client, keys) == [2]
         assert folders(trainer) == [1, 2]
+
+
+def test_a_folder_that_failed_is_tried_again_where_nothing_can_be_published(
+    trainer: Trainer, client: redis.Redis, keys: Keys, disk: Disk
+) -> None:
+    """A trainer that waits for a batch has nothing new to publish: the words must not be its end."""
+    for _ in range(7):
+        step(trainer)
+    trainer.session.publications.settle()
+    disk.failure = PublishError("the disk is broken.")
+    step(trainer)
+    until(lambda: disk.begun[-1] == 9)
+    with pytest.raises(PublishError, match="Version 9 is announced and has no folder"):
+        trainer.next(PATIENCE_S)
+    with pytest.raises(PublishError):
+        publish(trainer)
+    disk.failure = None
+    with pytest.raises((PublishError, WaitTimeout)):
+        trainer.next(0.5)
+    until(lambda: 9 in folders(trainer))
+    with pytest.raises(WaitTimeout):
+        trainer.next(0.5)
+    assert 9 in told(client, keys)
+
+
+def test_a_full_disk_is_waited_for_when_a_number_is_claimed(
+    trainer: Trainer, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = clock.claim, []
+
+    def full(folder: Path, version: int) -> None:
+        tries.append(version)
+        if len(tries) == 1:
+            raise DiskFull(f"{folder} is full.")
+        real(folder, version)
+
+    monkeypatch.setattr(clock, "claim", full)
+    trainer.commit(trainer.next(PATIENCE_S))
+    assert publish(trainer, 2) == 2
+    assert tries == [2, 2]
+
+
+def test_a_pin_that_came_to_nothing_is_taken_back(
+    trainer: Trainer, client: redis.Redis, keys: Keys, disk: Disk
+) -> None:
+    disk.failure = PublishError("the disk is broken.")
+    step(trainer)
+    with pytest.raises(PublishError, match="has no folder"):
+        trainer.pin(2, "evaluation")
+    assert client.hgetall(keys.pins("policy")) == {}
+
+
+def test_T1_a_tick_claims_its_number_too(trainer: Trainer) -> None:
+    trainer.commit(trainer.next(PATIENCE_S))
+    assert trainer.tick() == 2
+    assert claimed(trainer.weights_dir) == 2
+
+
+def test_the_end_waits_for_the_folder_by_name(config: Config, client: redis.Redis, keys: Keys, disk: Disk) -> None:
+    with buffering(config):
+        trainer = Trainer(config).__enter__()
+        publish(trainer)
+        admit(client, keys, 1)
+        Player(client, keys).work(1, 1)
+        disk.may_write.clear()
+        step(trainer)
+        closing = threading.Thread(target=trainer.close)
+        closing.start()
+        try:
+            until_waits(client, keys, "trainer:actor", "the folder of version 2 to be written")
+        finally:
+            disk.may_write.set()
+            closing.join(PATIENCE_S)
+        assert told(client, keys) == [2]

@@ -88,14 +88,30 @@ def test_a_folder_that_is_not_written_is_said_in_every_call(
     disk.may_go_on.set()
     put(writer, 4)
     for _ in range(2):
-        with pytest.raises(PublishError, match="Version 4 is announced and has no folder"):
+        with pytest.raises(PublishError, match=r"Version 4 is announced and has no folder.*it is tried once more"):
             writer.settle()
+        assert writer.owes
+    writer.rest()
+    disk.failure = None
     with pytest.raises(PublishError):
         writer.check()
-    disk.failure = None
+    writer.settle()
+    assert not writer.owes
     put(writer, 5)
     writer.settle()
-    assert disk.done == [5]
+    assert disk.done == [4, 5]
+
+
+def test_what_failed_is_not_tried_again_when_its_copy_is_gone(disk: Disk, writer: FolderWriter) -> None:
+    disk.failure = PublishError("the disk is broken.")
+    disk.may_go_on.set()
+    put(writer, 4)
+    writer.rest()
+    writer.drop()
+    for _ in range(2):
+        with pytest.raises(PublishError, match=r"Version 4 is announced and has no folder.*: publish again"):
+            writer.settle()
+    assert disk.begun == [4]
 
 
 def test_a_failure_of_what_is_not_the_newest_keeps_nobody(disk: Disk, writer: FolderWriter) -> None:
