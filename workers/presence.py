@@ -173,6 +173,8 @@ class Presence:
             external=engine.config.url is not None,
             why=services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
             ranks=engine.info.num_ranks,
+            layout=self._updates.transfers.layout,
+            awaits=self._updates.folders.awaits,
             offloaded=sorted(engine.offloaded),
             unwatched=self._updates.memory.unwatched,
             revived_at=self._updates.memory.revived_at,

@@ -187,8 +187,8 @@ class Publisher:
         Blocks for at most twice ``trainer.transfer_timeout_s``.
 
         Args:
-            after: wait for nobody but workers that can take it at once, as they have this version; 0: for all that
-                serve.
+            after: wait for nobody but workers that can take it at once, as they have this version, or wait for its
+                folder; 0: for all that serve.
         """
         if self.sender is None:
             return None
@@ -201,7 +201,7 @@ class Publisher:
             control=self._control,
             waiting=self._waiting,
         )
-        transfer.await_workers((lambda: self._ready(after)) if after else self._expected)
+        transfer.await_workers((lambda: self._ready(after, publication.layout)) if after else self._expected)
         waited, failure = time.monotonic(), ""
         if transfer.workers:
             failure = deliver(self.sender, transfer)
@@ -224,8 +224,12 @@ class Publisher:
         workers = self._control.do(lambda client: live_workers(client, self._keys))
         return {one.name for one in workers if one.state == WorkerState.SERVING and one.ranks}
 
-    def _ready(self, version: int) -> set[str]:
-        """Workers that can take weights this way now: they have ``version``, and nothing has to end before."""
+    def _ready(self, version: int, layout: str) -> set[str]:
+        """Workers that can take weights of this layout now: they have ``version``, or wait for its folder.
+
+        Nothing has to end before. One that is behind takes what is sent next, or it would be behind for as long as
+        the disk is slower than a step.
+        """
         config = self.config
         if config.data.eval_pinned and self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))):
             return set()
@@ -236,7 +240,8 @@ class Publisher:
             for one in workers
             if one.state == WorkerState.SERVING
             and one.ranks
-            and one.version == version
+            and one.layout == layout
+            and version in (one.version, one.awaits)
             and one.age_s <= READY_S
             and not (drains and one.running)
         }

@@ -145,6 +145,10 @@ class WorkerPresence:
     why: str = ""
     #: GPUs of its engine that weights can be sent to; 0: none can.
     ranks: int = 0
+    #: Layout (``weights/index.py``) of weights that it can be sent before they have a folder; '': of none.
+    layout: str = ""
+    #: Version whose folder it waits for: it can take the next one that is sent at once; -1: for none.
+    awaits: int = -1
     #: Tags of the memory that its engine has given up.
     offloaded: list[str] = field(default_factory=list)
     #: Whether health checks of its engine are left out.

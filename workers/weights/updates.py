@@ -82,6 +82,8 @@ class Updates:
         self._later: tuple[Publication, Publication] | None = None
         #: Publications on which engines died and finished nothing (VERSION-REV), with how the last one died.
         self.aside: dict[str, str] = {}
+        #: Those that could not be loaded in the stead of one that had no folder yet.
+        self._passed: set[str] = set()
         #: Hands back all that is held; set by who holds it.
         self.let_go: Callable[[], Awaitable[None]] = _nothing
         #: Why the newest cannot be loaded; shown in presence.
@@ -189,9 +191,7 @@ class Updates:
             earlier += [Publication.from_bytes(fields.get(b"p", b""), "publication") for _, fields in entries]
         earlier = [one for one in earlier if not newest.abandons(one.version) and one.id != newest.id]
         if whole is None and not aside:
-            staleness = self._services.config.staleness
-            bound = staleness.bound if staleness.mode is Mode.ASYNC else 0
-            earlier = [one for one in earlier if 0 < newest.version - one.version <= bound]
+            earlier = [one for one in earlier if self._is_near(one, newest)]
         found = [whole, *[await self.folders.now(one) for one in earlier if one.id not in self.aside]]
         return [one for one in found if one is not None and one.id not in self.aside]
 
@@ -276,10 +276,28 @@ class Updates:
                 log.info("%s", exc)
             else:
                 return
-        whole = whole or await self.folders.of(newest)
-        here = await self.here.of(whole)
-        await self._ends.wait(newest)
-        await self._loaded_by(await self._apply(here), whole, here)
+        whole = whole or await self.folders.of_or_before(newest, self._services.engine.version, self._fits(newest))
+        try:
+            if whole.id != newest.id:
+                await self._hold(whole)
+            here = await self.here.of(whole)
+            await self._ends.wait(whole)
+            await self._loaded_by(await self._apply(here), whole, here)
+        except PublishError as exc:
+            if whole.id == newest.id:
+                raise
+            log.info("version %d is passed over: %s", whole.version, exc)
+            self._passed.add(whole.id)
+
+    def _fits(self, newest: Publication) -> Callable[[Publication], bool]:
+        """Whether an earlier one may be loaded while ``newest`` has no folder."""
+        out = self.aside.keys() | self._passed
+        return lambda one: self._is_near(one, newest) and not newest.abandons(one.version) and one.id not in out
+
+    def _is_near(self, one: Publication, newest: Publication) -> bool:
+        """Whether the bound allows ``one`` in the stead of a newest that has no folder yet."""
+        staleness = self._services.config.staleness
+        return 0 < newest.version - one.version <= (staleness.bound if staleness.mode is Mode.ASYNC else 0)
 
     async def _loaded_by(self, report: ApplyReport | None, publication: Publication, here: Publication) -> None:
         if report is None:

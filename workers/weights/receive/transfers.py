@@ -100,9 +100,14 @@ class Transfers:
             f"{', '.join(TRANSPORTS)}."
         )
 
+    @property
+    def layout(self) -> str:
+        """Digest of the layout that this worker knows an index of; '': of none."""
+        return self._known[1]
+
     def may_take(self, publication: Publication) -> bool:
         """Whether this engine can get these weights without the disk: of one without a folder its layout is known."""
-        is_known = bool(publication.index) if publication.is_whole else publication.layout == self._known[1] != ""
+        is_known = bool(publication.index) if publication.is_whole else publication.layout == self.layout != ""
         return transport(publication.transport).is_sent and is_known and self._engine.info.num_ranks > 0
 
     async def learn(self, publication: Publication) -> None:

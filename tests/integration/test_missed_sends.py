@@ -1,0 +1,165 @@
+"""folder_first: false, and a worker that missed a send while the disk is slower than a step: it takes the next one."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from consumers.trainer import Trainer
+from consumers.weights import publish as files
+from penstock.config import Config, ModelConfig
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
+from tests.integration import worker_play
+from tests.integration.fake_engine import FakeEngine
+from tests.integration.parts import buffering
+from tests.integration.sent_files import ToFiles
+from tests.integration.test_transfers import PATIENCE_S, load
+from tests.integration.worker_play import admit, job, until, working
+
+pytestmark = pytest.mark.xdist_group("engine")
+
+
+class Disk:
+    """Writes a folder only when it may; the first one at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self._write = files.write_weights
+        monkeypatch.setattr(files, "write_weights", self.write)
+
+    @contextmanager
+    def opened_at_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.may_write.set()
+
+    def write(self, *args: Any, **options: Any) -> Any:
+        assert self.may_write.wait(PATIENCE_S)
+        return self._write(*args, **options)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    made = Disk(monkeypatch)
+    yield made
+    made.may_write.set()
+
+
+@pytest.fixture
+def make(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Callable[..., Config]:
+    def make(url: str, **trainer: Any) -> Config:
+        settings = {"transport": "tests.integration.sent_files:ToFiles", "batch_groups": 1, "folder_first": False}
+        return worker_play.make_config(
+            redis_server.url,
+            keys,
+            model_config,
+            tmp_path,
+            engine={"url": url},
+            staleness={"mode": "async", "bound": 4},
+            trainer=settings | {"transfer_timeout_s": 5.0} | trainer,
+        )
+
+    return make
+
+
+@asynccontextmanager
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine().up() as fake:
+        yield fake
+
+
+async def step(trainer: Trainer, model: Path) -> int:
+    trainer.commit(await asyncio.to_thread(trainer.next, PATIENCE_S))
+    return await asyncio.to_thread(trainer.publish, load(model))
+
+
+async def test_a_worker_that_missed_a_send_takes_the_next_one(
+    make: Callable[..., Config],
+    client: redis.Redis,
+    keys: Keys,
+    models: list[Path],
+    disk: Disk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with engine() as fake:
+        config = make(fake.url)
+        admit(client, keys, [job(index) for index in range(4)])
+        with buffering(config), Trainer(config) as trainer, disk.opened_at_the_end():
+            await asyncio.to_thread(trainer.publish, load(models[1]))
+            async with working(config) as worker:
+                has = worker.services.engine
+                await until(lambda: [(one.state, one.version) for one in trainer.workers()] == [("serving", 1)])
+                disk.may_write.clear()
+                with monkeypatch.context() as broken:
+                    broken.setattr(ToFiles, "send", lambda self, transfer: 1 / 0)
+                    assert await step(trainer, models[2]) == 2
+                assert trainer.publisher.last is not None
+                assert trainer.publisher.last.failure
+                await until(lambda: "the folder of version 2" in worker_play.waits_of(client, keys, "weights"))
+                assert has.version == 1
+                assert await step(trainer, models[3]) == 3
+                assert trainer.publisher.last.workers == (worker.services.worker,), "it is sent to, not left behind"
+                await until(lambda: has.version == 3, limit_s=10)
+
+
+async def test_a_worker_that_came_late_takes_the_next_send(
+    make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path], disk: Disk
+) -> None:
+    async with engine() as fake, engine() as other:
+        config = make(fake.url)
+        admit(client, keys, [job(index) for index in range(4)])
+        with buffering(config), Trainer(config) as trainer, disk.opened_at_the_end():
+            await asyncio.to_thread(trainer.publish, load(models[1]))
+            async with working(config) as worker:
+                await until(lambda: [(one.state, one.version) for one in trainer.workers()] == [("serving", 1)])
+                disk.may_write.clear()
+                assert await step(trainer, models[2]) == 2
+                await until(lambda: worker.services.engine.version == 2)
+                async with working(make(other.url), "late") as late:
+                    has = late.services.engine
+                    await until(lambda: sorted(one.version for one in trainer.workers()) == [1, 2])
+                    await until(lambda: "the folder of version 2" in worker_play.waits_of(client, keys, "weights"))
+                    assert await step(trainer, models[3]) == 3
+                    await until(lambda: has.version == 3, limit_s=10)
+
+
+async def test_what_is_whole_is_loaded_where_the_newest_is_not(
+    make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path], disk: Disk
+) -> None:
+    """Nothing is sent, and the disk is slower than a step: who waits for folders is not left with the first one."""
+    async with engine() as fake:
+        config = make(fake.url, transport="disk")
+        admit(client, keys, [job(index) for index in range(4)])
+        with buffering(config), Trainer(config) as trainer, disk.opened_at_the_end():
+            await asyncio.to_thread(trainer.publish, load(models[1]))
+            async with working(config) as worker:
+                has = worker.services.engine
+                await until(lambda: has.version == 1)
+                disk.may_write.clear()
+                assert await step(trainer, models[2]) == 2
+                behind = trainer.session.publications.behind
+                await until(lambda: behind.writer._writing is not None)
+                assert await step(trainer, models[3]) == 3
+                await until(lambda: "the folder of version 3" in worker_play.waits_of(client, keys, "weights"))
+                real, held = behind._tell, threading.Event()
+
+                def tell(control: Any, told: Any) -> None:
+                    real(control, told)
+                    if told.version == 2:
+                        disk.may_write.clear()
+                    held.set()
+
+                behind._tell = tell  # type: ignore[method-assign]
+                disk.may_write.set()
+                await until(held.is_set)
+                await until(lambda: has.version == 2, limit_s=10)
+                disk.may_write.set()
+                await until(lambda: has.version == 3, limit_s=10)
