@@ -263,7 +263,7 @@ class Trainer:
             WaitTimeout: another rank has not committed in ``timeout`` seconds.
 
         A folder that cannot be written behind a version has :meth:`next`, ``tick``, ``pin`` and ``onload_engines``
-        raise PublishError until another version is published.
+        raise PublishError, each time, and is tried once more after that.
         """
         return self.session.publications.publish(weights, step=step, timeout_s=timeout)
 

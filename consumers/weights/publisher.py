@@ -201,7 +201,7 @@ class Publisher:
             control=self._control,
             waiting=self._waiting,
         )
-        transfer.await_workers((lambda: self._ready(after, publication.layout)) if after else self._expected)
+        transfer.await_workers((lambda: self._ready(after, publication)) if after else self._expected)
         waited, failure = time.monotonic(), ""
         if transfer.workers:
             failure = deliver(self.sender, transfer)
@@ -224,8 +224,8 @@ class Publisher:
         workers = self._control.do(lambda client: live_workers(client, self._keys))
         return {one.name for one in workers if one.state == WorkerState.SERVING and one.ranks}
 
-    def _ready(self, version: int, layout: str) -> set[str]:
-        """Workers that can take weights of this layout now: they have ``version``, or wait for its folder.
+    def _ready(self, version: int, new: Publication) -> set[str]:
+        """Workers that can take new weights now: they know their layout, and have ``version`` or wait for its folder.
 
         Nothing has to end before. One that is behind takes what is sent next, or it would be behind for as long as
         the disk is slower than a step.
@@ -234,13 +234,17 @@ class Publisher:
         if config.data.eval_pinned and self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))):
             return set()
         drains = config.staleness.rules.drains or config.worker.apply == "drain"
+        if config.staleness.rules.drains:
+            cohorts = self._control.do(lambda client: client.hkeys(self._keys.cohorts))
+            if any(int(one) < new.version for one in cohorts):
+                return set()  # whoever draws it, nobody loads before it has ended (T5)
         workers = self._control.do(lambda client: live_workers(client, self._keys))
         return {
             one.name
             for one in workers
             if one.state == WorkerState.SERVING
             and one.ranks
-            and one.layout == layout
+            and one.layout == new.layout
             and version in (one.version, one.awaits)
             and one.age_s <= READY_S
             and not (drains and one.running)

@@ -1,6 +1,6 @@
-"""A trainer that publishes version 1, then version 2 send first, and is killed (SIGKILL) at a named point of it.
+"""A trainer that publishes version 1, then version 2 send first, and gets a signal at a named point of it.
 
-python -m tests.integration.send_first_trainer CONFIG MODEL MODEL POINT
+python -m tests.integration.send_first_trainer CONFIG MODEL MODEL POINT [SIGNAL]
 """
 
 import os
@@ -46,13 +46,13 @@ def at(point: str, act: Callable[[], None]) -> None:
     setattr(owner, name, act_there)
 
 
-def main(config: str, first: str, second: str, point: str) -> None:
+def main(config: str, first: str, second: str, point: str, how: str = "SIGKILL") -> None:
     with Trainer(config) as trainer:
         trainer.publish(load(first))
         trainer.commit(trainer.next())
         while [(one.state, one.version) for one in trainer.workers()] != [("serving", 1)]:
             time.sleep(0.02)
-        at(point, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        at(point, lambda: os.kill(os.getpid(), signal.Signals[how]))
         trainer.publish(load(second))
         trainer.session.publications.settle()
 

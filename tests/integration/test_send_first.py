@@ -1,6 +1,7 @@
 """folder_first: false, the trainer's side: announced and sent first, the folder behind it."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from consumers.trainer import Trainer
 from consumers.weights import publish as files
 from consumers.weights.claim import claimed
 from penstock.config import Config
-from penstock.errors import DiskFull, PublishError, WaitTimeout
+from penstock.config.staleness import Mode, StalenessConfig
+from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
@@ -301,3 +304,43 @@ def test_the_end_waits_for_the_folder_by_name(config: Config, client: redis.Redi
             disk.may_write.set()
             closing.join(PATIENCE_S)
         assert told(client, keys) == [2]
+
+
+def test_T1_what_redis_forgot_is_given_to_nobody_else(
+    trainer: Trainer, client: redis.Redis, keys: Keys, config: Config
+) -> None:
+    """A failover loses the last second: announcement and ``whole``; then trainer and workers are gone too."""
+    trainer.commit(trainer.next(PATIENCE_S))
+    before = {key: client.dump(key) for key in client.scan_iter(f"{keys.prefix}*")}
+    assert publish(trainer, 2) == 2
+    until(lambda: told(client, keys) == [2])
+    for folder in trainer.weights_dir.glob("v00000002"):
+        folder.rename(folder.with_name("elsewhere"))  # nor does its folder say so
+    client.delete(*client.scan_iter(f"{keys.prefix}*"))
+    for key, value in before.items():
+        client.restore(key, 0, value)
+    assert trainer.version == 1
+    with pytest.raises(ProtocolError, match="lost acknowledged writes"):
+        trainer.session._keep_announced()
+    kill(trainer, client)
+    with Trainer(config) as successor:
+        successor.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 0, "version": 1})
+        assert publish(successor) == 3
+        assert newest(client, keys).abandons(2)
+
+
+def test_T5_nobody_is_waited_for_while_a_cohort_of_before_is_drawn(
+    trainer: Trainer, client: redis.Redis, keys: Keys, config: Config
+) -> None:
+    """The worker itself has nothing to draw; another one has, and until that has ended nobody loads."""
+    shown = WorkerPresence(name="w.1", at=time.time(), version=1, state="serving", ranks=1, layout="l", slots=8)
+    client.hset(keys.workers, "w.1", pack(shown.to_record()))
+    new = Publication("policy", 2, "gloo", "", layout="l")
+    publisher = trainer.publisher
+    assert publisher._ready(1, new) == {"w.1"}
+    publisher.config = config.model_copy(update={"staleness": StalenessConfig(mode=Mode.ONE_STEP)})
+    assert publisher._ready(1, new) == {"w.1"}
+    client.hset(keys.cohorts, 1, 2)
+    assert publisher._ready(1, new) == set()
+    client.hset(keys.workers, "w.1", b"")
+    client.hdel(keys.workers, "w.1")

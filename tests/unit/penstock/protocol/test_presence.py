@@ -51,7 +51,8 @@ def test_the_record_has_the_names_that_other_versions_read() -> None:
     assert sorted(WORKER.to_record()) == sorted([
         "name", "at", "host", "pid", "engine", "engine_pid", "url", "version", "state", "held", "running", "slots",
         "tokens_per_s", "capacity_tokens_per_s", "open_samples", "generated_tokens", "samples", "groups", "failed",
-        "lost_leases", "servers_seen", "engine_restarts", "external", "why", "ranks", "offloaded", "unwatched",
+        "lost_leases", "servers_seen", "engine_restarts", "external", "why", "ranks", "layout", "awaits", "offloaded",
+        "unwatched",
         "revived_at", "metrics", "engines", "gpus",
     ])  # fmt: skip
 
