@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 from penstock.config import DatasetConfig
@@ -15,8 +14,8 @@ from producer.sources.opening import open_rows
 from producer.sources.rows import BadLine
 from producer.sources.stream import Stream
 
-#: Prompts that are kept, for one that was offered while the gate was closed is offered again.
-_KEPT = 256
+#: Prompts that are kept, for one that was offered while the gate was closed is offered again; and most bytes of them.
+_KEPT, _KEPT_BYTES = 256, 32 * 1024 * 1024
 
 
 class Dataset:
@@ -41,7 +40,9 @@ class Dataset:
         self._num_lines = None if self.stream is not None else self.last - self.first
         if not self.holds(0):
             raise ConfigError(f"dataset {config.name}: {config.path} holds no prompt.")
-        self._prompt = lru_cache(maxsize=_KEPT)(self._read)
+        #: Line -> its prompt, those read last.
+        self._kept: dict[int, Prompt] = {}
+        self._kept_bytes = 0
 
     def __len__(self) -> int:
         """Lines of the slice. Raises ConfigError of a stream whose end nobody saw."""
@@ -86,7 +87,13 @@ class Dataset:
         """
         if line < 0 or not self.holds(line):
             raise IndexError(line)
-        return self._prompt(line)
+        if (kept := self._kept.get(line)) is not None:
+            return kept
+        prompt = self._kept[line] = self._read(line)
+        self._kept_bytes += prompt.num_bytes
+        while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= self._kept.pop(next(iter(self._kept))).num_bytes
+        return prompt
 
     def take(self, line: int) -> Prompt | str:
         """As ``self[line]``; where the configuration says that the row is passed over, why."""

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import count, islice
 from typing import Any
 
 from penstock.config import Config
@@ -47,14 +48,12 @@ from producer.dataset import Dataset
 from producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
 from producer.held_out import HeldOut, check_overlap, is_small
 from producer.metrics import ProducerCollector, Tally
-from producer.offers import Offer, Offers, record_of
+from producer.offers import CHUNK, Offer, Offers, chunk, record_of
 from producer.prompt import Template
 from producer.weighted import mixture_of
 
 log = logging.getLogger(__name__)
 
-#: Jobs offered per verb; bounds the time one call takes on the server.
-CHUNK = 128
 #: Longest sleep on the gate.
 GATE_S = 0.5
 
@@ -89,6 +88,8 @@ class Producer:
         self._told_lines: list[int | None] = []
         self._version_field = scripts.version_field(config.model.name)
         self._begun = False
+        #: Whether the gate let nothing in when it was asked last.
+        self._is_closed = False
 
     def stop(self) -> None:
         """Make ``run`` return; safe in a signal handler."""
@@ -172,14 +173,16 @@ class Producer:
             return self._admit_train()
         if end is not None and position >= end:
             return self._why_ended(position)
-        jobs = [self._offers.at(position + i) for i in range(CHUNK)]
+        # Behind a closed gate one is enough to see that it opened, which may be long after.
+        jobs = chunk(map(self._offers.at, count(position)), 1 if self._is_closed else CHUNK)
         if self._told_lines != [one.num_lines for one in self.source.datasets]:
             # The end of a stream was seen: before anything behind the end of the data is admitted, it is said.
             self._tell_lines(fingerprint(self.source, self._evals))
             self._set_end()
         answer = self._admit(jobs, lane=Lane.TRAIN, source="train", position=position, gate=gate)
         self._offers.took(jobs[: answer.admitted])
-        if answer.outcome == "closed":
+        self._is_closed = answer.outcome == "closed"
+        if self._is_closed:
             return self._why_closed(answer.sub, gate[1])
         return self._why_ended(position) if answer.outcome == "ended" else ""
 
@@ -235,7 +238,7 @@ class Producer:
     def _admit_eval(self, version: int) -> None:
         source, lines = f"eval@{version}", self._held_out.lines
         while (position := self._position(source)) < len(lines):
-            jobs = [self._eval_job(version, *line) for line in lines[position : position + CHUNK]]
+            jobs = chunk(self._eval_job(version, *line) for line in islice(lines, position, None))
             self._admit(jobs, lane=Lane.EVAL, source=source, position=position, gate=None)
         log.info("version %d is being evaluated on %d prompts", version, len(lines))
 
@@ -318,8 +321,8 @@ class Producer:
         self._hear_of_ends()
         lengths = ",".join(f"{d.config.name}:{d.num_lines or 'a stream'}" for d in self.source.datasets)
         log.info("prompts: %s (%s per epoch)", lengths, self.source.num_lines or "nobody knows how many")
-        for name, count in self._held_out.passed.items():
-            log.warning("%d lines of held-out dataset %s are passed over", count, name)
+        for name, passed in self._held_out.passed.items():
+            log.warning("%d lines of held-out dataset %s are passed over", passed, name)
 
     def _tell_lines(self, mine: str) -> str:
         """Say how many prompts there are, as far as that is known; returns the fingerprint that counts."""

@@ -7,7 +7,7 @@ function of the files and the configuration, so that producers that die or run b
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.config import Config
@@ -22,6 +22,8 @@ from producer.sources.rows import BadLine
 
 log = logging.getLogger(__name__)
 
+#: Jobs offered per verb, which bounds the time one call takes on the server; and bytes of them after which no other is.
+CHUNK, CHUNK_BYTES = 128, 4 * 1024 * 1024
 #: Lines of a dataset that are told of one by one.
 TOLD = 10
 
@@ -41,6 +43,19 @@ Offer = Job | Passed
 def record_of(offer: Offer) -> tuple[Job | None, bytes]:
     """As admit takes it."""
     return (offer, offer.to_bytes()) if isinstance(offer, Job) else (None, offer.dataset.encode())
+
+
+def chunk(offers: Iterable[Offer], most: int = CHUNK) -> list[Offer]:
+    """The first ``most`` of ``offers``, or as many as one verb takes, but one at least. No other is looked at."""
+    taken: list[Offer] = []
+    num_bytes = 0
+    for offer in offers:
+        taken.append(offer)
+        if isinstance(offer, Job):
+            num_bytes += len(offer.prompt or "") + 8 * len(offer.prompt_ids or ()) + sum(map(len, offer.images))
+        if len(taken) == most or num_bytes >= CHUNK_BYTES:
+            break
+    return taken
 
 
 class Offers:

@@ -50,6 +50,11 @@ class Prompt:
     images: list[bytes] = field(default_factory=list)
 
     @property
+    def num_bytes(self) -> int:
+        """Of its text, of its ids as 8 bytes each, and of its images."""
+        return len(self.text or "") + 8 * len(self.ids or ()) + sum(map(len, self.images))
+
+    @property
     def digest(self) -> bytes:
         """Of the prompt alone: equal prompts have equal digests (T18)."""
         content = self.text if self.text is not None else json.dumps(self.ids)
