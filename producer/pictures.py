@@ -28,6 +28,10 @@ MARK = "<image>"
 #: Where a part of a message, or an entry of the column, says which file it means.
 DIGEST = "sha256"
 _KEYS = ("image", "image_url", "url", "path")
+#: Types of a part that is an image, and of what no prompt may hold: a template would make a place of it all the same.
+_IMAGES = ("image", "image_url")
+_PARTS = "a prompt has parts of type text and of type image; make it one of these, or take it out."
+_OTHERS = ("audio", "audio_url", "file", "input_audio", "input_file", "input_image", "video", "video_url")
 
 Messages = list[dict[str, Any]]
 
@@ -42,7 +46,7 @@ def with_images(config: DatasetConfig, messages: Messages, row: dict[str, Any], 
     images = list(held) if isinstance(held, list | tuple) else [] if held is None else [held]
     left = iter(images)
     placed = [_placed(message, left) for message in messages]
-    marks = sum(str(_text_of(message)).count(MARK) for message in messages)
+    marks = sum(text.count(MARK) for message in messages for text in _texts_of(message))
     if marks != len(images):
         raise BadLine(f"{where}: its messages say {MARK} {marks} times, and {config.image_key!r} holds {len(images)}.")
     return placed
@@ -80,22 +84,30 @@ def folder_of(config: DatasetConfig) -> Path | None:
     return path.parent if path.is_file() else None
 
 
-def _text_of(message: dict[str, Any]) -> Any:
+def _texts_of(message: dict[str, Any]) -> list[str]:
+    """The texts of a message that may say where images stand."""
     content = message.get("content")
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return content
+        return [_marked(part) for part in content]
+    return [content] if isinstance(content, str) else []
+
+
+def _marked(part: Any) -> str:
+    """The text of a part that is one, else ''."""
+    if not isinstance(part, dict) or part.get("type") not in (None, "text"):
+        return ""
+    text = part.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _placed(message: dict[str, Any], left: Iterator[Any]) -> dict[str, Any]:
-    content = message.get("content")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or MARK not in str(_text_of(message)):
+    if not any(MARK in text for text in _texts_of(message)):
         return message
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     out: list[Any] = []
     for part in parts:
-        text = part.get("text") if isinstance(part, dict) else None
-        out += [part] if not isinstance(text, str) else _split(part, text, left)
+        out += _split(part, text, left) if (text := _marked(part)) else [part]
     return {**message, "content": out}
 
 
@@ -111,9 +123,15 @@ def _split(part: dict[str, Any], text: str, left: Iterator[Any]) -> list[dict[st
 
 def _taken(config: DatasetConfig, part: Any, images: list[bytes], where: str) -> Any:
     """A part of a message; of an image nothing but that it is one, its bytes in ``images``."""
-    if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
+    if not isinstance(part, dict):
         return part
-    value = next((part[key] for key in _KEYS if part.get(key) is not None), None)
+    # Tables have all keys in all parts, and templates ask which are there.
+    part = {key: value for key, value in part.items() if value is not None}
+    if (kind := part.get("type", next((key for key in _IMAGES if key in part), "text"))) not in _IMAGES:
+        if found := {str(kind), *part} & {*_IMAGES, *_OTHERS}:
+            raise BadLine(f"{where} has a part of type {shown(kind)} with {', '.join(sorted(found))}: {_PARTS}")
+        return part
+    value = next((part[key] for key in _KEYS if key in part), None)
     if len(images) == MAX_IMAGES:
         raise BadLine(f"{where} has more images than the {MAX_IMAGES} of one prompt: take some out.")
     what = f"{where}, image {len(images) + 1}"

@@ -127,3 +127,55 @@ def test_a_file_that_was_replaced_is_noticed_where_its_row_tells_its_digest(tmp_
     (tmp_path / "1.png").write_bytes(png("blue"))
     with pytest.raises(BadLine, match="image 1 is another one than its row says: sha256 is"):
         made(tmp_path, [row], template=SHOWN, apply_chat_template=True, **keys)[0]
+
+
+#: As templates of the Qwen-VL kind have it: what a part holds, not what it says that it is.
+QWEN = Template(
+    lambda messages, **_: "".join(
+        "[place]" if part.get("type") == "image" or "image" in part or "image_url" in part else part.get("text", "")
+        for message in messages
+        for part in message["content"]
+    )
+)
+
+
+def asked_of(folder: Path, *parts: dict[str, Any], **keys: Any) -> Any:
+    (folder / "1.png").write_bytes(png())
+    row = {"prompt": [{"role": "user", "content": list(parts)}], "images": ["1.png"], "label": ""}
+    return made(folder, [row], template=QWEN, apply_chat_template=True, **keys)[0]
+
+
+def test_an_image_without_a_type_is_one_and_null_keys_are_none(tmp_path: Path) -> None:
+    """As Qwen's own messages have it, and as a table has all keys in all parts."""
+    found = asked_of(tmp_path, {"image": "1.png"}, {"type": "text", "text": "colour?"})
+    assert (found.text, found.images) == ("[place]colour?", [png()])
+    table = {"type": "image", "image": "1.png", "text": None}, {"type": "text", "image": None, "text": "colour?"}
+    assert asked_of(tmp_path, *table) == found
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "video", "video": "1.mp4"},
+        {"video": "1.mp4"},
+        {"type": "input_image", "image_url": "1.png"},
+        {"type": "text", "text": "a", "image": "1.png"},
+        {"type": ["video"], "video": "1.mp4"},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+    ],
+)
+def test_what_a_template_would_make_a_place_of_is_no_prompt_without_it(tmp_path: Path, part: dict[str, Any]) -> None:
+    with pytest.raises(BadLine, match="a prompt has parts of type text and of type image"):
+        asked_of(tmp_path, part, {"type": "text", "text": "what?"})
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ({"type": "text", "text": "see <im"}, {"type": "text", "text": "age> here"}),
+        ({"type": "image", "image": "1.png", "text": "see <image>"},),
+    ],
+)
+def test_a_mark_that_no_image_can_be_put_at_is_none(tmp_path: Path, parts: tuple[dict[str, Any], ...]) -> None:
+    with pytest.raises(BadLine, match="say <image> 0 times, and 'images' holds 1"):
+        asked_of(tmp_path, *parts, image_key="images")
