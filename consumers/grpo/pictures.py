@@ -49,17 +49,16 @@ def inputs_of(model: Any, micro: Micro) -> dict[str, Tensor]:
     """What a Hugging Face model is called with for a micro-batch, by name: [B, L] tokens, mask and positions, images.
 
     A model that sees images makes positions by itself, of rows and columns. The place of an image that was drawn, which
-    ends its sample, is given as another token: nothing stands behind it that would see the difference.
+    ends its sample, is given as another token: nothing stands behind it that would see the difference. Where there are
+    no images at all, it is a token like any other, as it was to the engine.
     """
     tokens = micro["tokens"]
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     attention = (positions < micro["lengths"][:, None]).long()
     place = getattr(getattr(model, "config", None), "image_token_id", None)
-    if place is None:
+    if place is None or PIXEL_VALUES not in micro:
         return {"input_ids": tokens, "attention_mask": attention, "position_ids": positions.expand_as(attention)}
     drawn = micro["generated"].bool() & (tokens == place)
     inputs = {"input_ids": tokens.masked_fill(drawn, 0), "attention_mask": attention}
-    if PIXEL_VALUES not in micro:
-        return inputs | {"position_ids": positions.expand_as(attention)}
     images = {key: micro[key] for key in KEYS}
     return inputs | images | {"mm_token_type_ids": (inputs["input_ids"] == place).int()}

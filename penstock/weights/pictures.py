@@ -51,11 +51,11 @@ class Images:
 
 @dataclass(slots=True, eq=False)
 class Pictures:
-    """The images of one job."""
+    """The images of one job; or that it has none, where the model sees some."""
 
     job: str
     #: Id that stands in the place of an image, and ids that do so of anything else.
-    place_id: int
+    place_id: int | None
     place_ids: frozenset[int]
     #: Tokens of each image.
     counts: list[int]
@@ -70,7 +70,7 @@ class Pictures:
         """Make the stored prompt of one with a token in the place of each image: as often as the image has tokens.
 
         Raises:
-            ConfigError: the prompt has not one place for each image.
+            ConfigError: the prompt has not one place for each image, or the place of anything else.
         """
         places = [at for at, token in enumerate(prompt) if token == self.place_id]
         if len(places) != len(self.counts):
@@ -78,12 +78,14 @@ class Pictures:
                 f"job {self.job}: its prompt has {len(places)} places for {len(self.counts)} images: the chat template "
                 "makes one of each part of type image; a text must not hold the token itself."
             )
+        if (self.place_ids - {self.place_id}) & set(prompt):
+            raise ConfigError(f"job {self.job}: its prompt has the place of a video, and there is none: take it out.")
         out: list[int] = []
         spans, begin = [], 0
         for at, count in zip(places, self.counts, strict=True):
             out += prompt[begin:at]
             spans.append((len(out), count))
-            out += [self.place_id] * count
+            out += [prompt[at]] * count
             begin = at + 1
         self.images = Images(self.uris, spans)
         self.prompt = out + list(prompt[begin:])
@@ -105,7 +107,16 @@ class Pictures:
             )
 
     def stopping(self, sampling: dict[str, Any]) -> dict[str, Any]:
-        """Sampling under which an answer ends where it draws the place of an image."""
+        """Sampling under which an answer ends where it draws the place of an image.
+
+        Raises:
+            ConfigError: there are images, and an answer is to end nowhere.
+        """
+        if self.uris and sampling.get("ignore_eos"):
+            raise ConfigError(
+                f"job {self.job} has images, and its sampling has ignore_eos: an answer would go on behind the place "
+                "of an image that it draws, of which there is none: leave ignore_eos out."
+            )
         given = sampling.get("stop_token_ids") or []
         return sampling | {"stop_token_ids": sorted({*given, *self.place_ids})}
 
@@ -118,21 +129,18 @@ class ImageReader:
         check_installed("transformers", "Images in prompts")
         from transformers import AutoImageProcessor
 
-        config = read_config(path)
-        place = config.get("image_token_id")
+        place = place_id_of(path)
         try:
             known: Any = AutoImageProcessor
             self._processor: Any = known.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError, ImportError) as exc:
             raise ConfigError(f"model.path {path} holds no image processor that can be read: {exc}") from exc
-        if type(place) is not int or not hasattr(self._processor, "merge_size"):
+        if place is None or not hasattr(self._processor, "merge_size"):
             raise ConfigError(
                 f"model.path {path} reads no images in the way that is known here: models of the Qwen-VL kind do, "
                 f"whose processor tells {IMAGE_GRID} and whose config.json names an image_token_id."
             )
-        self._place_id = place
-        named = (config.get(name) for name in ("image_token_id", "video_token_id"))
-        self._place_ids = frozenset(one for one in named if type(one) is int)
+        self._place_id, self._place_ids = place, place_ids_of(path)
 
     def read(self, job: Job) -> Pictures:
         """Decode the images of a job, and make of them what a model is given. Blocks for it.
@@ -152,6 +160,27 @@ class ImageReader:
         packed = {name: sides.packed(name, array, f"{job.id}/0") for name, array in arrays.items()}
         uris = [_uri(data) for data in job.images]
         return Pictures(job.id, self._place_id, self._place_ids, counts.tolist(), uris, packed)
+
+
+@cache
+def place_ids_of(path: str) -> frozenset[int]:
+    """Ids that stand in the place of what is no text, of the model in a folder; empty where it reads text alone."""
+    config = read_config(path)
+    named = (config.get(name) for name in ("image_token_id", "video_token_id"))
+    return frozenset(one for one in named if type(one) is int)
+
+
+def place_id_of(path: str) -> int | None:
+    """The one of an image."""
+    found = read_config(path).get("image_token_id")
+    return found if type(found) is int else None
+
+
+def no_pictures(job: Job, path: str) -> Pictures | None:
+    """That a job has no images: its prompt, and what is drawn behind it, may hold no place of one all the same, at
+    which a trainer would look for it. None: the model has no such places."""
+    places = place_ids_of(path)
+    return Pictures(job.id, place_id_of(path), places, [], [], {}) if places else None
 
 
 @cache

@@ -9,7 +9,7 @@ from penstock.names import Lane
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample, SampleStatus
-from penstock.weights.pictures import Pictures, image_reader, reading_threads
+from penstock.weights.pictures import Pictures, image_reader, no_pictures, reading_threads
 from workers.jobs.generate import prompt_ids
 from workers.jobs.given import give_sample
 from workers.jobs.prefixes import Prefix
@@ -30,16 +30,18 @@ class Drawing:
         return self._services.generating.makes_groups(self._job)
 
     async def pictures(self) -> Pictures | None:
-        """The images of the job, ready to be drawn with; None: it has none. Waits for a thread that reads them.
+        """The images of the job, ready to be drawn with; None: nothing is an image. Waits for a thread that reads them.
 
         Raises:
             ConfigError: they cannot be read, the model reads none, or the prompt has not one place for each.
         """
-        if not self._job.images:
-            return None
         path = self._services.config.model.path
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(reading_threads(), lambda: image_reader(path).read(self._job))
+        found = no_pictures(self._job, path)
+        if self._job.images:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(reading_threads(), lambda: image_reader(path).read(self._job))
+        if found is None or self._job.lane == Lane.SCORE:
+            return None
         found.unfold(prompt_ids(self._job, self._services.tokenizer))
         return found
 

@@ -279,7 +279,7 @@ class _Maker:
         self.requested, self.cut_off = 0, self.account.behind_stop
         self.account.unheard += 1
         more: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
-        if self.pictures is not None:
+        if self.pictures is not None and self.pictures.uris:
             more["images"] = self.pictures.images
         task = asyncio.create_task(self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **more))
         try:

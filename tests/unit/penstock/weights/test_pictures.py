@@ -34,6 +34,14 @@ def test_an_answer_ends_where_it_draws_the_place_of_an_image() -> None:
     assert pictures(1).stopping({"stop_token_ids": [4]})["stop_token_ids"] == [4, PLACE]
 
 
+def test_a_prompt_without_images_may_hold_no_place_of_one() -> None:
+    found = pictures()
+    found.unfold([1, 2])
+    assert (found.prompt, found.images.uris) == ([1, 2], [])
+    with pytest.raises(ConfigError, match="1 places for 0 images"):
+        found.unfold([1, PLACE])
+
+
 def test_a_prefix_behind_other_places_is_not_continued() -> None:
     found = pictures(2)
     found.unfold([1, PLACE])
