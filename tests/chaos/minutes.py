@@ -36,6 +36,7 @@ ROUNDS = (
     Round("ranks", 2, 5, "kill:trainer,kill:trainers,stop:trainer,kill:redis"),
     Round("roles", 3, 5, "kill:trainer,kill:leader,kill:worker"),
     Round("pool", 4, 6),
+    Round("sends", 10, 5, "kill:trainer,kill:worker,kill:engine,kill:redis"),
     Round("sync", 5, 6),
     Round("one_step", 6, 6),
     Round("lanes", 7, 6),

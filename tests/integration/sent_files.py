@@ -1,5 +1,6 @@
 """A transport for tests: buckets become files of a folder beside the weights, which engines load from there."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +19,8 @@ class ToFiles(Sender):
     receiver = f"{__name__}:FromFiles"
 
     def send(self, transfer: Transfer) -> None:
-        folder = Path(tempfile.mkdtemp(prefix=SENT))
+        # Read anew: a process that was forked from another has a TMPDIR of its own.
+        folder = Path(tempfile.mkdtemp(prefix=SENT, dir=os.environ.get("TMPDIR")))
         try:
             transfer.decide()
             for number, bucket in enumerate(transfer.buckets()):

@@ -90,7 +90,7 @@ class Cluster(Crew):
     # --- start and end ------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        for name in ("logs", "checkpoints"):
+        for name in ("logs", "checkpoints", "sent"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.history.mkdir()  # that of one run
         self._link_product()
@@ -304,6 +304,8 @@ class Cluster(Crew):
         of_all = {"PYTHONPATH": path, "CHAOS_HISTORY": str(self.history)}
         of_all |= {} if part.kind == "launcher" else {"CHAOS_WHO": part.name}
         of_all |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # What a killed trainer leaves half sent goes with the run.
+        of_all |= {"TMPDIR": str(self.folder / "sent")} if part.kind == "trainer" else {}
         # Roles are started each by itself, and follow whoever has the subscription.
         job = f"{part.group}-{part.lives}" if part.group else ""
         return of_all | {"PENSTOCK_REDIS__URL": self.url_for(part.name), "CHAOS_JOB": job}

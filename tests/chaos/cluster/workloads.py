@@ -103,6 +103,8 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+#: Weights that are sent before their folder is there.
+SENDS = {"folder_first": False, "transport": "tests.integration.sent_files:ToFiles", "transfer_timeout_s": 3.0}
 #: Answers long enough that a fault finds them half drawn.
 LONG = {"sampling": {"max_new_tokens": 64, "temperature": 1.0}}
 ACTOR = Seats()
@@ -145,6 +147,9 @@ WORKLOADS = {
     for one in (
         # Two copies; any version within the bound, changed in place.
         Workload("async", trainers=(ACTOR, JUDGE)),
+        # Versions are announced and sent before they have a folder; or nobody sends them, and all wait for it.
+        Workload("sends", {"trainer": SENDS}, trainers=(ACTOR, JUDGE)),
+        Workload("late", {"staleness": {"bound": 1}, "worker": {"apply": "drain"}, "trainer": {"folder_first": False}}),
         Workload("ranks", trainers=(Seats(ranks=2),)),
         Workload("sync", {"staleness": {"mode": "sync", "bound": None}}),
         Workload("one_step", {"staleness": {"mode": "one_step", "bound": None}}),

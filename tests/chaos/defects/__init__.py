@@ -63,6 +63,10 @@ DEFECTS = {
             ("reused_version",), "async", ("kill:trainer",), 5,
         ),
         Defect(
+            "folder_of_the_source", "a folder that comes late holds what the weights have become meanwhile",
+            ("reused_version",), "sends", ("kill:worker",), 5,
+        ),
+        Defect(
             "payload_deleted_early", "payloads go one batch before a checkpoint is past them",
             ("audit", "misreported"), "async", ("kill:trainer",), 5,
         ),

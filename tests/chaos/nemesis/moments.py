@@ -47,7 +47,7 @@ def _publication(ground: Ground) -> Any:
 
 
 def _weights(ground: Ground) -> Any:
-    """What lies in the folder of weights: a version is written there before it is announced."""
+    """What lies in the folder of weights: a version is there before it is announced, or told of as whole."""
     folder = Path(ground.cluster.folder, "runs", ground.cluster.keys.run, "weights")
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
 

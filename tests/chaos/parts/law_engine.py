@@ -12,7 +12,6 @@ import os
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from safetensors import safe_open
 
 from tests.chaos.parts import law
 from tests.chaos.parts.drawn import DrawnCount
+from tests.chaos.recording import contents
 from tests.chaos.recording.recorder import Recorder
 from tests.integration.fake_engine import FakeEngine
 
 #: Name of the one tensor of a version.
 TENSOR = "law"
-INDEX_FILE = "weights.index"
 #: Between two steps of all requests.
 STEP_S = 0.02
 
@@ -130,10 +129,10 @@ class LawEngine(FakeEngine):
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
         folder = Path(body["model_path"])
-        seed = await asyncio.to_thread(read_seed, folder)
+        seed, weights = await asyncio.to_thread(lambda: (read_seed(folder), contents.of_files(folder)))
         version = str(body["weight_version"])
         if version.isdigit():
-            facts = {"model": self._model, "version": int(version), "law": seed.hex(), "weights": index_of(folder)}
+            facts = {"model": self._model, "version": int(version), "law": seed.hex(), "weights": weights}
             await asyncio.to_thread(self._recorder.note, "load", facts)
         self._seed, self.version = seed, version
         return web.json_response({"success": True})
@@ -210,11 +209,6 @@ def read_seed(folder: Path) -> bytes:
             if TENSOR in file.keys():  # noqa: SIM118
                 return bytes(file.get_tensor(TENSOR).tobytes())
     raise KeyError(f"{folder} holds no tensor {TENSOR!r}")
-
-
-def index_of(folder: Path) -> str:
-    """Digest of the index beside the weights, as a publication names it."""
-    return blake2b((folder / INDEX_FILE).read_bytes(), digest_size=16).hexdigest()
 
 
 async def serve(options: argparse.Namespace) -> None:

@@ -60,6 +60,8 @@ class Rank:
         self._every = trainer.config.trainer.checkpoint_every
         #: Digests of the batches that the weights have seen, from the first on.
         self._learned: list[str] = []
+        #: The tensors, which are changed in place as a model's are.
+        self._weights: dict[str, Any] = {}
         self._stopping = False
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
 
@@ -94,7 +96,12 @@ class Rank:
 
     def _publish(self) -> None:
         seed = law.seed_of(self._learned, self._trainer.version)
-        self._trainer.publish(weights_of(Path(self._trainer.config.model.path), seed), step=len(self._learned))
+        trained = weights_of(Path(self._trainer.config.model.path), seed)
+        for name, one in trained.items():
+            self._weights.setdefault(name, one).copy_(one)
+        self._trainer.publish(self._weights, step=len(self._learned))
+        for one in self._weights.values():  # the next step begins: what was published must not change with it
+            one.zero_()
 
     def _tell(self, batch: "Batch") -> None:
         data = batch.arrays()

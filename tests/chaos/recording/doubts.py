@@ -16,7 +16,7 @@ Spans = Sequence[tuple[int, int]]
 BY_REDIS = frozenset((
     "admit", "lease", "commit", "release", "fail", "crash", "cut", "dispose", "park", "seal", "grant", "requeue",
     "unsubscribe", "subscribe", "commit_batch", "publish", "checkpoint", "rewind", "report", "record",
-    "recorded",
+    "recorded", "whole",
 ))  # fmt: skip
 
 

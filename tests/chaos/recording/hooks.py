@@ -17,11 +17,11 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.chaos.recording import contents
 from tests.chaos.recording.recorder import NO, UNKNOWN, YES, Recorder
 
 Facts = dict[str, Any]
@@ -91,9 +91,22 @@ def _publication(args: Facts) -> Facts:
     from penstock.protocol.records.publication import Publication
 
     said = Publication.from_bytes(args["record"], "a publication")
-    files = repr(sorted(said.checksums.items())).encode()
-    weights = said.index or blake2b(files, digest_size=12).hexdigest()
+    weights = contents.of_folder(said.path, said.index) if said.is_whole else _copied
     return _take("sub", "gen", "model", "version", "through", "step", "rev")(args) | {"weights": weights}
+
+
+def _whole(args: Facts) -> Facts:
+    told = args["told"]
+    return _take("sub", "gen", "model")(args) | {
+        "version": told.version,
+        "weights": contents.of_folder(told.path, told.index),
+    }
+
+
+def _copy(args: Facts, copy: Any) -> tuple[str, Facts]:
+    global _copied
+    _copied = contents.of_tensors(copy.tensors({}))
+    return YES, {"weights": _copied}
 
 
 def _take(*names: str) -> Callable[[Facts], Facts]:
@@ -203,6 +216,9 @@ VERBS: dict[tuple[str, str], Hook] = {
     ("penstock.protocol.scripts.trainer", "publish"): Hook(
         "publish", _publication, lambda args, clock: (YES, {"clock": clock})
     ),
+    ("penstock.protocol.scripts.weights", "whole"): Hook(
+        "whole", _whole, lambda args, said: (YES if said in ("whole", "already") else NO, {"said": said})
+    ),
     ("penstock.protocol.scripts.trainer", "checkpointed"): Hook(
         "checkpoint", _take("sub", "gen", "n", "role"), lambda args, code: (YES if code > 0 else NO, {})
     ),
@@ -222,6 +238,8 @@ STEPS: dict[tuple[str, str], Hook] = {
     ("consumers.batch.stream", "Stream.hand_out"): Hook("deliver", _batch, _done),
     # A trainer says so once its weights have seen the batch.
     ("consumers.session", "Session.commit"): Hook("train", _batch, _done),
+    # What is announced without a folder is what was copied last.
+    ("consumers.weights.behind", "Behind.take"): Hook("copy", lambda args: {}, _copy),
     ("consumers.subscription.progress", "Progress.go_back"): Hook(
         "restore", lambda args: _seat(args["self"]._subscriber) | {"n": args["n"]}, _done
     ),
@@ -231,6 +249,8 @@ STEPS: dict[tuple[str, str], Hook] = {
 RESENT = ("penstock.redis.control", "_Patience.next_wait")
 
 _losses = 0
+#: What was copied last by this process, as contents.py names it; '' before the first.
+_copied = ""
 #: What records this process.
 _installed: Recorder | None = None
 

@@ -261,6 +261,24 @@ def loaded_other_weights(m: Mutant) -> None:
     m.say(process, "load", facts | {"weights": "others"})
 
 
+def folder_of_other_weights(m: Mutant) -> None:
+    m.one("whole")[1]["weights"] = "others"
+
+
+def folder_without_an_index(m: Mutant) -> None:
+    m.one("whole")[1]["weights"] = ""
+
+
+def loaded_before_it_was_announced(m: Mutant) -> None:
+    process, facts, _ = m.calls("load")[-1]
+    m.say(process, "load", facts | {"version": facts["version"] + 1})
+
+
+def folder_of_what_nobody_announced(m: Mutant) -> None:
+    process, facts, _ = m.calls("whole")[-1]
+    m.say(process, "whole", facts | {"version": facts["version"] + 1000})
+
+
 def version_that_goes_back(m: Mutant) -> None:
     _process, facts, _ = m.calls("publish")[-1]
     m.say("actor-0-99", "publish", facts | {"version": -1, "weights": "before"}, {"clock": -1})
@@ -412,7 +430,10 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "over_bound": [cut_too_late, bound_of_the_subscription_is_less],
     "wrong_tokens": [boundary_one_token_off, prefix_with_new_versions, logprob_off],
     "heard_twice": [retry_booked_twice, tokens_that_nobody_told_of],
-    "reused_version": [number_of_other_weights, loaded_other_weights, version_that_goes_back],
+    "reused_version": [
+        number_of_other_weights, loaded_other_weights, version_that_goes_back, folder_of_other_weights,
+        folder_without_an_index, loaded_before_it_was_announced, folder_of_what_nobody_announced,
+    ],
     "unrecorded": [
         row_missing, row_of_one_sample_missing, row_missing_though_others_were_given_up, row_twice, row_of_nobody,
         row_of_what_was_in_no_batch,

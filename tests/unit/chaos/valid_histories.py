@@ -102,8 +102,8 @@ class Play:
         if answer is not None:
             self._append(lines, {"of": len(lines), "outcome": outcome, "facts": answer})
 
-    def _append(self, lines: list[dict[str, Any]], record: dict[str, Any]) -> None:
-        self._now += self.rng.randint(1, 9)
+    def _append(self, lines: list[dict[str, Any]], record: dict[str, Any], took: int = 0) -> None:
+        self._now += took or self.rng.randint(1, 9)
         lines.append({"seq": len(lines) + 1, "mono": self._now, "wall": self._now} | record)
 
     def history(self) -> History:
@@ -308,6 +308,11 @@ class Play:
         self.record(sub.process(0), "publish", facts, {"clock": self.clock} if told else None)
         for worker, start in self.workers.items():
             self.record(f"{worker}.{start}", "load", {"model": MODEL, "version": self.clock, "weights": weights}, {})
+        if self.clock % 2:  # its folder came behind it
+            told_of = {"sub": sub.name, "gen": sub.gen, "model": MODEL, "version": self.clock, "weights": weights}
+            lines = self.records[sub.process(0)]
+            self._append(lines, {"op": "whole", "facts": told_of}, took=1)
+            self._append(lines, {"of": len(lines), "outcome": "yes", "facts": {"said": "whole"}}, took=1)
 
     def checkpoint(self) -> None:
         sub = self.rng.choice(self.subs)

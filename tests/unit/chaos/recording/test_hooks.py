@@ -11,8 +11,9 @@ import pytest
 
 from penstock.protocol.keys import Keys
 from tests.chaos.checks import leftovers
+from tests.chaos.parts.policy import write_policy
 from tests.chaos.places import RECORDED, ROOT
-from tests.chaos.recording import hooks
+from tests.chaos.recording import contents, hooks
 from tests.chaos.recording.history import History, read
 
 PROLOGUE = """
@@ -84,7 +85,7 @@ scripts.cut(
     keys, lead, "actor", revision=1, n=7, manifest=manifest.to_bytes(), digest="dg", consumes=1, model="m", version=6,
     oldest_allowed=-1, jobs=["d/0/1"],
 ).parse([b"cut"])
-one = Publication("m", 8, "disk", "/w", checksums={"a": 1}, through=7)
+one = Publication("m", 8, "disk", "/w", index="gone", through=7)
 how = {"owner": "o", "gen": 2, "model": "m", "version": 8, "through": 7, "step": 7, "record": one.to_bytes()}
 scripts.publish(keys, "actor", **how).parse([b"published", 8])
 """
@@ -95,7 +96,44 @@ scripts.publish(keys, "actor", **how).parse([b"published", 8])
     assert cut.outcome == publish.outcome == "yes"
     assert cut.facts["rows"] == [["d/0/1", 0, "tok"]]
     assert (cut.facts["train_version"], cut.facts["bound"], cut.facts["mask_below"]) == (6, 3, 3)
-    assert publish.facts["weights"]
+    assert publish.facts["weights"] == "", "the folder has no such index"
+
+
+def test_a_copy_its_announcement_and_its_folder_have_one_name_and_other_weights_another(
+    tmp_path: Path,
+) -> None:
+    """Whichever of them is asked, in memory or on the disk."""
+    write_policy(model := tmp_path / "model")
+    code = f"""
+import contextlib, pathlib
+from types import SimpleNamespace
+from safetensors.torch import load_file
+from consumers.weights.behind import Behind
+from consumers.weights.publish import write_weights
+from consumers.weights.sources import as_source
+from penstock.protocol.records.whole import Whole
+model = pathlib.Path({str(model)!r})
+behind = Behind(SimpleNamespace(model=SimpleNamespace(path=str(model))), None, None, in_use=None, offer=None)
+weights = load_file(model / "model.safetensors")
+for version in (1, 2):
+    copy = behind.take(as_source(weights))
+    one = Publication("m", version, "disk", "", through=version, layout=copy.layout_digest)
+    how = dict(owner="o", gen=2, model="m", version=version, through=version, step=1, record=one.to_bytes())
+    scripts.publish(keys, "actor", **how).parse([b"published", version])
+    written = write_weights(copy, model, {str(tmp_path / "weights")!r}, version)
+    told = Whole(version, str(written.path), written.index_digest)
+    scripts.whole(keys, "actor", owner="o", gen=2, model="m", told=told).parse(b"whole")
+    next(iter(weights.values())).add_(1)
+"""
+
+    history = recorded(tmp_path, code)
+
+    copies, folders = history.of("copy"), history.of("whole")
+    names = [one.answer["weights"] for one in copies]
+    assert len(set(names)) == 2
+    assert [one.facts["weights"] for one in history.of("publish")] == names
+    assert [(one.outcome, one.facts["weights"]) for one in folders] == [("yes", name) for name in names]
+    assert [contents.of_files(tmp_path / "weights" / f"v{version:08d}") for version in (1, 2)] == names
 
 
 def test_a_verb_that_raises_was_refused(tmp_path: Path) -> None:
@@ -143,7 +181,7 @@ def test_without_a_folder_nothing_is_hooked() -> None:
 def test_a_hook_of_a_module_that_is_loaded_is_refused(tmp_path: Path) -> None:
     code = """
 from penstock.protocol.keys import Keys
-from tests.chaos.recording import hooks
+from tests.chaos.recording import contents, hooks
 from tests.chaos.checks import leftovers
 from tests.chaos.recording.recorder import Recorder
 import pathlib
