@@ -67,6 +67,10 @@ DEFECTS = {
             ("reused_version",), "sends", ("kill:worker",), 5,
         ),
         Defect(
+            "forgotten_number_reused", "numbers are counted from what Redis knows alone, which forgot some",
+            ("reused_version",), "sends", ("redis:aof_cut",), 10,
+        ),
+        Defect(
             "payload_deleted_early", "payloads go one batch before a checkpoint is past them",
             ("audit", "misreported"), "async", ("kill:trainer",), 5,
         ),
