@@ -154,7 +154,7 @@ class Publications:
         self.publisher.tell(source, "walk")
         copy = self.behind.take(source)
         check_layout(copy.layout, Path(self._config.model.path))
-        version, abandoned = self._clock.claim_next()
+        version, abandoned = self._clock.claim_next(self.publisher.waits(source))
         copied_at = time.monotonic()
         publication = Publication(
             model=self._clock.model,

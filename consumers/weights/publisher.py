@@ -135,12 +135,16 @@ class Publisher:
                 max_bucket_bytes=trainer.bucket_bytes,
             )
 
+        return until_room(once, tell=self.waits(source))
+
+    def waits(self, source: Source) -> Callable[[str], None]:
+        """Says what is waited for, '' at its end, to the other ranks too: no collective of theirs runs out of time."""
+
         def say(what: str) -> None:
             self._waiting.for_(what)
-            # Nor must a collective of the other ranks run out of its time.
             self.tell(source, "wait")
 
-        return until_room(once, tell=say)
+        return say
 
     def shelve(
         self, written: Written, version: int, announced: Callable[[], Publication | None], abandoned: list[list[int]]

@@ -182,6 +182,34 @@ def test_a_folder_that_redis_forgot_is_told_of_again(
     until(lambda: trainer.session._keep_announced() or told(client, keys) == [2])
 
 
+def test_a_disk_without_room_for_the_claim_is_waited_for_by_name_and_by_all_ranks(
+    trainer: Trainer, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is announced meanwhile, and no collective of another rank runs out of time."""
+    has_room, ranks_hear = threading.Event(), []
+    claim = trainer.session.clock.claim
+
+    def claims(version: int) -> None:
+        if not has_room.is_set():
+            raise DiskFull("version 2 cannot be claimed: no space left on device.")
+        claim(version)
+
+    monkeypatch.setattr(trainer.session.clock, "claim", claims)
+    publisher = trainer.session.publications.publisher
+    monkeypatch.setattr(publisher, "tell", lambda source, word, value=None: ranks_hear.append(word))
+    trainer.commit(trainer.next(PATIENCE_S))
+    publishing = threading.Thread(target=lambda: publish(trainer, 2))
+    publishing.start()
+    try:
+        until_waits(client, keys, "trainer:actor", "room on a disk: version 2 cannot be claimed")
+        until(lambda: "wait" in ranks_hear)
+        assert newest(client, keys).version == 1
+    finally:
+        has_room.set()
+        publishing.join(PATIENCE_S)
+    assert (newest(client, keys).version, ranks_hear[-1]) == (2, "done")
+
+
 def test_T1_a_number_is_claimed_before_it_is_announced(
     trainer: Trainer, client: redis.Redis, keys: Keys, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
