@@ -43,7 +43,8 @@ def rank_main(rank: int, source: str, shares_file: str, out: str) -> None:
     assert data["local_raw_reward"] == [data["raw_reward"][place] for place in data["partition"]]
     assert data["total_lengths"] == [len(tokens) for tokens in data["tokens"]]
     check_micro_batches(slime, args, data)
-    check_images(slime, data)
+    if "multimodal_train_inputs" in data:
+        check_images(slime, data)
 
     # As its own forward pass would have left them.
     data["log_probs"] = [logprobs.clone() for logprobs in data["rollout_log_probs"]]
