@@ -1,6 +1,6 @@
 """File systems that are quickly full: a small tmpfs, mounted where a test or a run wants it."""
 
-import contextlib
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -33,8 +33,11 @@ def fill(ballast: Path) -> None:
     file = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         for size in (65536, 4096, 1):
-            with contextlib.suppress(OSError):
+            try:
                 while True:
                     os.write(file, bytes(size))
+            except OSError as exc:
+                if exc.errno != errno.ENOSPC:
+                    raise
     finally:
         os.close(file)
