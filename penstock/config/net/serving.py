@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.net.watching import checked_host
+from penstock.config.net.hosts import checked_host
 from penstock.config.section import Positive, Seconds, Section
 from penstock.redaction import MASK
 

@@ -6,18 +6,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock.config.net.hosts import checked_host
 from penstock.config.section import Positive, Section
 from penstock.redaction import MASK
 
 #: An address that lacks its ``http://``; a file of such a name is written ``./NAME``.
 _HOST_AND_PORT = re.compile(r"[^/.][^/]*:[0-9]{1,5}(/|\Z)")
-
-
-def checked_host(host: str | None) -> str | None:
-    """``host``, or ValueError where it is neither a name nor an address."""
-    if host is not None and (not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}")):
-        raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
-    return host
 
 
 class MetricsConfig(Section):

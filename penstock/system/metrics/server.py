@@ -1,7 +1,6 @@
 """The server of one part's metrics: answers whoever scrapes, from threads of its own."""
 
 import logging
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,8 +10,9 @@ from prometheus_client.registry import Collector
 
 from penstock import __version__
 from penstock.config import Config
+from penstock.config.net.hosts import cannot_listen, host_in_url
 from penstock.config.net.watching import MetricsConfig
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from penstock.redaction import redact
 from penstock.redis.control import PASSING
 from penstock.system.metrics.series import counter, gauge
@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 #: A collector that fails is told of so often.
 SAY_S = 60.0
-#: Addresses that stand for all of a machine.
-_ALL = ("0.0.0.0", "::")
 
 INFO = gauge("part_info", "1; its labels say which part of which run this is.", "run", "part", "name", "version")
 STARTED = gauge("part_start_time_seconds", "When it began to serve metrics, in seconds since 1970.")
@@ -74,12 +72,9 @@ class MetricsServer:
         try:
             self._server, self._thread = start_http_server(config.port or 0, addr=config.host, registry=registry)
         except OSError as exc:
-            raise ConfigError(
-                f"metrics.host {config.host}, metrics.port {config.port} cannot be listened on ({exc.strerror}): set "
-                "another port, or 0 for a free one; several parts on one machine need 0."
-            ) from exc
+            raise cannot_listen("metrics", config.host, config.port or 0, exc) from exc
         #: Where others reach it.
-        self.url = f"http://{_reached_at(config)}:{self._server.server_port}/metrics"
+        self.url = f"http://{host_in_url(config.host, config.reached_at)}:{self._server.server_port}/metrics"
         log.info("metrics at %s", self.url)
 
     def close(self) -> None:
@@ -94,8 +89,3 @@ def serve(config: Config, part: str, name: str, *collectors: Collector) -> Metri
     if config.metrics.port is None:
         return None
     return MetricsServer(config.metrics, Part(config.run, part, name, collectors))
-
-
-def _reached_at(config: MetricsConfig) -> str:
-    host = config.reached_at or (socket.gethostname() if config.host in _ALL else config.host)
-    return f"[{host}]" if ":" in host else host

@@ -14,8 +14,8 @@ from typing import cast
 
 from aiohttp import web
 
+from penstock.config.net.hosts import cannot_listen, host_in_url
 from penstock.config.net.serving import ServingConfig
-from penstock.errors import ConfigError
 from penstock.weights.http.blobs import AnyBlob, Read, Shelf
 from penstock.weights.http.loop_thread import LoopThread
 from penstock.weights.http.rate import Rate
@@ -32,7 +32,6 @@ HEAD_BYTES = 8 * 1024
 START_S = 10.0
 #: Pause where no connection can be taken, as without a free handle.
 AGAIN_S = 0.1
-_ALL = ("0.0.0.0", "::")
 
 
 class WeightsServer:
@@ -62,12 +61,9 @@ class WeightsServer:
             port = self._thread.submit(self._start(tls)).result(START_S)
         except OSError as exc:
             self._thread.close()
-            raise ConfigError(
-                f"serving.host {config.host}, serving.port {config.port} cannot be listened on ({exc.strerror}): set "
-                "another port, or 0 for a free one; several parts on one machine need 0."
-            ) from exc
+            raise cannot_listen("serving", config.host, config.port, exc) from exc
         #: Where others reach it; no slash at its end.
-        self.url = f"{'http' if tls is None else 'https'}://{_reached_at(config)}:{port}"
+        self.url = f"{'http' if tls is None else 'https'}://{host_in_url(config.host, config.reached_at)}:{port}"
         log.info("weights are served at %s", self.url)
 
     def close(self) -> None:
@@ -225,8 +221,3 @@ def _span(request: web.BaseRequest, size: int) -> tuple[int, int] | None:
         start, end = max(size + start, 0), size
     start, end = start or 0, size if end is None else min(end, size)
     return (start, end) if 0 <= start < end else None
-
-
-def _reached_at(config: ServingConfig) -> str:
-    host = config.reached_at or (socket.gethostname() if config.host in _ALL else config.host)
-    return f"[{host}]" if ":" in host else host

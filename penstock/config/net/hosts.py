@@ -1,0 +1,29 @@
+"""Where a part listens, and by which name others reach it."""
+
+import socket
+
+from penstock.errors import ConfigError
+
+#: Addresses that stand for all of a machine.
+_ALL = ("0.0.0.0", "::")
+
+
+def checked_host(host: str | None) -> str | None:
+    """``host``, or ValueError where it is neither a name nor an address."""
+    if host is not None and (not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}")):
+        raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
+    return host
+
+
+def host_in_url(host: str, reached_at: str | None) -> str:
+    """The host by which others reach what listens on ``host``, as it stands in a URL."""
+    host = reached_at or (socket.gethostname() if host in _ALL else host)
+    return f"[{host}]" if ":" in host else host
+
+
+def cannot_listen(section: str, host: str, port: int, exc: OSError) -> ConfigError:
+    """What is raised where the address of a section cannot be had."""
+    return ConfigError(
+        f"{section}.host {host}, {section}.port {port} cannot be listened on ({exc.strerror}): set another port, or 0 "
+        "for a free one; several parts on one machine need 0."
+    )
