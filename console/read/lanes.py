@@ -12,7 +12,6 @@ from penstock.protocol.records.job import JobState
 from penstock.protocol.records.small_maps import name_shown, value_shown
 from penstock.redis.commands import Client, Entry
 
-LANE_FIELDS = ("lane", "queued", "leased", "paused", "oldest_s")
 FIELDS = ("job", "lane", "place", "not_before", "attempts", "crashes", "committed", "n", "prompt", "held_by")
 #: A place in line: the numbers of an entry's id, filled up with zeros.
 _PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")

@@ -7,7 +7,7 @@ order until a page is full; where that takes long, for few of them are asked for
 import math
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -77,10 +77,6 @@ class Filters:
             asked = getattr(self, name)
             if asked and not match_of(asked):
                 raise ConfigError(f"{name} {asked!r} holds no letter and no digit to look for.")
-
-    @property
-    def is_empty(self) -> bool:
-        return all(getattr(self, one.name) == one.default for one in fields(self))
 
     @property
     def phrases(self) -> list[str]:

@@ -31,23 +31,15 @@ class Capabilities:
     since: tuple[int, ...]
     #: Answers say which tokens were drawn under which weights; before, only the version at the end.
     reports_spans: bool
-    #: ``flush_cache`` in an update ends the scheduler where a request is about; after, the call fails instead.
-    flush_ends_server: bool
-    #: /get_load answers too.
-    has_get_load: bool = True
-    #: Field that keeps pushed weights from a draft model.
-    draft_field: str = "disable_draft_model"
     #: Argument with which a stream sends each token once; without it every line repeats the whole answer.
     incremental_streaming_flag: str = "incremental-streaming-output"
 
 
-_V17 = Capabilities(since=(0, 5, 17), reports_spans=False, flush_ends_server=True)
+_V17 = Capabilities(since=(0, 5, 17), reports_spans=False)
 _V19 = replace(_V17, since=(0, 5, 19), reports_spans=True)
-_V21 = replace(_V19, since=(0, 5, 21), has_get_load=False, draft_field="selector")
-_V22 = replace(_V21, since=(0, 5, 22), flush_ends_server=False)
 
 #: Oldest first.
-TABLE = (_V17, _V19, _V21, _V22)
+TABLE = (_V17, _V19)
 #: Newest release that was read for the table.
 NEWEST = (0, 5, 23)
 

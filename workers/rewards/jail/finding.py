@@ -16,7 +16,6 @@ from workers.rewards.jail.task import Limits, Task
 from workers.rewards.jail.walls import walls
 from workers.rewards.jail.wardens import NO_WARDEN, WARDENS, Warden
 
-_PROBE_S = 10.0
 #: Says what of it could be done: to be an administrator, see files, processes and connections of ours, leave a file.
 _PROBE = """
 import json, os, socket, sys

@@ -14,12 +14,8 @@ def test_releases_compare_as_numbers() -> None:
 
 
 def test_a_release_has_the_row_that_began_before_it() -> None:
-    spans = {version: capabilities_of(version).reports_spans for version in ("0.5.17", "0.5.18", "0.5.19", "0.5.23")}
-    assert spans == {"0.5.17": False, "0.5.18": False, "0.5.19": True, "0.5.23": True}
-    assert capabilities_of("0.5.20.post1").has_get_load
-    assert not capabilities_of("0.5.21").has_get_load
-    assert capabilities_of("0.5.21").flush_ends_server
-    assert not capabilities_of("0.5.23.rc1").flush_ends_server
+    wanted = {"0.5.17": False, "0.5.18": False, "0.5.19": True, "0.5.20.post1": True, "0.5.23.rc1": True}
+    assert {version: capabilities_of(version).reports_spans for version in wanted} == wanted
 
 
 def test_a_newer_release_is_taken_for_the_newest_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
