@@ -12,6 +12,7 @@ nothing to publish, so that what failed must not stay so: its copy is there, and
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from consumers.weights.copies import Copy
@@ -29,6 +30,17 @@ class Task(NamedTuple):
     copy: Copy
 
 
+@dataclass(slots=True)
+class _Newest:
+    """What was put last."""
+
+    task: Task
+    #: Whether its copy is still as it was, so that it can be written once more.
+    has_copy: bool = True
+    #: Why it has no folder, until it has one; '' while it is written for the first time.
+    why: str = ""
+
+
 class FolderWriter:
     """One thread, which begins with the first ``put``.
 
@@ -44,25 +56,20 @@ class FolderWriter:
         self._waiting: Task | None = None
         self._writing: Task | None = None
         self._is_closed = False
-        #: Version that was dropped, or whose write failed, and why; nothing newer has been put.
-        self._owed: tuple[int, str] | None = None
-        #: What failed, while its copy is there; and whether it waits, or is written, once more.
-        self._failed: Task | None = None
-        self._is_again = False
-        #: What was put last, while its copy is there.
-        self._last: Task | None = None
+        #: None, too, where a version that has its folder was announced after it.
+        self._newest: _Newest | None = None
 
     @property
     def owes(self) -> bool:
         """Whether the newest version that was put has no folder, and may never have one."""
         with self._changed:
-            return self._owed is not None or self._is_again
+            return self._newest is not None and self._newest.why != ""
 
     def put(self, publication: Publication, copy: Copy) -> None:
         """Have the folder of an announced version written. Returns at once; the copy must stay as it is until then."""
         with self._changed:
-            self._owed, self._failed, self._is_again = None, None, False
-            self._waiting = self._last = Task(publication, copy)
+            self._waiting = Task(publication, copy)
+            self._newest = _Newest(self._waiting)
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="weights-folder", daemon=True)
                 thread.start()
@@ -72,18 +79,17 @@ class FolderWriter:
     def drop(self) -> Copy | None:
         """Forget what waits; the copy that is being read, if there is one. Returns at once."""
         with self._changed:
-            if self._waiting is not None:
-                version = self._waiting.publication.version
-                self._owed = version, "its copy went for a later one, which was not published"
-                self._waiting = None
-            self._last = None
-            self._failed, self._is_again = None, False
+            if self._newest is not None:
+                self._newest.has_copy = False
+                if self._waiting is not None:
+                    self._newest.why = "its copy went for a later one, which was not published"
+            self._waiting = None
             return self._writing.copy if self._writing is not None else None
 
     def forgive(self) -> None:
         """What is owed is not any more: a version with a folder was announced after it."""
         with self._changed:
-            self._owed, self._failed, self._is_again = None, None, False
+            self._newest = None
 
     def settle(self, tell: Callable[[str], None] = lambda what: None) -> None:
         """Wait until all that was put is written; raises as ``check``.
@@ -97,13 +103,15 @@ class FolderWriter:
     def check(self) -> None:
         """Raise PublishError where the newest version that was put has no folder; it is tried once more after that."""
         with self._changed:
-            owed, failed = self._owed, self._failed
-            if failed is not None and not self._is_closed:
-                self._waiting, self._failed, self._owed, self._is_again = failed, None, None, True
+            newest = self._newest
+            if newest is None or not newest.why or newest.task is self._waiting or newest.task is self._writing:
+                return
+            why, then = newest.why, "publish again"
+            if newest.has_copy and not self._is_closed:
+                self._waiting, then = newest.task, "it is tried once more; publish again, or go on"
                 self._changed.notify_all()
-        if owed is not None:
-            then = "publish again" if failed is None else "it is tried once more; publish again, or go on"
-            raise PublishError(f"Version {owed[0]} is announced and has no folder, as {owed[1]}: {then}.")
+        version = newest.task.publication.version
+        raise PublishError(f"Version {version} is announced and has no folder, as {why}: {then}.")
 
     def close(self, tell: Callable[[str], None] = lambda what: None) -> None:
         """End when what was put is written; a disk without room is not waited for. Blocks. Logs what fails.
@@ -142,11 +150,8 @@ class FolderWriter:
             why = self._failure_of(task)
             with self._changed:
                 self._writing = None
-                if self._waiting is None:
-                    is_last = task is self._last
-                    self._owed = (task.publication.version, why) if why else self._owed
-                    self._failed = task if why and is_last else None
-                    self._is_again = self._is_again and not is_last
+                if self._newest is not None and self._newest.task is task:
+                    self._newest.why = why
                 self._changed.notify_all()
 
     def _failure_of(self, task: Task) -> str:
