@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 import redis
-import yaml
 
 from penstock.config import ModelConfig
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
+from tests.integration.saved import saved
 from tests.integration.worker_play import make_config
 
 
@@ -54,8 +54,7 @@ def start(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_
 
     def make(fleet: dict[str, Any], **sections: Any) -> FleetProcess:
         config = make_config(redis_server.url, keys, model_config, tmp_path, fleet=fleet, **sections)
-        path = tmp_path / "fleet.yaml"
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        path = saved(config, tmp_path / "fleet.yaml")
         started.append(FleetProcess(path, tmp_path / "fleet.log"))
         return started[-1]
 

@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from penstock.config import Config
+from tests.integration.saved import saved
 
 
 class PartProcess:
     """One part of a run as a process of its own; its log is ``FOLDER/NAME.log``."""
 
     def __init__(self, part: str, config: Config, folder: Path, name: str) -> None:
-        path = folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        path = saved(config, folder / f"{name}.yaml")
         self.log = folder / f"{name}.log"
         command = [sys.executable, "-m", "penstock.cli", part, "--config", str(path)]
         with self.log.open("ab") as log:

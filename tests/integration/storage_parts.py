@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from penstock.config import Config
 from tests.integration.parts import until
+from tests.integration.saved import saved
 
 
 class PartProcess:
@@ -19,8 +19,7 @@ class PartProcess:
 
     def __init__(self, command: str, config: Config, folder: Path) -> None:
         self.command = command
-        self.config_path = folder / f"{command}.yaml"
-        self.config_path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        self.config_path = saved(config, folder / f"{command}.yaml")
         self.log = folder / f"{command}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._from = 0

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from penstock.config import Config, ModelConfig
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import until
+from tests.integration.saved import saved
 from tests.integration.storage_parts import PartProcess, Parts, parts
 from tests.integration.storage_rig import Rig, fake_in_a_thread, rig, server
 from workers.weights.local_copies import prove
@@ -30,8 +29,7 @@ class TrainerProcess:
     """Publishes as often as it is told, and can be killed at that."""
 
     def __init__(self, config: Config, weights: Path, folder: Path) -> None:
-        self._path, self._weights, self._log = folder / "trainer.yaml", weights, folder / "trainer.log"
-        self._path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        self._path, self._weights, self._log = saved(config, folder / "trainer.yaml"), weights, folder / "trainer.log"
         self.start()
 
     def start(self) -> None:

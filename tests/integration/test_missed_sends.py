@@ -2,8 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,69 +9,19 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from consumers.weights import publish as files
-from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.redis.server import RedisServer
 from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
+from tests.integration.held_disk import Disk, disk
 from tests.integration.parts import buffering
+from tests.integration.send_first_rig import Make, make
 from tests.integration.sent_files import ToFiles
 from tests.integration.test_transfers import PATIENCE_S, load
 from tests.integration.worker_play import admit, job, until, working
 
+__all__ = ["disk", "make"]
+
 pytestmark = pytest.mark.xdist_group("engine")
-
-
-class Disk:
-    """Writes a folder only when it may; the first one at once."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.may_write = threading.Event()
-        self.may_write.set()
-        self._write = files.write_weights
-        monkeypatch.setattr(files, "write_weights", self.write)
-
-    @contextmanager
-    def opened_at_the_end(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.may_write.set()
-
-    def write(self, *args: Any, **options: Any) -> Any:
-        assert self.may_write.wait(PATIENCE_S)
-        return self._write(*args, **options)
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    made = Disk(monkeypatch)
-    yield made
-    made.may_write.set()
-
-
-@pytest.fixture
-def make(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Callable[..., Config]:
-    def make(url: str, **trainer: Any) -> Config:
-        settings = {"transport": "tests.integration.sent_files:ToFiles", "batch_groups": 1, "folder_first": False}
-        return worker_play.make_config(
-            redis_server.url,
-            keys,
-            model_config,
-            tmp_path,
-            engine={"url": url},
-            staleness={"mode": "async", "bound": 4},
-            trainer=settings | {"transfer_timeout_s": 5.0} | trainer,
-        )
-
-    return make
-
-
-@asynccontextmanager
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine().up() as fake:
-        yield fake
 
 
 async def step(trainer: Trainer, model: Path) -> int:
@@ -82,14 +30,14 @@ async def step(trainer: Trainer, model: Path) -> int:
 
 
 async def test_a_worker_that_missed_a_send_takes_the_next_one(
-    make: Callable[..., Config],
+    make: Make,
     client: redis.Redis,
     keys: Keys,
     models: list[Path],
     disk: Disk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with engine() as fake:
+    async with FakeEngine().up() as fake:
         config = make(fake.url)
         admit(client, keys, [job(index) for index in range(4)])
         with buffering(config), Trainer(config) as trainer, disk.opened_at_the_end():
@@ -111,9 +59,9 @@ async def test_a_worker_that_missed_a_send_takes_the_next_one(
 
 
 async def test_a_worker_that_came_late_takes_the_next_send(
-    make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path], disk: Disk
+    make: Make, client: redis.Redis, keys: Keys, models: list[Path], disk: Disk
 ) -> None:
-    async with engine() as fake, engine() as other:
+    async with FakeEngine().up() as fake, FakeEngine().up() as other:
         config = make(fake.url)
         admit(client, keys, [job(index) for index in range(4)])
         with buffering(config), Trainer(config) as trainer, disk.opened_at_the_end():
@@ -132,10 +80,10 @@ async def test_a_worker_that_came_late_takes_the_next_send(
 
 
 async def test_what_is_whole_is_loaded_where_the_newest_is_not(
-    make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path], disk: Disk
+    make: Make, client: redis.Redis, keys: Keys, models: list[Path], disk: Disk
 ) -> None:
     """Nothing is sent, and the disk is slower than a step: who waits for folders is not left with the first one."""
-    async with engine() as fake:
+    async with FakeEngine().up() as fake:
         config = make(fake.url, transport="disk")
         admit(client, keys, [job(index) for index in range(4)])
         with buffering(config), Trainer(config) as trainer, disk.opened_at_the_end():

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import redis
-import yaml
 
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
@@ -23,6 +22,7 @@ from penstock.redis.server import RedisServer
 from tests.integration import worker_play
 from tests.integration.docs_blocks import ROOT, blocks
 from tests.integration.fake_engine import FakeEngine
+from tests.integration.saved import saved
 from tests.integration.test_transfers import PATIENCE_S, checksums, expected, load
 from tests.integration.worker_play import presence, until, working
 from workers.main import Worker
@@ -192,9 +192,9 @@ async def test_T16_a_trainer_that_is_killed_in_the_middle_leaves_the_folder(
 ) -> None:
     async with FakeEngine().up() as fake:
         read, config = Read(fake), make(fake.url, transfer_timeout_s=1.0)
-        (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        path = saved(config, tmp_path / "run.yaml")
         async with working(config) as worker:
-            command = [sys.executable, "-c", KILLED, str(tmp_path / "run.yaml"), str(models[1]), str(models[2])]
+            command = [sys.executable, "-c", KILLED, str(path), str(models[1]), str(models[2])]
             environment = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
             killed = await asyncio.create_subprocess_exec(*command, env=environment)
             assert await killed.wait() == -signal.SIGKILL

@@ -24,6 +24,7 @@ from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
+from tests.integration.held_disk import Disk, disk
 from tests.integration.parts import (
     PATIENCE_S,
     Player,
@@ -37,32 +38,7 @@ from tests.integration.parts import (
     until_waits,
 )
 
-
-class Disk:
-    """What stands before the real ``write_weights``: it waits until it may, or fails."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.may_write = threading.Event()
-        self.may_write.set()
-        self.failure: Exception | None = None
-        self.spared = 0
-        self.begun: list[int] = []
-        self._write = files.write_weights
-        monkeypatch.setattr(files, "write_weights", self.write)
-
-    def write(self, weights: Any, model: Any, into: Path, version: int, **options: Any) -> Any:
-        self.begun.append(version)
-        assert self.may_write.wait(PATIENCE_S)
-        if self.failure is not None and version != self.spared:
-            raise self.failure
-        return self._write(weights, model, into, version, **options)
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    made = Disk(monkeypatch)
-    yield made
-    made.may_write.set()
+__all__ = ["disk"]
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import redis
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -24,6 +23,7 @@ from penstock.protocol.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.system.checksum import bytes_xxh3
 from tests.integration import oracle, worker_play
+from tests.integration.saved import saved
 from tests.integration.worker_play import presence, until, working
 from tests.tiny_model import make_tiny_mixture, make_tiny_model
 
@@ -82,8 +82,7 @@ async def test_T16_shards_of_two_ranks_arrive_as_the_unsharded_model(
     """FSDP2, then tensor-parallel, through the process group: the checksums of every tensor, the same group twice."""
     model = make_model(tmp_path / "model")
     config = make(model)
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+    file = saved(config, tmp_path / "run.yaml")
     with member(redis_server, keys, "m", 2, -1, "SIGKILL"):
         await until(lambda: client.hexists(keys.workers, "m"), limit_s=PATIENCE_S)
         command = [sys.executable, "-m", "tests.integration.sharded_trainer", str(file), str(tmp_path / "store")]

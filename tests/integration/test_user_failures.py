@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO
 
 import redis
-import yaml
 from typer.testing import CliRunner
 
 from console.cli.main import app
@@ -23,6 +22,7 @@ from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
+from tests.integration.saved import saved
 from tests.integration.worker_play import tended, until
 from tests.integration.worker_process import Start, start
 
@@ -49,8 +49,7 @@ async def test_I8_a_reward_that_raises_on_everything_stops_admission_and_why_say
     )
     play.subscribe(client, keys, bound=0, gb=32)
     worker = start(made)
-    path = tmp_path / "producer.yaml"
-    path.write_text(yaml.safe_dump(made.model_dump(mode="json", exclude_defaults=True)))
+    path = saved(made, tmp_path / "producer.yaml")
     with (tmp_path / "producer.log").open("wb") as log, contextlib.ExitStack() as stack:
         producer = _producer(path, log)
         stack.callback(producer.wait)
@@ -104,8 +103,7 @@ async def test_I8_prompts_longer_than_the_context_do_not_burn_the_data_without_e
     )
     play.subscribe(client, keys, bound=0, gb=32)
     start(made)
-    path = tmp_path / "producer.yaml"
-    path.write_text(yaml.safe_dump(made.model_dump(mode="json", exclude_defaults=True)))
+    path = saved(made, tmp_path / "producer.yaml")
     with (tmp_path / "producer.log").open("wb") as log, contextlib.ExitStack() as stack:
         producer = _producer(path, log)
         stack.callback(producer.wait)

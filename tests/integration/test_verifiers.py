@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import redis
-import yaml
 from rq import Callback, Queue
 from rq.serializers import JSONSerializer
 
@@ -33,6 +32,7 @@ from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.parts import make_config, served
 from tests.integration.processes import open_pidfds, wait_gone
+from tests.integration.saved import saved
 from tests.integration.worker_play import admit, all_in, job, metas, states, working
 from tests.integration.worker_play import until as until_
 from workers.rewards.allowed import allowed_rewards
@@ -55,8 +55,7 @@ class Pool:
     """``penstock verifiers`` as a process."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.path = folder / "pool.yaml"
-        self.path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        self.path = saved(config, folder / "pool.yaml")
         self.log = folder / "pool.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

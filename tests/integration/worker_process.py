@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from penstock.config import Config
+from tests.integration.saved import saved
 from tests.integration.worker_play import until
 
 
@@ -18,8 +18,7 @@ class WorkerProcess:
     """``penstock worker`` as a process of its own."""
 
     def __init__(self, config: Config, folder: Path, name: str) -> None:
-        path = folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        path = saved(config, folder / f"{name}.yaml")
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
