@@ -12,7 +12,7 @@ from penstock.config import Config
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas.objects import listed
-from tests.integration.fetch_parts import RANGE_BYTES, TOKEN
+from tests.integration import fetch_parts
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.version_folders import a_model
 from workers.weights.copies import Copies
@@ -26,17 +26,12 @@ def config_of(
     redis_url: str, keys: Keys, folder: Path, store: Path | str, *, copies_bytes: int = 2**30, **trainer: Any
 ) -> Config:
     """Of a part whose machine has ``folder``."""
-    return Config.model_validate(
-        {
-            "run": keys.run,
-            "directory": folder,
-            "redis": {"url": redis_url},
-            "model": {"path": "m"},
-            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
-            "trainer": {"transport": "delta", "delta_store": str(store), **trainer},
-            "serving": {"enabled": True, "token": TOKEN, "range_bytes": RANGE_BYTES, "stall_s": 1.0},
-            "worker": {"copies_dir": str(folder / "copies"), "copies_bytes": copies_bytes},
-        }
+    return fetch_parts.config_of(
+        redis_url,
+        keys,
+        folder,
+        trainer={"transport": "delta", "delta_store": str(store), **trainer},
+        worker={"copies_dir": str(folder / "copies"), "copies_bytes": copies_bytes},
     )
 
 

@@ -49,7 +49,13 @@ def make_version(parent: Path, number: int = 1, *, num_bytes: int = 2_000_000) -
 
 
 def config_of(
-    redis_url: str, keys: Keys, folder: Path, *, trainer: dict[str, Any] | None = None, **serving: Any
+    redis_url: str,
+    keys: Keys,
+    folder: Path,
+    *,
+    trainer: dict[str, Any] | None = None,
+    worker: dict[str, Any] | None = None,
+    **serving: Any,
 ) -> Config:
     """Of a part whose machine has ``folder``."""
     base = {"enabled": True, "token": TOKEN, "range_bytes": RANGE_BYTES, "stall_s": 1.0, "folder": folder / "fetched"}
@@ -61,6 +67,7 @@ def config_of(
             "model": {"path": "m"},
             "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
             "trainer": trainer or {},
+            "worker": worker or {},
             "serving": base | serving,
         }
     )
