@@ -3,7 +3,8 @@
 Its behaviour is the file NAME.do beside the run's folder: ``wait`` (until SIGTERM), ``exit CODE``, ``exit-when FILE``,
 ``ignore`` (SIGTERM has no effect), ``vanish`` (exit 0 with a worker's record left in Redis), ``burn`` (20 jobs died of
 user code).
-Every start adds its pid to NAME.pids, and a clean end is noted in NAME.ended.
+Every start adds its pid to NAME.pids, and a clean end is noted in NAME.ended. Most need nothing of penstock, and are
+spared its imports: these tests start hundreds.
 """
 
 import os
@@ -12,13 +13,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.scripts import ended as ended_
-from penstock.protocol.scripts import run
-from penstock.redis.connect import connect
-from penstock.redis.server import read_address
 
 
 def main() -> int:
@@ -41,19 +35,39 @@ def main() -> int:
     print(f"{name} says {what} {settings}", flush=True)
     if what == "exit":
         return int(argument)
-    if what == "vanish":  # shows itself as a worker does, and ends without a word
-        with connect(str(read_address(config.parent))) as client:
-            client.hset(Keys("demo").workers, name, pack({"pid": os.getpid(), "host": socket.gethostname()}))
+    if what == "vanish":
+        vanish(name, config.parent)
         return 0
-    if what == "burn":  # notes jobs that died of their reward, as workers do
-        with connect(str(read_address(config.parent))) as client:
-            run(client, ended_(Keys("demo"), [("dataset t with reward rewards:f", "1" * 20, "KeyError: 'gone'")], 100))
+    if what == "burn":
+        burn(config.parent)
     while not (ended and what != "ignore") and not (what == "exit-when" and (desk / argument).exists()):
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     with (desk / "ended").open("a") as file:
         file.write(f"{name}\n")
     return 0
+
+
+def vanish(name: str, run_dir: Path) -> None:
+    """Show itself as a worker does."""
+    from penstock.protocol.keys import Keys
+    from penstock.protocol.records.codec import pack
+    from penstock.redis.connect import connect
+    from penstock.redis.server import read_address
+
+    with connect(str(read_address(run_dir))) as client:
+        client.hset(Keys("demo").workers, name, pack({"pid": os.getpid(), "host": socket.gethostname()}))
+
+
+def burn(run_dir: Path) -> None:
+    """Note jobs that died of their reward, as workers do."""
+    from penstock.protocol.keys import Keys
+    from penstock.protocol.scripts import ended, run
+    from penstock.redis.connect import connect
+    from penstock.redis.server import read_address
+
+    with connect(str(read_address(run_dir))) as client:
+        run(client, ended(Keys("demo"), [("dataset t with reward rewards:f", "1" * 20, "KeyError: 'gone'")], 100))
 
 
 if __name__ == "__main__":
