@@ -13,7 +13,7 @@ import os
 import select
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -123,6 +123,17 @@ def cell(value: Any) -> str:
 def say(text: str, *, err: bool = False) -> None:
     """Print lines for people. All that a command says goes through here or ``table``: some of it others wrote."""
     typer.echo(printable(text), err=err)
+
+
+def say_fields(values: Mapping[str, Any]) -> None:
+    """Print a line for each entry."""
+    for name, value in values.items():
+        say(f"{name}: {value_text(value)}")
+
+
+def value_text(value: Any) -> str:
+    """Text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def flush() -> None:

@@ -12,7 +12,7 @@ import typer
 from console.cli.asking import DryRunOption, YesOption, goes_on, operator, told
 from console.cli.options import FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, say, table
+from console.terminal import print_json, say, table, value_text
 from penstock.errors import EngineError
 
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
@@ -164,6 +164,6 @@ def _reason(body: bytes) -> str:
         for name in ("message", "error", "detail"):
             if isinstance(value, dict) and value.get(name):
                 value = value[name]
-        text = value if isinstance(value, str) else json.dumps(value)
+        text = value_text(value)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_REASON_CHARS].rstrip(".") if lines else ""

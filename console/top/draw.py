@@ -1,6 +1,5 @@
 """How ``penstock top`` looks: a head, the list or what is looked into, and the keys."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from console.terminal import cell
+from console.terminal import cell, value_text
 from console.top.screen import NAMES, Row, Screen
 
 #: Lines of a screen that the list does not have: head, lists, its own head, keys.
@@ -78,10 +77,6 @@ def _lines(value: Mapping[str, Any]) -> Iterator[str]:
     for name, one in value.items():
         if isinstance(one, list) and one and isinstance(one[0], Mapping):
             yield f"{name}:"
-            yield from (f"  {_short(entry)}" for entry in one)
+            yield from (f"  {value_text(entry)}" for entry in one)
         elif one not in (None, "", [], {}):
-            yield f"{name}: {_short(one)}"
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{name}: {value_text(one)}"

@@ -10,6 +10,7 @@ from console.read.samples import listed, newest_batch, open_live, open_samples, 
 from console.web.looks import Looks
 from console.web.replies import NotThere
 from penstock.errors import ConfigError, PenstockError
+from penstock.history.blocks import ARRAYS
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow
@@ -78,7 +79,7 @@ class Samples:
             row = samples.row(sample)
             if row is None:
                 raise NotThere(f"Run {folder.path.name} keeps no sample {in_short(sample)}.")
-            about = {name: value for name, value in shown(row, samples.uses(sample)).items() if name not in _ARRAYS}
+            about = {name: value for name, value in shown(row, samples.uses(sample)).items() if name not in ARRAYS}
             drawn = token_rows(folder.path, row, MAX_TOKENS)
             num_drawn = 0 if row.generated is None else int(row.generated.sum())
             return {**about, "drawn": drawn, "num_left": max(0, num_drawn - len(drawn))}
@@ -125,9 +126,6 @@ class Samples:
         except PenstockError:
             return None
         return target.client, target.keys
-
-
-_ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
 
 
 def filters_of(asked: Mapping[str, str]) -> Filters:

@@ -24,7 +24,8 @@ from penstock.protocol.records.codec import MAX_ITEMS, MAX_RECORD_BYTES, pack, u
 MAX_SAMPLES, MAX_BYTES = 32, 1024 * 1024
 
 _NONE = np.zeros(0, "<i4")
-_ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
+#: Arrays of a row, one value a token.
+ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
 
 
 class Packed(NamedTuple):
@@ -148,7 +149,7 @@ def read_block(connection: sqlite3.Connection, sample: int, group: Group, *, log
 
 
 def _is_kept(row: SampleRow) -> bool:
-    lengths = {None if (array := getattr(row, name)) is None else len(array) for name in _ARRAYS}
+    lengths = {None if (array := getattr(row, name)) is None else len(array) for name in ARRAYS}
     if len(lengths) > 1:
         raise ValueError(f"Arrays of sample {row.id} have different lengths, or some are missing.")
     length = lengths.pop()

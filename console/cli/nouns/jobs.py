@@ -1,7 +1,6 @@
 """``penstock jobs``: listed, shown, cancelled."""
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,7 +9,7 @@ from console.cli.asking import DryRunOption, YesOption, agree, many
 from console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, say, table
+from console.terminal import print_json, say, say_fields, table
 from penstock.errors import ConfigError
 
 jobs_app = typer.Typer(help="Jobs in the queues.")
@@ -61,9 +60,9 @@ def jobs_show(
         print_json(found)
         return
     samples, subscriptions, record = (found.pop(name) for name in ("samples", "subscriptions", "record"))
-    _say_fields({name: value for name, value in found.items() if value not in (None, "")})
+    say_fields({name: value for name, value in found.items() if value not in (None, "")})
     if isinstance(record, dict):
-        _say_fields({name: value for name, value in record.items() if name not in found and name != "id"})
+        say_fields({name: value for name, value in record.items() if name not in found and name != "id"})
     else:
         say(f"record: {record}")
     columns = ["k", "status", "reward", "length", "num_generated", "oldest", "newest", "worker", "server"]
@@ -73,11 +72,6 @@ def jobs_show(
             say(why)
     rows = [{"subscription": name, **one} for name, one in sorted(subscriptions.items())]
     table(rows, ["subscription", "uses", "batch", "given_up"], "subscriptions")
-
-
-def _say_fields(values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
 
 
 @jobs_app.command("cancel")

@@ -1,6 +1,5 @@
 """``penstock workers``: listed, and one looked into."""
 
-import json
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from console.cli import completion
 from console.cli.lists import Choice, Row, list_of_run, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, say, table
+from console.terminal import print_json, say, say_fields, table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ def workers_show(
         print_json(found)
         return
     jobs, waits, engines, gpus = (found.pop(field) for field in ("jobs", "waits", "engines", "gpus"))
-    for field, value in found.items():
-        if value not in ("", []):
-            say(f"{field}: {value if isinstance(value, str) else json.dumps(value)}")
+    say_fields({field: value for field, value in found.items() if value not in ("", [])})
     if engines:
         table(engines, ["url", "worker_type", "state", "version", "why"], "engines")
     if gpus:
