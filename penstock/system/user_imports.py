@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 from penstock.config import Config
 from penstock.config.reading.dataset_path import code_name
@@ -50,45 +52,68 @@ def check_user_code(config: Config) -> None:
     if not names:
         return
     try:
+        refusal = ask_apart("penstock.system.user_imports", json.dumps(names), IMPORT_S, f"importing {names}")
+    except TimeoutError:
+        raise ConfigError(f"{names[0][0]}: importing {names[0][1]} took longer than {IMPORT_S:g} s.") from None
+    if refusal:
+        raise ConfigError(refusal)
+
+
+def ask_apart(module: str, question: str, limit_s: float, what: str) -> str:
+    """Have a module look at the user's code in a process of its own (``answer_apart``). Blocks.
+
+    Args:
+        question: what it reads from stdin.
+        what: what it does, for when it ends without a word.
+
+    Returns:
+        '' or the sentence by which it refused.
+
+    Raises:
+        TimeoutError: it took longer than ``limit_s``.
+    """
+    try:
         done = subprocess.run(
-            python_command("penstock.system.user_imports"),
+            python_command(module),
             env=python_environment(os.environ),
-            input=json.dumps(names),
+            input=question,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=IMPORT_S,
+            timeout=limit_s,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{names[0][0]}: importing {names[0][1]} took longer than {IMPORT_S:g} s.") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"importing {names} ended with exit code {done.returncode}."]
-        raise ConfigError(lines[-1])
+    except subprocess.TimeoutExpired as exc:
+        raise TimeoutError from exc
+    lines = done.stderr.strip().splitlines() or [f"{what} ended with exit code {done.returncode}."]
+    return lines[-1] if done.returncode else ""
 
 
-def main() -> int:
-    """See the module."""
+def answer_apart(look: Callable[[], None]) -> NoReturn:
+    """All that such a process does: exit code 2, and a sentence on stderr, where ``look`` raises."""
     # As parts do: last, so that it hides nothing of ours.
     sys.path.append(os.getcwd())
+    code = 0
     try:
-        for what, name in json.load(sys.stdin):
-            found = find(name, what)
-            if not callable(found):
-                raise ConfigError(f"{what} {name} is not a function.")
-            check_hook(what, name, found)
-    except ConfigError as exc:
-        print(printable(" ".join(str(exc).split())), file=sys.stderr)
-        return 2
+        look()
     except BaseException as exc:
-        print(printable(said(exc)), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    # What a module left running must not hold up the launcher.
-    code = main()
+        told = str(exc) if isinstance(exc, ConfigError) else said(exc)
+        print(printable(" ".join(told.split())), file=sys.stderr)
+        code = 2
+    # What a module left running must not hold up whoever waits for this.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def import_named() -> None:
+    """Import what stdin names. Raises ConfigError for what cannot be, or is not what its key takes."""
+    for what, name in json.load(sys.stdin):
+        found = find(name, what)
+        if not callable(found):
+            raise ConfigError(f"{what} {name} is not a function.")
+        check_hook(what, name, found)
+
+
+if __name__ == "__main__":
+    answer_apart(import_named)

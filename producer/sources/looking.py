@@ -5,8 +5,6 @@ configuration may hand to a class; exit code 2 and a sentence on stderr where on
 be used.
 """
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterable
 
@@ -14,8 +12,7 @@ import yaml
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
-from penstock.system.processes import python_command, python_environment
-from penstock.words import printable, said
+from penstock.system.user_imports import answer_apart, ask_apart
 from producer.dataset import Dataset
 from producer.prompt import Template
 from producer.weighted import mixture_of
@@ -28,22 +25,13 @@ def check_sources(datasets: Iterable[DatasetConfig], limit_s: float) -> bool:
     Raises:
         ConfigError: one cannot be opened, or a row of these cannot be used.
     """
+    question = yaml.safe_dump([one.model_dump() for one in datasets])
     try:
-        done = subprocess.run(
-            python_command("producer.sources.looking"),
-            env=python_environment(os.environ),
-            input=yaml.safe_dump([one.model_dump() for one in datasets]),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        refusal = ask_apart("producer.sources.looking", question, limit_s, "reading the data")
+    except TimeoutError:
         return False
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise ConfigError(lines[-1] if lines else f"reading the data ended with exit code {done.returncode}.")
+    if refusal:
+        raise ConfigError(refusal)
     return True
 
 
@@ -55,25 +43,11 @@ def look_at(config: DatasetConfig) -> None:
     dataset.take(0)
 
 
-def main() -> int:
-    """See the module."""
-    # As parts do: last, so that it hides nothing of ours.
-    sys.path.append(os.getcwd())
-    try:
-        for values in yaml.safe_load(sys.stdin):
-            look_at(DatasetConfig.model_validate(values))
-    except ConfigError as exc:
-        print(printable(" ".join(str(exc).split())), file=sys.stderr)
-        return 2
-    except BaseException as exc:
-        print(printable(" ".join(said(exc).split())), file=sys.stderr)
-        return 2
-    return 0
+def look_at_all() -> None:
+    """Look at those that stdin has. Raises ConfigError."""
+    for values in yaml.safe_load(sys.stdin):
+        look_at(DatasetConfig.model_validate(values))
 
 
 if __name__ == "__main__":
-    # What a module left running must not hold up whoever waits for this.
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    answer_apart(look_at_all)
