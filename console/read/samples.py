@@ -10,6 +10,7 @@ from typing import Any
 from console.read.live_samples import read_live
 from console.read.token_texts import texts_of_row
 from penstock.errors import QueueUnavailable
+from penstock.history.blocks import ARRAYS
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, Fate, SampleRow, Use
@@ -28,8 +29,6 @@ SHOWN = (
     *("reward_info", "worker", "attempts", "crashes", "num_turns", "num_aborts", "cached_tokens"),
     *("generate_s", "reward_s"),
 )
-#: One value a token.
-ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
 
 
 def open_samples(folder: Path, live: tuple[Client, Keys] | None = None) -> HistoryReader:
