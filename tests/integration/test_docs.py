@@ -24,6 +24,7 @@ import pytest
 import torch
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from console.cli import main as cli
 from consumers.subscription.seat import Seat
@@ -665,8 +666,7 @@ def test_the_plan_of_the_readme_for_eight_gpus(place: Place) -> None:
 NOT_ALONE = (["dead", "requeue"], ["dead", "purge"], ["reward", "try"], ["top"], ["doctor"])
 
 
-def test_the_verbs_that_look_into_a_run(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(running.folder)
+def test_the_verbs_that_look_into_a_run(running: Place) -> None:
     page = block("README.md: penstock status")
     found: list[list[str]] = []
     for words in re.findall(r"penstock ((?:[a-z]+ )*[a-z|]+)(?=  |$)", page.text, re.MULTILINE):
@@ -683,16 +683,10 @@ def test_the_verbs_that_look_into_a_run(running: Place, monkeypatch: pytest.Monk
 
 
 def place_says(place: Place, words: list[str]) -> tuple[int, str]:
-    """Exit code of a verb, and what went wrong."""
-    done = subprocess.run(
-        ["penstock", *words],
-        cwd=place.folder,
-        env=environment(place.folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stderr if done.returncode else ""
+    """Exit code of a verb, and what went wrong; in this process, for there are many."""
+    with contextlib.chdir(place.folder):
+        done = CliRunner().invoke(cli.app, words)
+    return done.exit_code, f"{done.stderr} {done.exception}" if done.exit_code else ""
 
 
 def command_of(words: list[str]) -> Any:
