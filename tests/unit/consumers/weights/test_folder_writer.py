@@ -102,6 +102,46 @@ def test_a_folder_that_is_not_written_is_said_in_every_call(
     assert disk.done == [4, 5]
 
 
+def test_what_is_tried_once_more_is_owed_and_not_said_meanwhile(disk: Disk, writer: FolderWriter) -> None:
+    disk.failure = PublishError("the disk is broken.")
+    disk.may_go_on.set()
+    put(writer, 4)
+    writer.rest()
+    disk.failure = None
+    disk.may_go_on.clear()
+    disk.is_begun.clear()
+    with pytest.raises(PublishError, match="it is tried once more"):
+        writer.check()
+    assert disk.is_begun.wait(PATIENCE_S)
+    writer.check()
+    assert writer.owes
+    disk.may_go_on.set()
+    writer.settle()
+    assert not writer.owes
+    assert disk.begun == [4, 4]
+
+
+def test_of_two_without_a_folder_the_newest_is_named(disk: Disk, writer: FolderWriter) -> None:
+    put(writer, 1)
+    assert disk.is_begun.wait(PATIENCE_S)
+    put(writer, 2)
+    writer.drop()
+    disk.failure = PublishError("the disk is broken.")
+    disk.may_go_on.set()
+    with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, as its copy went.*: publish"):
+        writer.settle()
+
+
+def test_at_the_end_nothing_is_promised(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    disk.failure = PublishError("the disk is broken.")
+    disk.may_go_on.set()
+    writer = FolderWriter(disk.write)
+    put(writer, 4)
+    writer.close()
+    assert caplog.messages[-1].startswith("Version 4 is announced and has no folder")
+    assert caplog.messages[-1].endswith("the disk is broken: publish again.")
+
+
 def test_what_failed_is_not_tried_again_when_its_copy_is_gone(disk: Disk, writer: FolderWriter) -> None:
     disk.failure = PublishError("the disk is broken.")
     disk.may_go_on.set()
