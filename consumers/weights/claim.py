@@ -27,9 +27,11 @@ def claim(folder: Path, version: int) -> None:
         PublishError: it or a later one is claimed already, or the disk refuses.
         DiskFull: there is no room.
     """
+    file, is_made = folder / f"{CLAIMED}{version:08d}", False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(folder / f"{CLAIMED}{version:08d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        is_made = True
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -38,11 +40,13 @@ def claim(folder: Path, version: int) -> None:
     except FileExistsError as exc:
         raise PublishError(f"version {version} was claimed by another trainer in {folder}: end one of them.") from exc
     except OSError as exc:
+        if is_made:  # or the next try would find it
+            file.unlink(missing_ok=True)
         kind = DiskFull if is_full(exc) else PublishError
         raise kind(f"version {version} cannot be claimed in {folder}: {exc}.") from exc
     claims = _claims(folder)
     if max(claims, default=version) > version:
-        (folder / f"{CLAIMED}{version:08d}").unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
         raise PublishError(
             f"version {version} cannot be claimed in {folder}: another trainer claimed {max(claims)}; end one of them."
         )

@@ -1,7 +1,7 @@
 """What a trainer publishes: weights written, numbered, announced and sent; and versions whose folders are kept.
 
 all ranks    publish(weights): a sharded model is gathered by all
-rank 0       every rank has committed ─> number ─> write ─> open ─> announce ─> send
+rank 0       every rank has committed ─> number ─> write, claimed ─> open ─> announce ─> send
              or, with folder_first: false ─> copy ─> number, claimed ─> open ─> announce ─> send ─> write (behind.py)
 """
 
@@ -56,8 +56,7 @@ class Publications:
         if self._publisher is None:
             from consumers.weights.publisher import Publisher
 
-            subscriber = self._subscriber
-            self._publisher = Publisher(self._config, subscriber.keys, subscriber.control, subscriber.waiting)
+            self._publisher = Publisher(self._config, self._subscriber)
         return self._publisher
 
     @property
@@ -123,7 +122,7 @@ class Publications:
             self._behind.rest()
         began = time.monotonic()
         version, abandoned = self._clock.next_version()
-        written = self.publisher.write(source, self.folder, version)
+        written = self.publisher.write(source, self.folder, version, self._clock.claim)
         self.publisher.shelve(written, version, self._clock.announced, abandoned)
         written_at = time.monotonic()
         publication = Publication(

@@ -62,13 +62,14 @@ def write_weights(
     *,
     keep: int = 3,
     in_use: Callable[[], Collection[int]] = tuple,
+    claim: Callable[[], None] = lambda: None,
     max_bucket_bytes: int = BUCKET_BYTES,
 ) -> Written:
     """Write version ``version`` of a model under ``into``, and delete all but the last ``keep`` versions there.
 
     Tied weights are stored once, as ``save_pretrained`` does: ``lm_head.weight`` is left out where the config ties it
-    to the embedding. A folder of the same version that was never announced is replaced. One bucket at a time is held in
-    host memory; each becomes a file.
+    to the embedding. One bucket at a time is held in host memory; each becomes a file. What an earlier try left
+    under this number is replaced: the number is the caller's by a claim, before this call or by ``claim``.
 
     Args:
         weights: a model, its tensors by the names that the engine loads, or a source of shards (then every rank calls
@@ -79,6 +80,7 @@ def write_weights(
         keep: at least 1; workers may still load older versions, so 2 or more is wise.
         in_use: older versions that stay whatever ``keep`` says; asked when something is to be deleted, and once more
             when its name is gone, so that who began to load it meanwhile finds it again.
+        claim: called once the version is whole, before it has its name; what it raises is passed on.
         max_bucket_bytes: a tensor that is larger has a file to itself.
 
     Raises:
@@ -107,6 +109,7 @@ def write_weights(
         for file in temporary.iterdir():
             _fsync(file)
         _fsync(temporary)
+        claim()
         path = _put_in_place(temporary, parent / f"v{version:08d}")
         _delete_old(parent, version, keep, in_use)
     except (OSError, SafetensorError) as exc:

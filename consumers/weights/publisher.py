@@ -8,6 +8,7 @@ missed the transfer loads it.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from consumers.subscription.subscriber import Subscriber
 from consumers.weights import publish
 from consumers.weights.deltas import deltas_of
 from consumers.weights.publish import Written
@@ -27,11 +29,9 @@ from penstock.config import Config
 from penstock.errors import Fenced, PublishError, QueueFull, QueueUnavailable
 from penstock.names import Lane
 from penstock.protocol import transfers
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import loading_of
-from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
 from penstock.words import said
@@ -59,19 +59,20 @@ class Sent:
 class Publisher:
     """The weights' way out of one trainer. All ranks have one; rank 0 leads."""
 
-    def __init__(self, config: Config, keys: Keys, control: Control, waiting: Waiting) -> None:
+    def __init__(self, config: Config, subscriber: Subscriber) -> None:
         #: The run's; its sender was made with it.
         self.config = config
-        self._keys = keys
-        self._control = control
-        self._waiting = waiting
+        self._subscriber = subscriber
+        self._keys = subscriber.keys
+        self._control = subscriber.control
+        self._waiting = subscriber.waiting
         self._model = config.model.name
         #: Of the last publication.
         self.last: Sent | None = None
         #: What weights are sent by; None: engines load the folder.
         self.sender: Sender | None = None
         #: What puts versions into the store of deltas; None: the transport is another.
-        self.deltas = deltas_of(config, lambda: self.in_use(control))
+        self.deltas = deltas_of(config, lambda: self.in_use(self._control))
         if (sender := sender_of(self.transport)) is not None:
             sender.set_up()
             self.sender = sender(config.trainer)
@@ -119,9 +120,18 @@ class Publisher:
 
     # --- rank 0 -----------------------------------------------------------------------------------------------------
 
-    def write(self, source: Source, into: Path, version: int) -> Written:
-        """Write and prove a version; raises PublishError. Blocks for gathering and disk, for room on it too."""
-        trainer = self.config.trainer
+    def write(self, source: Source, into: Path, version: int, claim: Callable[[int], None]) -> Written:
+        """Write and prove a version; raises PublishError. Blocks for gathering and disk, for room on it too.
+
+        Args:
+            claim: claims its number, once the folder is whole.
+        """
+        trainer, is_ours = self.config.trainer, threading.Event()
+
+        def claim_once() -> None:
+            if not is_ours.is_set():
+                claim(version)
+                is_ours.set()
 
         def once() -> Written:
             self.tell(source, "walk")
@@ -132,6 +142,7 @@ class Publisher:
                 version,
                 keep=trainer.keep_versions,
                 in_use=lambda: self.in_use(self._control),
+                claim=claim_once,
                 max_bucket_bytes=trainer.bucket_bytes,
             )
 
@@ -180,9 +191,18 @@ class Publisher:
         return found
 
     def open(self, publication: Publication) -> None:
-        """Let workers enroll for a version that is about to be announced: they hear of it only then."""
+        """Let workers enroll for a version that is about to be announced: they hear of it only then.
+
+        Raises PublishError where another trainer has the subscription: what that one sends is not disturbed.
+        """
         if self.sender is not None:
-            self._control.call(transfers.open_(self._keys, self._model, publication.id))
+            sub = self._subscriber
+            call = transfers.open_(sub.keys, sub.name, self._model, publication.id, owner=sub.owner, gen=sub.gen)
+            if not self._control.call(call):
+                raise PublishError(
+                    f"Version {publication.version} of model {self._model!r} cannot be announced: another trainer has "
+                    f"subscription {sub.name!r} by now, or it was rewound."
+                )
             self.sender.begin(publication)
 
     def send(self, source: Source, publication: Publication, after: int = 0) -> Sent | None:

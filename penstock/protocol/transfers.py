@@ -52,10 +52,10 @@ class Decision(Record):
     bucket_bytes: int = 0
 
 
-def open_(keys: Keys, model: str, id_: str) -> Call[int]:
-    """Let workers enroll."""
-    args: list[Value] = [keys.prefix, id_, LIFE_MS]
-    return Call(script("transfer_open"), [keys.transfer(model)], args, int)
+def open_(keys: Keys, sub: str, model: str, id_: str, *, owner: str, gen: int) -> Call[bool]:
+    """Let workers enroll; False where the subscription is not the caller's."""
+    args: list[Value] = [keys.prefix, owner, gen, id_, LIFE_MS]
+    return Call(script("transfer_open"), [keys.transfer(model), keys.sub(sub)], args, bool)
 
 
 def enroll(keys: Keys, model: str, id_: str, enrollment: Enrollment) -> Call[bool]:

@@ -1,12 +1,14 @@
 -- transfer_open: workers that are ready may enroll for a version that comes without the disk (the trainer's driver).
--- KEYS: transfer:MODEL
--- ARGV: prefix, id (VERSION-REV), longest life in ms
--- Returns: 1
--- Atomic because what an earlier version left must go in the instant in which this one opens.
-local transfer_key = KEYS[1]
-local prefix, id, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+-- KEYS: transfer:MODEL, sub:NAME
+-- ARGV: prefix, owner, gen, id (VERSION-REV), longest life in ms
+-- Returns: 1, or 0 where the subscription is not the caller's
+-- Atomic because what an earlier version left must go in the instant in which this one opens, and a trainer that was
+-- taken over must not end what its successor sends.
+local transfer_key, sub_key = KEYS[1], KEYS[2]
+local prefix, owner, gen, id, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 freeing(prefix)
+if not owns(sub_key, owner, gen) then return 0 end
 redis.call('DEL', transfer_key)
 redis.call('HSET', transfer_key, 'id', id, 'st', 'open')
 redis.call('PEXPIRE', transfer_key, ttl_ms)

@@ -1,5 +1,6 @@
 """What a publisher does before a version is published."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,9 +30,9 @@ def test_a_sender_sets_its_process_up_before_it_is_made(monkeypatch: pytest.Monk
     monkeypatch.setattr(publisher, "sender_of", lambda name: {"nccl": Own}[name])
     values = {"run": "x", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
     config = Config.model_validate(values | {"trainer": {"transport": "nccl", "device": "cuda"}})
-    unused: Any = None
+    unused: Any = SimpleNamespace(keys=Keys("x"), control=None, waiting=None)
 
-    made = publisher.Publisher(config, Keys("x"), unused, unused)
+    made = publisher.Publisher(config, unused)
 
     assert isinstance(made.sender, Own)
     assert did == ["set up", "made"]
