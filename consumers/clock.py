@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,13 +116,10 @@ class Clock:
             log.warning("versions %d to %d are lost; the next one is %d", clock + 1, self._known, self._known + 1)
         return max(clock, self._known) + 1, self._abandoned() + gone
 
-    def claim_next(self, tell: Callable[[str], None] | None = None) -> tuple[int, list[list[int]]]:
+    def claim_next(self) -> tuple[int, list[list[int]]]:
         """As ``next_version``, and others are kept from this number, before it is announced without a folder.
 
         Blocks for the disk, and by name for room on it. Raises PublishError.
-
-        Args:
-            tell: called with what is waited for, '' at the end of it; None: it is this trainer's named wait.
         """
 
         def once() -> tuple[int, list[list[int]]]:
@@ -131,7 +127,7 @@ class Clock:
             self.claim(version)
             return version, abandoned
 
-        return until_room(once, tell=tell or self._subscriber.waiting.for_)
+        return until_room(once, tell=self._subscriber.waiting.for_)
 
     def claim(self, version: int) -> None:
         """Raises PublishError, DiskFull."""

@@ -260,7 +260,8 @@ class Trainer:
         Raises:
             PublishError: the files cannot be written or read back, nothing new was committed, or ``step`` is not an
                 integer.
-            WaitTimeout: another rank has not committed in ``timeout`` seconds.
+            WaitTimeout: another rank has not committed in ``timeout`` seconds, or does not come to publish its part.
+            OwnershipLost: another trainer has the subscription, or rank 0 is gone while its parts are waited for.
 
         A folder that cannot be written behind a version has :meth:`next`, ``tick``, ``pin`` and ``onload_engines``
         raise PublishError, each time, and is tried once more after that.

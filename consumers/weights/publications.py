@@ -88,7 +88,6 @@ class Publications:
 
     def publish(self, weights: "Weights", *, step: int, timeout_s: float) -> int:
         """Write the next version and announce it, see ``Trainer.publish``."""
-        from consumers.weights.publisher import tell_failure
         from consumers.weights.sources import as_source
 
         self._check_drives("publish")
@@ -96,6 +95,7 @@ class Publications:
         if not self._subscriber.seat.leads:
             self._clock.last = self.publisher.follow(source) or self._clock.last
             return self._clock.last
+        self.publisher.begin(source)
         try:
             step = _whole(step)
             with self._tally.waiting("ranks"):
@@ -105,9 +105,9 @@ class Publications:
             else:
                 self._write_first(source, step, through)
         except BaseException as exc:
-            tell_failure(self.publisher, source, exc)
+            self.publisher.failed(source, exc)
             raise
-        self.publisher.tell(source, "done", self._clock.last)
+        self.publisher.done(source, self._clock.last)
         return self._clock.last
 
     def _sends_first(self) -> bool:
@@ -150,10 +150,10 @@ class Publications:
         from consumers.weights.publish import check_layout
 
         began, before = time.monotonic(), self._clock.last
-        self.publisher.tell(source, "walk")
+        self.publisher.walk(source)
         copy = self.behind.take(source)
         check_layout(copy.layout, Path(self._config.model.path))
-        version, abandoned = self._clock.claim_next(self.publisher.waits(source))
+        version, abandoned = self._clock.claim_next()
         copied_at = time.monotonic()
         publication = Publication(
             model=self._clock.model,

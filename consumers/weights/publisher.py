@@ -1,6 +1,6 @@
 """What ``Trainer.publish`` does with weights: write and prove them, then hand them to engines that are ready.
 
-    all ranks    gather ───────────────> gather again, if it is sent
+    all ranks    gather ───────────────> gather again, if it is sent (orders.py)
     rank 0       write, read back ─> announce ─> open ─> wait for workers ─> decide ─> send ─> done
 
 Every step after the announcement may fail without harm: the folder is there, or comes behind (behind.py), and who
@@ -11,16 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
 
 from consumers.subscription.subscriber import Subscriber
 from consumers.weights import publish
 from consumers.weights.deltas import deltas_of
+from consumers.weights.orders import Orders
 from consumers.weights.publish import Written
 from consumers.weights.sources import Source, buckets
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
@@ -66,6 +63,7 @@ class Publisher:
         self._keys = subscriber.keys
         self._control = subscriber.control
         self._waiting = subscriber.waiting
+        self._orders = Orders(subscriber, config.trainer.rank_timeout_s)
         self._model = config.model.name
         #: Of the last publication.
         self.last: Sent | None = None
@@ -101,22 +99,40 @@ class Publisher:
         if not source.is_sharded:
             return 0
         config = publish.read_config(Path(self.config.model.path))
+        self._orders.begin()
         while True:
-            word, value = _broadcast(None)
+            word, _, value = self._orders.hear().partition(" ")
             if word == "walk":
                 for _ in source.tensors(config):
                     pass
             elif word == "done":
                 return int(value)
-            elif word == "wait":
-                continue
             else:
                 raise PublishError(f"Rank 0 could not publish: {value}")
 
-    def tell(self, source: Source, word: str, value: Any = None) -> None:
-        """Rank 0: have the others ``walk`` or ``wait``, or let them know that it is ``done`` or ``failed``."""
-        if source.is_sharded and dist.get_world_size() > 1:
-            _broadcast((word, value))
+    def _leads(self, source: Source) -> bool:
+        """Whether other ranks hold parts of these weights."""
+        return source.is_sharded and self._subscriber.seat.ranks > 1
+
+    def begin(self, source: Source) -> None:
+        """Rank 0: a publication begins, on every rank."""
+        if self._leads(source):
+            self._orders.begin()
+
+    def walk(self, source: Source) -> None:
+        """Rank 0: have the others walk through their parts; blocks until all do. Raises WaitTimeout, OwnershipLost."""
+        if self._leads(source):
+            self._orders.give("walk")
+
+    def done(self, source: Source, version: int) -> None:
+        """Rank 0: the others may go on. Blocks for one round trip."""
+        if self._leads(source):
+            self._orders.end(f"done {version}")
+
+    def failed(self, source: Source, exc: BaseException) -> None:
+        """Rank 0 gives up: no other rank may wait for it."""
+        if self._leads(source):
+            self._orders.fail(str(exc) or repr(exc))
 
     # --- rank 0 -----------------------------------------------------------------------------------------------------
 
@@ -134,7 +150,7 @@ class Publisher:
                 is_ours.set()
 
         def once() -> Written:
-            self.tell(source, "walk")
+            self.walk(source)
             return publish.write_weights(
                 source,
                 self.config.model.path,
@@ -146,16 +162,7 @@ class Publisher:
                 max_bucket_bytes=trainer.bucket_bytes,
             )
 
-        return until_room(once, tell=self.waits(source))
-
-    def waits(self, source: Source) -> Callable[[str], None]:
-        """Says what is waited for, '' at its end, to the other ranks too: no collective of theirs runs out of time."""
-
-        def say(what: str) -> None:
-            self._waiting.for_(what)
-            self.tell(source, "wait")
-
-        return say
+        return until_room(once, tell=self._waiting.for_)
 
     def shelve(
         self, written: Written, version: int, announced: Callable[[], Publication | None], abandoned: list[list[int]]
@@ -236,7 +243,7 @@ class Publisher:
 
     def _walk(self, source: Source) -> Iterator[Bucket]:
         """The weights once more; other ranks of a sharded source are in it until its end."""
-        self.tell(source, "walk")
+        self.walk(source)
         return buckets(source, publish.read_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes)
 
     def _all_workers(self, control: Control) -> list[WorkerPresence]:
@@ -305,17 +312,3 @@ def _quietly(end: Callable[[], None]) -> None:
     except Exception as exc:
         log.warning("what is left of a transfer of weights could not be dropped: %s", said(exc))
         log.debug("a sender raised", exc_info=True)
-
-
-def _broadcast(message: "tuple[str, Any] | None") -> "tuple[str, Any]":
-    """Rank 0's message to every rank of the trainer. Blocks for rank 0."""
-    box: list[Any] = [message]
-    dist.broadcast_object_list(box, src=0)
-    word, value = box[0]
-    return str(word), value
-
-
-def tell_failure(publisher: Publisher, source: Source, exc: BaseException) -> None:
-    """Rank 0 gives up: no other rank may wait for it."""
-    with suppress(RuntimeError):
-        publisher.tell(source, "failed", str(exc) or repr(exc))

@@ -138,7 +138,8 @@ class TrainerConfig(Section):
     max_tokens: Positive | None = None
     #: Processes of the trainer (torchrun-like, gloo on CPU, nccl on GPU).
     dp_size: Positive = 1
-    #: Longest wait of one rank for another, before a step and for payloads that a replica broadcasts.
+    #: Longest wait of one rank for another: before a step, for payloads that a replica broadcasts, and before the parts
+    #: of published weights are gathered.
     rank_timeout_s: Seconds = 600.0
     #: A checkpoint every so many steps, and at the end.
     checkpoint_every: Positive = 5

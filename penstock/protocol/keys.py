@@ -71,6 +71,10 @@ class Keys:
     def agree(self, sub: str) -> str:
         return self.of(f"agree:{sub}")
 
+    def orders(self, sub: str) -> str:
+        """What rank 0 has its other ranks do in a publication."""
+        return self.of(f"orders:{sub}")
+
     def weights(self, model: str) -> str:
         return self.of(f"weights:{model}")
 

@@ -7,6 +7,7 @@ second time (protocol of leases, tokens, owners and revisions).
 
 from penstock.protocol.scripts.leader import *  # noqa: F403
 from penstock.protocol.scripts.operator import *  # noqa: F403
+from penstock.protocol.scripts.orders import *  # noqa: F403
 from penstock.protocol.scripts.producer import *  # noqa: F403
 from penstock.protocol.scripts.recorder import *  # noqa: F403
 from penstock.protocol.scripts.relay import *  # noqa: F403

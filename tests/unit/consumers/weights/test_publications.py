@@ -24,7 +24,7 @@ def publications() -> Publications:
     subscriber: Any = SimpleNamespace(seat=SimpleNamespace(drives=True, leads=True))
     clock: Any = SimpleNamespace(must_publish=False)
     made = Publications(config, subscriber, clock, Untouched())  # type: ignore[arg-type]
-    made._publisher = SimpleNamespace(tell=lambda *_: None)  # type: ignore[assignment]
+    made._publisher = SimpleNamespace(begin=lambda *_: None, failed=lambda *_: None)  # type: ignore[assignment]
     return made
 
 

@@ -1,0 +1,47 @@
+"""Verbs by which the ranks of a trainer publish together: what rank 0 has the others do, and who has come."""
+
+from typing import Any, NamedTuple
+
+from penstock.protocol.keys import Keys
+from penstock.redis.call import Call, Value, script, text
+
+#: What was said is forgotten after so long; a clock that is set ahead by a day must not make anybody forget.
+TTL_S = 7 * 86400
+
+
+class Heard(NamedTuple):
+    """What a rank hears of rank 0."""
+
+    #: '' where it is not given yet.
+    order: str
+    #: Publication of rank 0's last order; 0: it has given none.
+    call: int
+    #: Whether the owner's lease runs.
+    is_alive: bool
+
+
+def order(
+    keys: Keys, sub: str, *, owner: str, gen: int, call: int, place: int, word: str, ranks: int
+) -> Call[list[int] | None]:
+    """Give order ``place`` of publication ``call``; the place that each other rank waits for, -1: it has not come.
+
+    None: the subscription is not the caller's.
+    """
+
+    def parse(answer: Any) -> list[int] | None:
+        return [int(one) for one in answer[1:]] if text(answer[0]) == "ok" else None
+
+    args: list[Value] = [keys.prefix, owner, gen, call, place, word, ranks, TTL_S]
+    return Call(script("order"), [keys.sub(sub), keys.orders(sub)], args, parse)
+
+
+def hear(keys: Keys, sub: str, *, owner: str, call: int, place: int, rank: int) -> Call[Heard | None]:
+    """Wait for order ``place`` of publication ``call`` as ``rank``. None: another trainer has the subscription."""
+
+    def parse(answer: Any) -> Heard | None:
+        if text(answer[0]) != "ok":
+            return None
+        return Heard(text(answer[1]), int(answer[2]), bool(answer[3]))
+
+    args: list[Value] = [keys.prefix, owner, call, place, rank, TTL_S]
+    return Call(script("hear"), [keys.sub(sub), keys.orders(sub), keys.owner(sub)], args, parse)

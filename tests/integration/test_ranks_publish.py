@@ -1,0 +1,109 @@
+"""Ranks that hold parts of the weights: while rank 0 waits no other sits in a collective, which has a time limit."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from consumers.trainer import Trainer
+from penstock.config import Config
+from penstock.errors import PublishError, WaitTimeout
+from penstock.protocol.keys import Keys
+from penstock.protocol.waits import read_waits
+from penstock.redis.server import RedisServer
+from tests.integration.parts import PATIENCE_S, kill, make_config, until
+from tests.integration.shards_rank import meet, shards
+
+OTHER = "trainer:actor/1"
+
+
+@pytest.fixture
+def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Config:
+    return make_config(redis_server.url, keys.run, tmp_path)
+
+
+@pytest.fixture
+def other(config: Config, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Rank 1, in a process group with this process."""
+    file, store = tmp_path / "run.json", tmp_path / "store"
+    file.write_text(with_patience(config, 3.0).model_dump_json())
+    command = [sys.executable, "-m", "tests.integration.shards_rank", str(file), str(store), "3"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        meet(str(store), 0)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def with_patience(config: Config, rank_timeout_s: float) -> Config:
+    trainer = config.trainer.model_copy(update={"rank_timeout_s": rank_timeout_s})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def waits_again(client: redis.Redis, keys: Keys, since_s: float) -> bool:
+    """Rank 1 waits for rank 0, and began to after ``since_s``."""
+    what = "rank 0 to go on with its publication"
+    return any(one.since_s > since_s and (one.who, one.what) == (OTHER, what) for one in read_waits(client, keys))
+
+
+class Hold:
+    """A call of rank 0 that begins when it may."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call, self.may_go = call, threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        assert self.may_go.wait(PATIENCE_S)
+        return self._call(*args)
+
+
+def test_T14_a_rank_waits_for_rank_0_by_name_and_outside_any_collective(
+    config: Config, client: redis.Redis, keys: Keys, other: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert other.stdout is not None
+    with Trainer(config, dp_rank=0, dp_size=2) as trainer:
+        session, done = trainer.session, []
+        before, behind = Hold(session.progress.await_ranks), Hold(session.clock.claim)
+        monkeypatch.setattr(session.progress, "await_ranks", before)
+        monkeypatch.setattr(session.clock, "claim", behind)
+        publishing = threading.Thread(target=lambda: done.append(trainer.publish(shards(0))))
+        publishing.start()
+        try:
+            until(lambda: waits_again(client, keys, 0.0))
+            gone_s = time.time()
+            before.may_go.set()
+            until(lambda: waits_again(client, keys, gone_s))
+        finally:
+            before.may_go.set()
+            behind.may_go.set()
+            publishing.join(PATIENCE_S)
+        assert done == [1]
+        assert other.stdout.readline() == "published 1\n"
+        written = load_file(trainer.weights_dir / "v00000001" / "model.safetensors")["weight"]
+        assert written.tolist() == [0.0, 1.0]
+
+        with pytest.raises(PublishError, match="is not committed, or a version consumed it"):
+            trainer.publish(shards(0))
+        assert "Rank 0 could not publish: Version 2" in other.stdout.readline()
+        kill(trainer, client)
+        assert "has not renewed its lease for 3 s" in other.stdout.readline()
+
+
+def test_T14_a_rank_that_does_not_come_to_publish_is_named(config: Config) -> None:
+    with (
+        Trainer(with_patience(config, 0.2), dp_rank=0, dp_size=2) as trainer,
+        pytest.raises(WaitTimeout, match=r"rank 1 did not come to publish in 0\.2 s"),
+    ):
+        trainer.publish(shards(0))
