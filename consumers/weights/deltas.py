@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from consumers.weights.publish import Written
+from consumers.weights.retried_store import RetriedStore
 from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication, is_abandoned
@@ -152,7 +153,10 @@ class Deltas:
             shutil.rmtree(folder)
         for group, members in _groups_up_to(version, listed(self._store)):
             if f"{group}/{MARKER}" not in members:
-                self._delete(group, members)
+                try:
+                    self._delete(group, members)
+                except OSError as exc:
+                    log.warning("what a killed trainer left stays in trainer.delta_store for now: %s", exc)
 
     def _delete(self, group: str, members: Collection[str]) -> None:
         """The marker goes first, so that no half of it is ever taken for whole."""
@@ -166,9 +170,13 @@ def _groups_up_to(version: int, names: list[str]) -> list[tuple[str, list[str]]]
     return [(group, members) for group, members in groups_of(names).items() if version_of(group) <= version]
 
 
-def deltas_of(config: Config, in_use: Callable[[], Collection[int]]) -> Deltas | None:
-    """What puts versions into the store of a run; None: its transport is another. Raises ConfigError."""
+def deltas_of(config: Config, in_use: Callable[[], Collection[int]], tell: Callable[[str], None]) -> Deltas | None:
+    """What puts versions into the store of a run; None: its transport is another. Raises ConfigError.
+
+    Args:
+        tell: as of ``RetriedStore``.
+    """
     trainer = config.trainer
     if trainer.transport != "delta":
         return None
-    return Deltas(open_objects(config.delta_store), trainer.anchor_every, in_use)
+    return Deltas(RetriedStore(open_objects(config.delta_store), tell), trainer.anchor_every, in_use)

@@ -70,7 +70,7 @@ class Publisher:
         #: What weights are sent by; None: engines load the folder.
         self.sender: Sender | None = None
         #: What puts versions into the store of deltas; None: the transport is another.
-        self.deltas = deltas_of(config, lambda: self.in_use(self._control))
+        self.deltas = deltas_of(config, lambda: self.in_use(self._control), lambda what: self._waiting.for_(what))
         if (sender := sender_of(self.transport)) is not None:
             sender.set_up()
             self.sender = sender(config.trainer)

@@ -1,0 +1,141 @@
+"""An object store that breaks off what a trainer puts there, as S3 and its kin do now and then."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.weights import retried_store
+from consumers.weights.deltas import Deltas
+from consumers.weights.publish import Written
+from consumers.weights.retried_store import TRIES, RetriedStore
+from penstock.errors import PublishError
+from penstock.protocol.records.publication import Publication
+from penstock.weights.deltas.chains import shelf_of
+from penstock.weights.deltas.objects import FsspecObjects
+from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
+
+
+class Store(FsspecObjects):
+    """One in memory, through fsspec. The next ``resets`` calls that write are broken off."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"memory://{name}/store")
+        self.resets = 0
+        self.written: list[str] = []
+        real, self._put_file, self._pipe_file = self._fs, self._fs.put_file, self._fs.pipe_file
+        self._fs = type("Fs", (type(real),), {"cachable": False})()
+        self._fs.use_listings_cache = False
+        self._fs.put_file, self._fs.pipe_file = self._half_put, self._piped
+
+    def _half_put(self, path: str, target: str, **_: Any) -> None:
+        if self.resets:
+            self.resets -= 1
+            self._pipe_file(target, Path(path).read_bytes()[:100])
+            raise ConnectionResetError(104, "Connection reset by peer")
+        self._put_file(path, target)
+        self.written.append(target)
+
+    def _piped(self, target: str, data: bytes, **_: Any) -> None:
+        self._pipe_file(target, data)
+        self.written.append(target)
+        if self.resets:
+            self.resets -= 1
+            raise RuntimeError("SlowDown")  # it has it all the same
+
+    def bytes_of(self, group: str) -> dict[str, bytes]:
+        return {name.rpartition("/")[2]: self._fs.cat_file(self._path(name)) for name in self.of(group)}
+
+    def of(self, group: str) -> list[str]:
+        return [name for name in self.names() if name.startswith(f"{group}/")]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path.name)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retried_store, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(retried_store, "LONGEST_PAUSE_S", 0.001)
+
+
+def deltas(store: Store, tell: Callable[[str], None]) -> Deltas:
+    return Deltas(RetriedStore(store, tell), 10, tuple)
+
+
+def files(written: Written) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in written.path.iterdir()}
+
+
+def test_a_put_that_was_broken_off_is_made_again_and_the_marker_comes_last(store: Store, tmp_path: Path) -> None:
+    said: list[str] = []
+    model = a_model(size=300)
+    first, second = publish(tmp_path, 1, model), publish(tmp_path, 2, moved(model, 1))
+    line = deltas(store, said.append)
+    store.resets = 2
+    line.put(first, 1, None, [])
+    (anchor,) = shelf_of(store.names()).anchors
+    assert store.bytes_of(anchor.group) == files(first) | {"whole": b""}
+    assert store.written[-1].endswith("/whole")
+    assert any("the store of deltas to take v00000001" in what and "Connection reset by peer" in what for what in said)
+    assert said[-1] == ""
+
+    store.resets = 1
+    line.put(second, 2, Publication("m", 1, "delta", str(first.path), index=first.index_digest), [])
+    assert [one.version for one in shelf_of(store.names()).deltas] == [2]
+
+
+def test_a_marker_whose_answer_was_lost_is_set_again(store: Store, tmp_path: Path) -> None:
+    written = publish(tmp_path, 1, a_model(size=300))
+    store._fs.put_file = store._put_file
+    store.resets = 2
+    deltas(store, lambda what: None).put(written, 1, None, [])
+    assert [one.version for one in shelf_of(store.names()).anchors] == [1]
+    assert store.resets == 0
+
+
+def test_a_store_that_is_gone_for_long_fails_the_publication_marks_nothing_and_takes_it_later(
+    store: Store, tmp_path: Path
+) -> None:
+    written, said = publish(tmp_path, 1, a_model(size=300)), []
+    line = deltas(store, said.append)
+    store.resets = 1000
+    with pytest.raises(PublishError, match=r"cannot be put into trainer\.delta_store: .*Connection reset by peer"):
+        line.put(written, 1, None, [])
+    assert store.resets == 1000 - TRIES
+    assert shelf_of(store.names()).anchors == []
+    assert said[-1] == ""
+    store.resets = 0
+    line.put(written, 1, None, [])
+    (anchor,) = shelf_of(store.names()).anchors
+    assert store.bytes_of(anchor.group) == files(written) | {"whole": b""}
+
+
+def test_what_cannot_pass_is_tried_once(store: Store, tmp_path: Path) -> None:
+    tries: list[str] = []
+
+    class Refusing(FsspecObjects):
+        def put(self, name: str, path: Path) -> None:
+            tries.append(name)
+            raise PermissionError(13, "Permission denied")
+
+    line = Deltas(RetriedStore(Refusing(f"memory://{tmp_path.name}/store"), lambda what: None), 10, tuple)
+    with pytest.raises(PublishError, match="Permission denied"):
+        line.put(publish(tmp_path, 1, a_model(size=300)), 1, None, [])
+    assert len(tries) == 1
+
+
+def test_what_a_killed_trainer_left_fails_nothing_where_it_cannot_be_deleted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_off(target: str) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    left = f"v00000001-{'0' * 32}/model.safetensors"
+    store.put(left, publish(tmp_path, 1, a_model(size=300)).path / "config.json")
+    monkeypatch.setattr(store._fs, "rm_file", breaks_off)
+    deltas(store, lambda what: None).put(publish(tmp_path, 2, a_model(size=300)), 2, None, [])
+    assert [one.version for one in shelf_of(store.names()).anchors] == [2]
