@@ -1,4 +1,4 @@
-"""A process that makes one local copy and says so; it kills itself at an act that it is told."""
+"""A process that makes one local copy and says so; it kills or stops itself at an act that it is told."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ ACTS: list[tuple[Any, str]] = [
 ]
 
 
-def main(store: str, copies: str, path: str, index: str, version: str, die_at: str) -> None:
+def main(store: str, copies: str, path: str, index: str, version: str, die_at: str, how: str = "SIGKILL") -> None:
     left = int(die_at)
 
     def counted(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +33,7 @@ def main(store: str, copies: str, path: str, index: str, version: str, die_at: s
             nonlocal left
             left -= 1
             if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.Signals[how])
             return act(*args, **kwargs)
 
         return call

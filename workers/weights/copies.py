@@ -4,6 +4,8 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +37,8 @@ class Copies:
         self._stop = threading.Event()
         self._made: LocalCopies | None = None
         self._spool: Spool | None = None
+        #: Shows what the thread waits for that makes a copy.
+        self._tell: Callable[[str], None] = lambda what: None
 
     @property
     def _copies(self) -> "LocalCopies":
@@ -47,7 +51,9 @@ class Copies:
             store = open_objects(config.delta_store)
             if self._fetcher is not None:
                 self._spool = Spool(self._fetcher, config.copies_dir / FETCHED, self._stop.is_set)
-            self._made = LocalCopies(config.copies_dir, store, config.worker.copies_bytes, self._stop.is_set)
+            self._made = LocalCopies(
+                config.copies_dir, store, config.worker.copies_bytes, self._stop.is_set, lambda what: self._tell(what)
+            )
         return self._made
 
     async def of(self, publication: Publication) -> Publication:
@@ -61,7 +67,14 @@ class Copies:
         """
         if self._config.trainer.transport != "delta" or not publication.index:
             return publication
-        self._waiting.for_(f"a copy of version {publication.version} on this machine")
+        for_a_copy, loop = f"a copy of version {publication.version} on this machine", asyncio.get_running_loop()
+
+        def tell(what: str) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._waiting.for_, what or for_a_copy)
+
+        self._tell = tell
+        self._waiting.for_(for_a_copy)
         try:
             path, is_copy = await asyncio.to_thread(self._get, publication)
         except asyncio.CancelledError:

@@ -5,7 +5,7 @@
     COPIES/v00000042-DIGEST/    a whole version, never changed
     COPIES/.fetched/GROUP/      an anchor or a delta that came over HTTP (fetch/spool.py)
     COPIES/.making-PID-.../     one that is being made: what a killed worker left is removed by the next
-    COPIES/.lock                held while one is made, so that workers of a machine make each version once
+    COPIES/.lock                held while one is made, so that a machine makes each version once (machine_lock.py)
     COPIES/.holds/DIGEST        locked, shared, by every process whose engine may read that copy: it is not deleted
 
 A copy is believed when its index is the announced one and its files have their checksums. Whatever goes wrong on a way
@@ -18,8 +18,7 @@ import os
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,14 +32,13 @@ from penstock.weights.deltas.folder import WeightsFolder, checked_name
 from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from workers.weights.fetch.store import FETCHING
+from workers.weights.machine_lock import Stopped, alone_in
 
 log = logging.getLogger(__name__)
 
 _MAKING, _LOCK, _HOLDS = ".making-", ".lock", ".holds"
 #: Of the folder of copies, where what comes over HTTP is.
 FETCHED = ".fetched"
-#: How often a lock that another process holds is tried.
-_LOOK_S = 0.05
 #: Versions that one engine may have to read: what it has, and what it is about to load.
 HELD = 2
 
@@ -57,10 +55,6 @@ class Fetched(NamedTuple):
     seconds: float
 
 
-class Stopped(PublishError):
-    """The worker stops: no other way is tried."""
-
-
 class LocalCopies:
     """Copies in one folder of this machine, for one engine. Calls block, for gigabytes too; one thread at a time.
 
@@ -69,12 +63,18 @@ class LocalCopies:
         objects: where anchors and deltas come from; may be another one before any call.
         max_bytes: most bytes of all copies in it, that which is being made and what was fetched for it included.
         stopped: asked often; true ends a call with PublishError.
+        tell: called now and then with what is waited for; '' at its end.
     """
 
     def __init__(
-        self, folder: Path, objects: Objects, max_bytes: int, stopped: Callable[[], bool] = lambda: False
+        self,
+        folder: Path,
+        objects: Objects,
+        max_bytes: int,
+        stopped: Callable[[], bool] = lambda: False,
+        tell: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self._folder, self._max_bytes, self._stopped = folder, max_bytes, stopped
+        self._folder, self._max_bytes, self._stopped, self._tell = folder, max_bytes, stopped, tell
         self.objects = objects
         #: Digest -> open file of its hold.
         self._held: OrderedDict[str, int] = OrderedDict()
@@ -85,13 +85,13 @@ class LocalCopies:
         """The folder of a copy of ``publication``, proven; it stays until two others were got.
 
         Raises:
-            PublishError: no way leads there, or the last one failed.
+            PublishError: no way leads there, the last one failed, or a process that makes a copy here stands still.
             DiskFull: there is no room on the disk.
         """
         began = time.monotonic()
         try:
             (self._folder / _HOLDS).mkdir(parents=True, exist_ok=True)
-            with self._lock():
+            with alone_in(self._folder / _LOCK, self._tell, self._stopped):
                 self._remove_leftovers()
                 fetched = self._here(publication) or self._make(publication)
                 self._hold(publication.index)
@@ -251,7 +251,7 @@ class LocalCopies:
         if self._stopped():
             raise Stopped(str(exc)) from exc
 
-    # --- room, holds, the lock --------------------------------------------------------------------------------------
+    # --- room and holds ------------------------------------------------------------------------------------------
 
     def _make_room(self, num_bytes: int, *stay: Path | None) -> None:
         """Delete what no engine may read until so many bytes fit, on the disk too; not what is to ``stay``.
@@ -322,22 +322,6 @@ class LocalCopies:
         finally:
             os.close(handle)
         return False
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Alone in this folder. The kernel ends it with the process."""
-        handle = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            while True:
-                with suppress(BlockingIOError):
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if self._stopped():
-                    raise Stopped(f"another worker makes a copy in {self._folder}, and this one stops.")
-                time.sleep(_LOOK_S)
-            yield
-        finally:
-            os.close(handle)
 
 
 class _Broken(Exception):

@@ -1,6 +1,7 @@
 """Where an engine loads a publication from."""
 
 import asyncio
+import fcntl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from tests.unit.consumers.weights.test_deltas import Line
+from workers.weights import machine_lock
 from workers.weights.copies import Copies
 
 
@@ -73,6 +75,21 @@ async def test_where_no_copy_can_be_made_the_folder_that_can_be_seen_is_the_near
     assert (await copies.of(announced(line))).path == announced(line).path
 
     assert "version 1 is loaded from" in caplog.text
+
+
+async def test_I8_a_worker_that_stands_still_in_a_copy_is_named_and_others_load_the_folder(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, waiting = copies_of(line)
+    monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
+    (line.path / "copies").mkdir()
+    with (line.path / "copies" / ".lock").open("w") as lock:  # held, and nobody says so
+        lock.write("4711")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert (await copies.of(announced(line))).path == announced(line).path
+    assert f"process 4711 of this machine, which makes a copy in {line.path / 'copies'}" in waiting.said
+    assert waiting.said[-1] == ""
 
 
 async def test_where_that_cannot_be_seen_either_the_failure_is_the_callers(line: Line) -> None:

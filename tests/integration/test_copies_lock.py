@@ -1,0 +1,68 @@
+"""Workers of one machine make each copy once: who waits for another one names it, and not for ever."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PublishError
+from penstock.protocol.records.publication import Publication
+from penstock.weights.deltas.objects import FolderObjects
+from tests.integration.parts import PATIENCE_S, until
+from tests.integration.test_local_copies import WORKER, contents
+from tests.integration.test_send_first_zombies import is_stopped
+from tests.unit.consumers.weights.test_deltas import Line
+from workers.weights import machine_lock
+from workers.weights.local_copies import LocalCopies
+from workers.weights.machine_lock import alone_in
+
+
+def test_a_worker_that_stands_still_holds_no_other_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, said = Line(tmp_path), []
+    line.publish(1)
+    written = line.written[1]
+    publication = Publication("m", 1, "delta", str(written.path), index=written.index_digest)
+    arguments = [tmp_path / "store", tmp_path / "copies", written.path, written.index_digest, 1, 3, "SIGSTOP"]
+    holder = subprocess.Popen([sys.executable, "-m", WORKER, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    copies = LocalCopies(tmp_path / "copies", FolderObjects(tmp_path / "store"), 2**30, tell=said.append)
+    try:
+        until(lambda: is_stopped(holder.pid))
+        monkeypatch.setattr(machine_lock, "STILL_S", 0.5)
+        with pytest.raises(PublishError, match=f"process {holder.pid} of this machine holds .* stood still"):
+            copies.get(publication)
+        assert f"process {holder.pid} of this machine, which makes a copy in {tmp_path / 'copies'}" in said
+        holder.send_signal(signal.SIGCONT)
+        made, _ = holder.communicate(timeout=PATIENCE_S)
+        assert contents(Path(made.split()[0])) == contents(written.path)
+        copies.get(publication)
+        assert copies.last is not None
+        assert copies.last.num_bytes == 0, "it is here"
+    finally:
+        holder.kill()
+        holder.wait()
+        copies.close()
+
+
+def test_who_is_at_work_says_so_in_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_lock, "BEAT_S", 0.01)
+    file, said, has_it = tmp_path / ".lock", [], threading.Event()
+
+    def wait() -> None:
+        with alone_in(file, said.append):
+            has_it.set()
+
+    waiting = threading.Thread(target=wait)
+    with alone_in(file):
+        first = file.stat().st_mtime_ns
+        until(lambda: file.stat().st_mtime_ns > first)
+        waiting.start()
+        until(lambda: said)
+        assert not has_it.is_set()
+    waiting.join(PATIENCE_S)
+    assert has_it.is_set()
+    assert said[0].startswith(f"process {os.getpid()} of this machine")
+    assert said[-1] == ""
