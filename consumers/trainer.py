@@ -227,7 +227,8 @@ class Trainer:
             Each rank's word, in order of ranks.
 
         Raises:
-            ProtocolError: ranks are about to train different things. WaitTimeout: a rank did not come; names it.
+            ProtocolError: ranks are about to train different things. WaitTimeout: a rank did not come, and does not say
+            that it waits for room on a disk; names it.
             OwnershipLost: the subscription was rewound or taken over meanwhile.
         """
         self._rounds += 1

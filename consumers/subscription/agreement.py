@@ -1,16 +1,18 @@
 """Ranks that are about to do something together say what, and hear what the others said, outside any collective (T14).
 
-A rank that never comes is named by a wait and by an error; a rank that is about to train something else stops all.
+A rank that never comes is named by a wait and by an error; a rank that is about to train something else stops all. One
+that says that it waits for a disk is waited for as long as it does: a full disk is no reason to end a run.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.protocol import scripts
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import Waiting, read_waits
+from penstock.system.disk import WAITS_FOR_ROOM
 
 #: Between two looks at what the others said; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.02
@@ -18,6 +20,8 @@ LOOK_S, LONGEST_LOOK_S = 0.001, 0.02
 CHECK_S = 0.5
 #: What was said is forgotten after so long; a clock that is set ahead by a day must not make anybody forget.
 TTL_S = 7 * 86400
+#: What a rank waits for as one that is alone does, however long, beginning with these words.
+LASTING = (WAITS_FOR_ROOM, "the folder of version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,17 @@ class Circle:
     def name_of(self, rank: int) -> str:
         return self.seat.name_of(self.first + rank)
 
+    def held_up(self, subscriber: Subscriber) -> dict[int, str]:
+        """Ranks that wait for a disk, and how they say so. Blocks for one round trip."""
+        found = subscriber.control.do(lambda client: read_waits(client, subscriber.keys))
+        waits = {one.who: one.what.partition(":")[0] for one in found if one.what.startswith(LASTING)}
+        names = {rank: self._seat_of(rank).who(subscriber.name) for rank in range(self.size)}
+        return {rank: waits[name] for rank, name in names.items() if name in waits}
+
+    def _seat_of(self, rank: int) -> Seat:
+        dp_rank, replica = divmod(self.first + rank, self.seat.num_replicas)
+        return replace(self.seat, dp_rank=dp_rank, replica=replica)
+
 
 def meet(
     subscriber: Subscriber, waiting: Waiting, circle: Circle, number: int, word: str, what: str, timeout_s: float
@@ -43,7 +58,7 @@ def meet(
     Rounds of a circle are consecutive, or follow a rewind. ``what`` they meet for, for waits and errors.
 
     Raises:
-        WaitTimeout: a rank did not come; names it.
+        WaitTimeout: a rank did not come, and does not wait for a disk; names it.
         OwnershipLost: the subscription was rewound or taken over.
     """
     call = scripts.agree(
@@ -60,6 +75,7 @@ def meet(
     )
     now = time.monotonic()
     deadline, check_at, pause_s = now + timeout_s, now + CHECK_S, LOOK_S
+    held: dict[int, str] = {}
     while True:
         said = subscriber.control.call(call)
         if said is None:
@@ -68,13 +84,19 @@ def meet(
         if all(said):
             waiting.end()
             return [one[1:] for one in said]
-        absent = ", ".join(circle.name_of(rank) for rank, one in enumerate(said) if not one)
-        if (now := time.monotonic()) > deadline:
-            raise WaitTimeout(f"{absent} did not come to {what} in {timeout_s:g} s: dead or stuck; stop all ranks.")
-        waiting.for_(f"{absent} to come to {what}")
-        if now > check_at:
+        if (now := time.monotonic()) > min(check_at, deadline):
             subscriber.ownership.check_lineage(gen)
-            check_at = now + CHECK_S
+            held, check_at = circle.held_up(subscriber), now + CHECK_S
+        absent = {rank: circle.name_of(rank) for rank, one in enumerate(said) if not one}
+        if held.keys() >= absent.keys():
+            deadline = now + timeout_s
+        elif now > deadline:
+            names = ", ".join(absent.values())
+            raise WaitTimeout(f"{names} did not come to {what} in {timeout_s:g} s: dead or stuck; stop all ranks.")
+        names = ", ".join(
+            f"{name}, which waits for {held[rank]}," if rank in held else name for rank, name in absent.items()
+        )
+        waiting.for_(f"{names} to come to {what}")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 

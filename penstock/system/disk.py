@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Less than this counts as no room.
 ROOM_BYTES = 1024 * 1024
+#: Whoever waits for room says so in words that begin with these.
+WAITS_FOR_ROOM = "room on a disk"
 #: Between two tries, and between two lines that say so.
 LOOK_S, SAY_EVERY_S = 1.0, 60.0
 
@@ -67,7 +69,7 @@ def until_room(
             if time.monotonic() - said >= SAY_EVERY_S:
                 said = time.monotonic()
                 log.warning("waiting for room: %s", exc)
-            tell(f"room on a disk: {str(exc).rstrip('.')}")
+            tell(f"{WAITS_FOR_ROOM}: {str(exc).rstrip('.')}")
             time.sleep(LOOK_S)
             continue
         if said > 0:

@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import PublishError, WaitTimeout
+from penstock.errors import DiskFull, PublishError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
-from tests.integration.parts import PATIENCE_S, kill, make_config, until
+from penstock.system.disk import until_room
+from tests.integration.parts import PATIENCE_S, kill, make_config, until, until_waits
 from tests.integration.shards_rank import meet, shards
 
 OTHER = "trainer:actor/1"
@@ -56,6 +57,10 @@ def waits_again(client: redis.Redis, keys: Keys, since_s: float) -> bool:
     """Rank 1 waits for rank 0, and began to after ``since_s``."""
     what = "rank 0 to go on with its publication"
     return any(one.since_s > since_s and (one.who, one.what) == (OTHER, what) for one in read_waits(client, keys))
+
+
+def waited_s(client: redis.Redis, keys: Keys, who: str) -> float:
+    return max((time.time() - one.since_s for one in read_waits(client, keys) if one.who == who), default=0.0)
 
 
 class Hold:
@@ -107,3 +112,38 @@ def test_T14_a_rank_that_does_not_come_to_publish_is_named(config: Config) -> No
         pytest.raises(WaitTimeout, match=r"rank 1 did not come to publish in 0\.2 s"),
     ):
         trainer.publish(shards(0))
+
+
+def test_I8_a_rank_that_waits_for_room_on_a_disk_is_waited_for_and_not_taken_for_dead(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    """Rank 0 writes a version or a checkpoint: a full disk is waited for, with several ranks as with one."""
+    has_room, met = threading.Event(), []
+
+    def write() -> None:
+        if not has_room.is_set():
+            raise DiskFull("the checkpoint cannot be written: no space left on device.")
+
+    with (
+        Trainer(config, dp_rank=0, dp_size=2) as first,
+        Trainer(with_patience(config, 3.0), dp_rank=1, dp_size=2) as other,
+    ):
+
+        def save() -> None:
+            until_room(write, tell=first.tell_wait)
+            met.append(first.agree(None, word="first"))
+
+        saving = threading.Thread(target=save)
+        agreeing = threading.Thread(target=lambda: met.append(other.agree(None, word="second")))
+        saving.start()
+        try:
+            until_waits(client, keys, "trainer:actor", "room on a disk")
+            agreeing.start()
+            until_waits(client, keys, OTHER, "rank 0, which waits for room on a disk, to come to the end")
+            until(lambda: waited_s(client, keys, OTHER) > 4.0 or not agreeing.is_alive())
+            assert agreeing.is_alive()
+        finally:
+            has_room.set()
+            saving.join(PATIENCE_S)
+            agreeing.join(PATIENCE_S)
+        assert met == [["first", "second"]] * 2
