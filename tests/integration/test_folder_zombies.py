@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from safetensors.torch import load_file
 
 from consumers.trainer import Trainer
+from consumers.weights import publish as files
+from consumers.weights.claim import claimed
 from penstock.config import Config
+from penstock.errors import DiskFull
 from penstock.protocol.keys import Keys
 from penstock.redis.server import RedisServer
+from penstock.system import disk
 from penstock.weights.index import read_index
 from tests.integration.folder_trainer import POINTS
 from tests.integration.parts import PATIENCE_S, make_config, publish, until
@@ -54,3 +59,19 @@ def test_T1_T16_a_trainer_that_comes_back_leaves_the_folder_of_its_successor_as_
     finally:
         zombie.kill()
         zombie.wait()
+
+
+def test_a_disk_that_is_full_behind_the_claim_costs_no_number(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, fails = files._delete_old, [DiskFull("the folder is full.")]
+
+    def full_once(*args: Any) -> None:
+        if fails:
+            raise fails.pop()
+        real(*args)
+
+    monkeypatch.setattr(files, "_delete_old", full_once)
+    monkeypatch.setattr(disk, "LOOK_S", 0.0)
+    with Trainer(config) as trainer:
+        assert publish(trainer, 5) == 1
+        assert files.versions(trainer.weights_dir) == [1]
+        assert claimed(trainer.weights_dir) == 1
