@@ -23,8 +23,10 @@ from penstock.config.section import Section, checked_name
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.worker import WorkerConfig
+from penstock.errors import ConfigError
 from penstock.logs import LogFormat
 from penstock.names import STEP_REWARDS
+from penstock.redaction import MASK
 from penstock.weights.transport import TRANSPORTS, transport
 
 
@@ -284,7 +286,11 @@ class Config(Section):
 
     @property
     def delta_store(self) -> str:
-        """Where anchors and deltas are: a folder's path, or an URL."""
+        """Where anchors and deltas are: a folder's path, or an URL. Raises ConfigError where its password is masked."""
+        if MASK in (self.trainer.delta_store or ""):
+            raise ConfigError(
+                "trainer.delta_store is masked in this file: give it again, as PENSTOCK_TRAINER__DELTA_STORE."
+            )
         weights = Path(self.trainer.weights_dir or self.run_dir / "weights").absolute()
         return self.trainer.delta_store or str(weights / "deltas")
 

@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, RewardError
 from penstock.names import Lane
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
+from penstock.redaction import MASK
 from penstock.system.user_code import bounded
 from penstock.words import shown
 from workers.hooks.open_calls import CODE, calling
@@ -93,7 +94,11 @@ class Rewards:
             if needs_jail((*config.names, *allowed)):
                 log.info("programs of answers run in a jail: %s", check_jail(config))
         own = [name for name in NAMES if checks is None or is_quick(name)]
-        if config.remote.url is None:
+        if MASK in (config.remote.url or "") and any(map(is_remote, (*config.names, *allowed))):
+            raise ConfigError(
+                "reward.remote.url is masked in this file: give it again, as PENSTOCK_REWARD__REMOTE__URL."
+            )
+        if config.remote.url is None or MASK in config.remote.url:
             own = [name for name in own if not is_remote(name)]
         names = dict.fromkeys((*config.names, *allowed, *own))
         #: That ask judges: of the worker's loop, with a verifier pool too, for they wait and compute nothing.

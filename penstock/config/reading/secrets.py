@@ -13,6 +13,8 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
     urls: list[tuple[Key, Any]] = [
         (("redis", "url"), values["redis"]["url"]),
         (("engine", "url"), values["engine"]["url"]),
+        (("reward", "remote", "url"), values["reward"]["remote"]["url"]),
+        (("trainer", "delta_store"), values["trainer"]["delta_store"]),
     ]
     urls += [(("redis", "payload_servers", name), url) for name, url in values["redis"]["payload_servers"].items()]
     yield from ((key, url) for key, url in urls if url is not None and has_password(url))
@@ -45,4 +47,4 @@ def masked(values: dict[str, Any]) -> dict[str, Any]:
 
 def _is_address(key: Key) -> bool:
     """Whether only the password of the value is secret."""
-    return key[0] == "redis" or key == ("engine", "url")
+    return key[0] == "redis" or key in (("engine", "url"), ("reward", "remote", "url"), ("trainer", "delta_store"))

@@ -170,6 +170,8 @@ def test_the_resolved_file_and_the_secrets_give_the_same_configuration(tmp_path:
         "redis.url=redis://me:p@ss@h:1/0",
         "redis.payload_servers={B: 'redis://:deep@h:2/0'}",
         "engine.env.HF_TOKEN=hush",
+        "reward.function=remote_rm",
+        "reward.remote.url=http://me:closed@scores/?token=locked",
         "staleness.mode=one_step",
     ]
     config = load_config(write(tmp_path), overrides, {})
@@ -178,7 +180,7 @@ def test_the_resolved_file_and_the_secrets_give_the_same_configuration(tmp_path:
     save_resolved(config, saved)
 
     text = saved.read_text()
-    assert not any(secret in text for secret in ("p@ss", "deep", "hush"))
+    assert not any(secret in text for secret in ("p@ss", "deep", "hush", "closed", "locked"))
     assert yaml.safe_load(text)["redis"]["url"] == "redis://me:***@h:1/0"
     assert load_config(saved, [], secret_environment(config)) == config
     assert "masked password" in refused(saved)

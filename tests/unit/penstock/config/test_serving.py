@@ -1,4 +1,6 @@
-"""Section ``serving``: what cannot work is refused in a sentence, and its token is masked where it is saved."""
+"""Weights over HTTP and the store of deltas: what cannot work is refused in a sentence, and secrets are masked where
+they are saved.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import yaml
 
 from penstock.config import ServingConfig
 from penstock.config.load import load_config, save_resolved, secret_environment
+from penstock.errors import ConfigError
 
 BASE = {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
 
@@ -42,3 +45,16 @@ def test_the_token_is_masked_where_it_is_saved_and_handed_to_children(tmp_path: 
     assert token not in saved.read_text()
     again = load_config(saved, [], secret_environment(config))
     assert again.serving == config.serving
+
+
+def test_the_password_of_the_store_of_deltas_is_masked_where_it_is_saved_and_handed_to_children(tmp_path: Path) -> None:
+    file, saved = tmp_path / "run.yaml", tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(BASE))
+    url = "sftp://me:hushhush@store/deltas"
+    config = load_config(file, ["--trainer.transport=delta", f"--trainer.delta_store={url}"], {})
+    save_resolved(config, saved)
+    assert "hushhush" not in saved.read_text()
+    assert load_config(saved, [], secret_environment(config)).delta_store == url
+    # A part that is started by hand with the saved file has to be told.
+    with pytest.raises(ConfigError, match="delta_store is masked in this file: give it again"):
+        _ = load_config(saved, [], {}).delta_store

@@ -66,6 +66,13 @@ async def test_a_service_is_sent_prompt_response_and_label_and_gives_the_reward(
     assert service.heard[-1]["response"] == "4"
 
 
+def test_a_worker_refuses_an_address_whose_password_a_saved_configuration_masks() -> None:
+    remote = {"url": "http://me:***@scores"}
+    with pytest.raises(ConfigError, match=r"reward\.remote\.url is masked in this file: give it again"):
+        Rewards(RewardConfig.model_validate({"function": "boxed_remote_rm", "remote": remote}))
+    Rewards(RewardConfig.model_validate({"function": "exact_match", "remote": remote}))
+
+
 @pytest.mark.parametrize("first", [says("busy", 503), says("{"), says("[" * 100_000)], ids=["busy", "cut", "deep"])
 async def test_a_try_that_fails_is_made_again(service: Service, first: web.Response) -> None:
     assert (await score(service, first, says("1"))).reward == 1.0
