@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config.code_names import BOXED, CODE, REMOTE, GroupRewardName, RewardName
 from penstock.config.fleet import checked_url
+from penstock.config.net.addresses import can_be_posted_to
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.config.verifying.jail import CodeConfig, JailConfig
 from penstock.config.verifying.pool import PoolConfig
@@ -16,7 +17,7 @@ class RemoteConfig(Section):
 
     #: Where ``{prompt, response, label}`` is sent as JSON (POST); it answers with a number, or a map with ``key``.
     #: Redirects are refused. null: there is no service.
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/]\S*$")] | None = None
+    url: str | None = None
     #: Longest try.
     timeout_s: Seconds = 120.0
     #: Tries of a sample.
@@ -27,6 +28,14 @@ class RemoteConfig(Section):
     concurrency: Positive = 64
     #: Most bytes of a request, and of an answer.
     max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
+
+    @field_validator("url")
+    @classmethod
+    def _url_can_be_posted_to(cls, url: str | None) -> str | None:
+        if url is not None and not can_be_posted_to(url):
+            # It may hold a secret: it is not repeated.
+            raise ValueError("this is no address that can be posted to: give http://HOST/PATH or https://HOST/PATH")
+        return url
 
 
 class FrozenModelConfig(Section):

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config.buffer import FilterConfig
 from penstock.config.code_names import TransportName
+from penstock.config.net.addresses import checked_host
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import SubscriptionConfig, Unit
@@ -198,6 +199,11 @@ class TrainerConfig(Section):
     @classmethod
     def _name_is_a_name(cls, name: str) -> str:
         return checked_name("trainer", name)
+
+    @field_validator("transfer_address")
+    @classmethod
+    def _transfer_address_is_a_host(cls, host: str) -> str | None:
+        return checked_host(host)
 
     @field_validator("device")
     @classmethod

@@ -8,13 +8,6 @@ from penstock.errors import ConfigError
 _ALL = ("0.0.0.0", "::")
 
 
-def checked_host(host: str | None) -> str | None:
-    """``host``, or ValueError where it is neither a name nor an address."""
-    if host is not None and (not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}")):
-        raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
-    return host
-
-
 def host_in_url(host: str, reached_at: str | None) -> str:
     """The host by which others reach what listens on ``host``, as it stands in a URL."""
     host = reached_at or (socket.gethostname() if host in _ALL else host)

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.net.hosts import checked_host
+from penstock.config.net.addresses import checked_host
 from penstock.config.section import Positive, Seconds, Section
 from penstock.redaction import MASK
 
@@ -62,7 +62,7 @@ class ServingConfig(Section):
         # A resolved configuration shows that there is one.
         if token not in (None, MASK) and not is_token(token or ""):
             # It is secret: it is not repeated.
-            raise ValueError("serving.token is none: give 16 to 256 printable characters of ASCII, without blanks")
+            raise ValueError("serving.token is no token: give 16 to 256 printable characters of ASCII, without blanks")
         return token
 
     @field_validator("host", "reached_at")

@@ -6,9 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.net.hosts import checked_host
+from penstock.config.net.addresses import can_be_posted_to, checked_host
 from penstock.config.section import Positive, Section
-from penstock.redaction import MASK
 
 #: An address that lacks its ``http://``; a file of such a name is written ``./NAME``.
 _HOST_AND_PORT = re.compile(r"[^/.][^/]*:[0-9]{1,5}(/|\Z)")
@@ -75,14 +74,10 @@ class NotifyConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_posted_to(self) -> Self:
-        if self.url in (None, MASK):  # a resolved configuration shows that there is one
-            return self
-        try:
-            url = urlsplit(self.url or "")
-            fits = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-        except ValueError:
-            fits = False
-        if not fits:
+        # A resolved configuration shows that there is one.
+        if self.url is not None and not can_be_posted_to(self.url):
             # It may hold a secret: it is not repeated.
-            raise ValueError("notify.url is no address that can be posted to: give http://HOST/... or https://HOST/...")
+            raise ValueError(
+                "notify.url is no address that can be posted to: give http://HOST/PATH or https://HOST/PATH"
+            )
         return self

@@ -18,8 +18,8 @@ def annotation(key: Key) -> Any:
     """Type that the model declares at ``key``; Any where it declares none."""
     at: Any = Config
     for part in key:
-        if isinstance(at, type) and issubclass(at, BaseModel):
-            field = at.model_fields.get(part)
+        if get_origin(at) is not list and (section := _section(at)) is not None:
+            field = section.model_fields.get(part)
             if field is None:
                 return Any
             at = field.annotation
@@ -32,6 +32,11 @@ def annotation(key: Key) -> Any:
     return at
 
 
+def section_at(key: Key) -> type[BaseModel] | None:
+    """The section that stands at ``key``, or may; None: there is none."""
+    return _section(annotation(key))
+
+
 def wants_text(annotation: Any) -> bool:
     """Whether a type takes text as it stands."""
     return annotation in (str, Path) or any(wants_text(part) for part in get_args(annotation))
@@ -41,27 +46,40 @@ def nearest(key: Key) -> str | None:
     """The declared key that was probably meant, in dots; None for what is longer than any."""
     if sum(map(len, key)) > _LONGEST:
         return None
-    if close := _close(key):
+    if close := _close(key, 0.75):
         return close
-    known = [".".join(path) for path in _all_keys(Config)]
-    same = [path for path in known if path.rsplit(".", 1)[-1] == key[-1]]
-    return next(iter(same or difflib.get_close_matches(".".join(key), known, n=1)), None)
+    known = list(_all_keys(Config))
+    # The same name in another section: below the same one, where there is one.
+    same = sorted((path for path in known if path[-1] == key[-1]), key=lambda path: path[:1] != key[:1])
+    if same:
+        return ".".join(same[0])
+    if any(part.isdigit() for part in key[:-1]):
+        return _close(key, 0.6)  # such long keys are alike for what all of their section begin with
+    return next(iter(difflib.get_close_matches(".".join(key), map(".".join, known), n=1)), None)
 
 
-def _close(key: Key) -> str | None:
+def _close(key: Key, cutoff: float) -> str | None:
     """The key of the same section that is spelt nearly so."""
-    section = annotation(key[:-1])
-    if isinstance(section, type) and issubclass(section, BaseModel):
-        close = difflib.get_close_matches(key[-1], section.model_fields, n=1, cutoff=0.75)
+    section = section_at(key[:-1])
+    if section is not None:
+        close = difflib.get_close_matches(key[-1], section.model_fields, n=1, cutoff=cutoff)
         if close:
             return ".".join((*key[:-1], close[0]))
     return None
 
 
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The section that stands there, or may; None: there is none."""
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
 def _all_keys(model: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
+    """Keys and sections, and those of the first entry of a list of sections."""
     for name, field in model.model_fields.items():
-        at = field.annotation
-        if isinstance(at, type) and issubclass(at, BaseModel):
-            yield from _all_keys(at, (*prefix, name))
-        else:
-            yield (*prefix, name)
+        yield (*prefix, name)
+        if (section := _section(field.annotation)) is not None:
+            place = ("0",) if get_origin(field.annotation) is list else ()
+            yield from _all_keys(section, (*prefix, name, *place))

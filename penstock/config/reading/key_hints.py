@@ -1,10 +1,16 @@
-"""What penstock calls the settings of other trainers: names of TRL, verl and Hugging Face's Trainer -> ours."""
+"""What penstock calls the settings of other trainers: names of TRL, verl, slime and Hugging Face's Trainer -> ours."""
 
 _FILES = "data.train, a list of {name, path}"
 _ANSWER = "rollout.sampling.max_new_tokens"
 _GROUPS = "trainer.batch_groups (groups of rollout.n answers)"
 _TP = "engine.args.tp-size"
 _MICRO = "trainer.max_tokens (tokens per micro-batch)"
+_KL = "trainer.kl (weight, estimator, place)"
+_KL_WEIGHT = "trainer.kl.weight (estimator and place beside it)"
+_SOURCE = "data.train.0.path (python:module:Class)"
+_LONG = "data.train.0.on_long_prompt (error or skip)"
+_OVERLONG = "reward.overlong (max_tokens, buffer_tokens, factor)"
+_SERVING = "serving.enabled (weights over HTTP)"
 _TRACKERS = "trainer.report_to (a list, such as [wandb])"
 
 #: Last part of a key, lower case -> the key of ours, and in brackets what differs.
@@ -115,15 +121,67 @@ CALLED = {
     "report_to": _TRACKERS,
     "logger": _TRACKERS,
     "log_with": _TRACKERS,
+    "beta": _KL_WEIGHT,
+    "kl_coef": _KL_WEIGHT,
+    "kl_loss_coef": _KL_WEIGHT,
+    "init_kl_coef": _KL_WEIGHT,
+    "use_kl_loss": _KL,
+    "kl_loss_type": "trainer.kl.estimator",
+    "sync_ref_model": _KL,
+    "ref_model": "rollout.reference",
+    "ref_load": "rollout.reference",
+    "opd_kl_coef": "trainer.distill.weight",
+    "importance_sampling_level": "trainer.loss (gspo weighs whole answers)",
+    "clip_ratio_c": "trainer.dual_clip",
+    "eps_clip_c": "trainer.dual_clip",
+    "group_rm": "reward.group",
+    "overlong_buffer": _OVERLONG,
+    "overlong_buffer_cfg": _OVERLONG,
+    "sandbox_fusion": "reward.jail (reward code)",
+    "sandbox": "reward.jail (reward code)",
+    "reward_model": "reward.function, or reward.judges (a frozen model that a reward asks)",
+    "custom_generate_function_path": "hooks.generate",
+    "rollout_function_path": "hooks.rollout (all samples of a group)",
+    "eval_function_path": "hooks.eval",
+    "rollout_sample_hook_path": "hooks.sample",
+    "custom_reward_post_process_path": "hooks.rewards",
+    "rollout_sample_filter_path": "hooks.samples",
+    "rollout_data_postprocess_path": "hooks.postprocess",
+    "rollout_all_samples_process_path": "hooks.all_samples",
+    "custom_rollout_log_function_path": "hooks.rollout_log",
+    "custom_eval_rollout_log_function_path": "hooks.eval_log",
+    "custom_convert_samples_to_train_data_path": "hooks.convert",
+    "dynamic_sampling_filter_path": "trainer.filter.functions",
+    "buffer_filter_path": "trainer.filter.functions",
+    "data_source_path": _SOURCE,
+    "custom_cls": _SOURCE,
+    "rollout_shuffle": "data.train.0.shuffle",
+    "filter_overlong_prompts": _LONG,
+    "truncation": _LONG,
+    "multimodal_keys": "data.train.0.image_key",
+    "image_column": "data.train.0.image_key",
+    "images": "data.train.0.image_key",
+    "tool_key": "data.train.0.tools_key",
+    "tools": "data.train.0.tools_key",
+    "tool_config_path": "data.train.0.environment",
+    "multi_turn": "data.train.0.environment (rollout.max_turns bounds it)",
+    "n_samples_per_eval_prompt": "data.eval.0.n",
+    "eval_temperature": "rollout.eval_sampling.temperature",
+    "eval_top_p": "rollout.eval_sampling.top_p",
+    "eval_top_k": "rollout.eval_sampling.top_k",
+    "eval_max_response_len": "rollout.eval_sampling.max_new_tokens",
+    "update_weight_transfer_mode": "trainer.transport",
+    "update_weight_mode": "trainer.transport",
+    "weight_transfer": "trainer.transport",
+    "weight_sync": "trainer.transport",
+    "weights": "trainer.transport, and serving for weights over HTTP",
+    "update_weights_interval": "trainer.batches_per_version",
+    "relay": _SERVING,
+    "serve_weights": _SERVING,
 }
 
 #: Those for which there is no key: what is so instead.
 ABSENT = {
-    "beta": "the losses have no KL term",
-    "kl_coef": "the losses have no KL term",
-    "kl_loss_coef": "the losses have no KL term",
-    "use_kl_loss": "the losses have no KL term",
-    "init_kl_coef": "the losses have no KL term",
     "entropy_coeff": "the losses have no entropy term",
     "entropy_coef": "the losses have no entropy term",
     "use_vllm": "answers come from SGLang; see engine",

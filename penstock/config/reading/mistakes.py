@@ -24,7 +24,10 @@ def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterato
     seen: set[str] = set()
     for error in exc.errors(include_url=False):
         key = tuple(str(part) for part in error["loc"])
-        sentence = _sentence(key, error, where.get(key) or _source(key, error, where, path))
+        source = where.get(key)
+        if key[-1:] == ("[key]",):  # the name of an entry of a map
+            source, key = where.get(key[:-1]), key[:-2]
+        sentence = _sentence(key, error, source or _source(key, error, where, path))
         # A union reports each of its members; the first says enough.
         if ".".join(_declared(key)) not in seen:
             seen.add(".".join(_declared(key)))
@@ -57,7 +60,7 @@ def _sentence(key: Key, error: Any, source: str) -> str:
             text = str(error["ctx"]["error"]).rstrip(".")
             end = "" if text.endswith("?") else "."
             return f"{name} ({source}): {text}{end}" if name else f"{text} ({source})."
-        case "list_type" if isinstance(error["input"], str | int | float) and key[:1] != ("redis",):
+        case "list_type" if isinstance(error["input"], str | int | float | dict) and key[:1] != ("redis",):
             return f"{name} ({source}): it should be a list: write {_shown([error['input']])}."
     said = should_be(error["msg"])
     shown = "" if key[:1] == ("redis",) else f", not {_shown(error['input'])}"

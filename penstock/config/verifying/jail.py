@@ -2,9 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from penstock.config.section import Positive, Seconds, Section
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"it should be an absolute path, not {path!r}")
+    return path
 
 
 class JailConfig(Section):
@@ -23,7 +29,7 @@ class JailConfig(Section):
     #: Most bytes that a program prints.
     output_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
     #: Folders that programs may read, beside the system's libraries and the interpreter: absolute paths.
-    readable: list[Annotated[str, Field(pattern=r"^/[^\x00]*$")]] = Field(default_factory=list)
+    readable: list[Annotated[str, AfterValidator(_absolute)]] = Field(default_factory=list)
 
 
 class CodeConfig(Section):

@@ -12,7 +12,7 @@ from console.launch import preflight, trainable
 from penstock.config import Config
 from penstock.config.code_names import REWARDS
 from penstock.config.load import load_config
-from penstock.config.reading.declared import annotation
+from penstock.config.reading.declared import section_at
 from penstock.config.reading.key_hints import ABSENT, CALLED
 from penstock.config.sampling import NAMES
 from penstock.errors import ConfigError
@@ -115,9 +115,46 @@ def refused(path: Path, *overrides: str) -> str:
         ("max_steps=1", "here it is trainer.steps."),
         ("num_generations=1", "here it is rollout.n."),
         ("actor_rollout_ref.rollout.gpu_memory_utilization=1", "there is no such key"),
-        ("trainer.beta=0.1", "remove it: the losses have no KL term."),
+        ("trainer.beta=0.1", "here it is trainer.kl.weight (estimator and place beside it)."),
+        ("trainer.use_kl_loss=true", "here it is trainer.kl (weight, estimator, place)."),
+        ("trainer.entropy_coeff=1", "remove it: the losses have no entropy term."),
+        ("group_rm=true", "here it is reward.group."),
+        ("custom_generate_function_path=a:b", "here it is hooks.generate."),
+        ("data_source_path=a:b", "here it is data.train.0.path (python:module:Class)."),
+        ("multimodal_keys={image: images}", "here it is data.train.0.image_key."),
+        ("data.filter_overlong_prompts=true", "here it is data.train.0.on_long_prompt (error or skip)."),
+        ("reward.overlong_buffer={enable: true}", "here it is reward.overlong (max_tokens, buffer_tokens, factor)."),
+        ("trainer.clip_ratio_c=3", "here it is trainer.dual_clip."),
+        ("update_weight_transfer_mode=delta", "here it is trainer.transport."),
+        ("relay.enabled=true", "here it is serving.enabled (weights over HTTP)."),
+        # The same name in the section that is meant, or where a dataset has it.
+        ("reward.url=http://x", "did you mean reward.remote.url?"),
+        ("data.image_key=images", "did you mean data.train.0.image_key?"),
+        ("data.label_key=x", "did you mean data.train.0.label_key?"),
+        ("trainer.serving.enabled=true", "did you mean serving?"),
+        ("reward.curriculum={}", "did you mean data.train.0.curriculum?"),
+        ("data.train.0.type=jsonl", "there is no such key; remove it."),
+        ("data.train.0.curriculum={skip_abov: 1}", "did you mean data.train.0.curriculum.skip_above?"),
+        ("reward.judges=[{name: x, rul: y}]", "did you mean reward.judges.0.url?"),
         ("rollout.max_completion_length=5", "here it is rollout.sampling.max_new_tokens."),
         ("trainer.num_epochs=5", "here it is data.epochs."),
+        ("trainer.kl=0.1", "trainer.kl (the argument --trainer.kl): it should be a map of keys, not 0.1."),
+        ("serving=true", "it should be a map of keys, not true."),
+        ("reward.parts=[math,f1]", 'it should be a map of keys, not ["math", "f1"].'),
+        ("reward.parts={maths: 1}", "reward.parts (the argument --reward.parts): there is no reward 'maths'"),
+        ("data.train=[]", "it should be a list of at least 1 entry, not []."),
+        ("data.train={name: a, path: b}", 'it should be a list: write [{"name": "a", "path": "b"}].'),
+        ("reward.jail.readable=[data]", "it should be an absolute path, not 'data'."),
+        (
+            "reward.remote.url=localhost:80",
+            "is no address that can be posted to: give http://HOST/PATH or https://HOST/PATH.",
+        ),
+        ("reward.remote.url=http://h:99999/x", "is no address that can be posted to"),
+        ("serving.token=short", "serving.token is no token: give 16 to 256"),
+        ("serving.reached_at=me:80", "'me:80' is no host: give a name or an address, without port"),
+        ("serving.host=10.0.0.300", "'10.0.0.300' is no host"),
+        ("metrics.host=a:b:c", "'a:b:c' is no host"),
+        ("trainer.transfer_address=10.0.0.1:3000", "'10.0.0.1:3000' is no host"),
         ("model.dtype=float17", "'float17' is not a dtype of weights: write auto, float32"),
         ("trainer.stpes=5", "did you mean trainer.steps?"),
         ("trainer.batch_grups=5", "did you mean trainer.batch_groups?"),
@@ -136,8 +173,8 @@ def test_a_hint_names_a_key_that_is_there() -> None:
     for named in CALLED.values():
         for key in named.split(" (")[0].split(",")[0].split(" and ")[0].split(":")[0].split(" or "):
             path = tuple(key.strip().split("."))
-            at = annotation(path[:-1])
-            known = path[-1] in getattr(at, "model_fields", {}) or path[-2:][0] in ("sampling", "eval_sampling", "args")
+            declared = getattr(section_at(path[:-1]), "model_fields", {})
+            known = path[-1] in declared or path[-2:][0] in ("sampling", "eval_sampling", "args")
             assert known, f"{key} is no key"
     assert not CALLED.keys() & ABSENT.keys()
     assert {"temperature", "max_new_tokens", "top_p", "n", "stop"} <= NAMES

@@ -23,7 +23,7 @@ BASE = {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "d", "pa
         ({"tls_ca": "a"}, "without tls_cert nobody has one"),
         ({"host": "http://a"}, "is no host"),
         ({"reached_at": "a b"}, "is no host"),
-        ({"token": "blanks in a token that is long"}, "serving.token is none"),
+        ({"token": "blanks in a token that is long"}, "serving.token is no token"),
     ],
 )
 def test_what_cannot_work_is_refused(values: dict[str, Any], says: str) -> None:
