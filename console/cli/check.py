@@ -15,6 +15,7 @@ from console.launch.placement import place
 from console.launch.preflight import steps
 from console.launch.run_parts import check_parts
 from console.launch.trainable import unheeded
+from console.launch.weights import check_ports
 from console.progress import Steps
 from console.read.health import look_at_jail
 from console.terminal import print_json, say, table
@@ -103,6 +104,7 @@ def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> I
         yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
     if "trainer" not in without:
         yield "keys", lambda: [Finding("keys", Level.WARNING, *one) for one in unheeded(config)]
+    yield "ports", partial(_passed, "ports", lambda: check_ports(config, without))
     yield "placement", partial(_passed, "placement", lambda: place(config, gpus, without))
     if config.prepare is None:
         yield "rows of your own code", lambda: _own_rows(config)

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.config import Config
-from penstock.errors import ConfigError, DiskFull
+from penstock.errors import DiskFull
 from penstock.payloads.addresses import is_folder, path_of
 from penstock.protocol.keys import Keys
 from penstock.redis.append_only import read_synced
@@ -62,15 +62,6 @@ class LauncherCollector(Collector):
         yield SIZE.each([(name, disk.total) for name, disk in disks.items()])
         if self._redis is not None and (noted := read_synced(self._redis)) is not None:
             yield SYNCED.of(noted.age_s)
-
-
-def check_metrics(config: Config) -> None:
-    """Refuse one port for all the parts that ``penstock run`` starts on this machine. Raises ConfigError."""
-    if config.metrics.port:
-        raise ConfigError(
-            f"metrics.port is {config.metrics.port}, and penstock run starts several parts on this machine, each with "
-            "metrics of its own: set it to 0, and Prometheus finds them by targets.json in the run's folder."
-        )
 
 
 def _nearest(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from console.launch import weights
 from console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.config import Config
 from penstock.config.load import check_files
@@ -70,6 +71,7 @@ def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterat
         yield "hooks", lambda: check_hooks(config)
         yield "subscription", lambda: definition_of(config)
         yield "device", lambda: check_device(config)
+    yield from weights.steps(config)
     if config.engine.url is None:
         yield "engine's interpreter", lambda: check_interpreter(config.engine.python)
     if config.prepare is None:

@@ -25,7 +25,7 @@ from rich.console import Console
 from console.launch.children import LAST, SERVING, kill_children, stop_children
 from console.launch.launcher_log import launcher_log
 from console.launch.live import Live
-from console.launch.metrics import RunMetrics, check_metrics
+from console.launch.metrics import RunMetrics
 from console.launch.notify import check_notify, message, notify
 from console.launch.observer import Observer
 from console.launch.old_keys import clear_keys, refuse_another_run
@@ -34,6 +34,7 @@ from console.launch.placement import Placement, place
 from console.launch.preflight import check, check_data
 from console.launch.prepare import prepare_logged
 from console.launch.run_parts import check_parts, parts_of
+from console.launch.weights import check_ports
 from penstock.config import Config
 from penstock.config.load import save_resolved, secret_environment, without_settings
 from penstock.errors import ConfigError, QueueUnavailable
@@ -91,7 +92,7 @@ def launch(
     # A reader that left (``| head``) stops the run as a closed terminal does.
     live = Live(config, console, on_closed=stop.press)
     check_notify(config)
-    check_metrics(config)
+    check_ports(config, without)
     with folder.held():
         check(config, trains="trainer" not in without)
         resume = _decide(choice, folder, live.console)

@@ -200,6 +200,23 @@ class TrainerConfig(Section):
     def _name_is_a_name(cls, name: str) -> str:
         return checked_name("trainer", name)
 
+    @field_validator("delta_store")
+    @classmethod
+    def _store_can_be_written(cls, place: str | None) -> str | None:
+        scheme, colon, rest = (place or "").partition(":/")
+        if place == "":
+            raise ValueError("this is empty: name a folder or an URL, or null for one in weights_dir")
+        if scheme in ("http", "https"):
+            raise ValueError(
+                f"what is at {scheme}:// can be read and not be written: name an object store, or a folder, which "
+                "workers fetch from the trainer with serving.enabled"
+            )
+        if colon and scheme.isalnum() and not rest.startswith("/"):
+            raise ValueError(f"{place!r} has one slash too few: write {scheme}://{rest}")
+        if colon and not rest.strip("/"):
+            raise ValueError(f"{place!r} names no place: write {scheme}://BUCKET/FOLDER")
+        return place
+
     @field_validator("transfer_address")
     @classmethod
     def _transfer_address_is_a_host(cls, host: str) -> str | None:

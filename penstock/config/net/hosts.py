@@ -17,6 +17,6 @@ def host_in_url(host: str, reached_at: str | None) -> str:
 def cannot_listen(section: str, host: str, port: int, exc: OSError) -> ConfigError:
     """What is raised where the address of a section cannot be had."""
     return ConfigError(
-        f"{section}.host {host}, {section}.port {port} cannot be listened on ({exc.strerror}): set another port, or 0 "
-        "for a free one; several parts on one machine need 0."
+        f"{section}.host {host}, {section}.port {port} cannot be listened on ({exc.strerror}): set an address of "
+        "this machine and a free port; several parts on one machine need port 0."
     )

@@ -60,6 +60,11 @@ def absolute(config: Config) -> Config:
     trainer = config.trainer
     if trainer.weights_dir is not None:
         trainer = trainer.model_copy(update={"weights_dir": path(trainer.weights_dir)})
+    if trainer.delta_store is not None and "://" not in trainer.delta_store:
+        trainer = trainer.model_copy(update={"delta_store": path(trainer.delta_store)})
+    worker = config.worker
+    if worker.copies_dir is not None:
+        worker = worker.model_copy(update={"copies_dir": path(worker.copies_dir)})
     serving = config.serving.model_copy(
         update={
             name: value.absolute()
@@ -74,6 +79,7 @@ def absolute(config: Config) -> Config:
             "data": data,
             "engine": engine,
             "trainer": trainer,
+            "worker": worker,
             "serving": serving,
             "fleet": config.fleet.model_copy(update={"models": models}),
             "prepare": config.prepare and [path(config.prepare[0]), *config.prepare[1:]],

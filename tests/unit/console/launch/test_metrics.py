@@ -4,11 +4,8 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
-from console.launch.metrics import LauncherCollector, check_metrics
+from console.launch.metrics import LauncherCollector
 from penstock.config import Config
-from penstock.errors import ConfigError
 from penstock.system.processes import Child
 
 
@@ -53,10 +50,3 @@ def test_it_is_told_since_when_the_append_only_file_was_not_synced(tmp_path: Pat
     (tmp_path / "synced").write_text("No space left on device")
     os.utime(tmp_path / "synced", (time.time() - 60,) * 2)
     assert 60 <= told()[0] < 90
-
-
-def test_one_port_for_all_parts_of_a_machine_is_refused() -> None:
-    check_metrics(config())
-    check_metrics(config(port=0))
-    with pytest.raises(ConfigError, match=r"metrics\.port is 9100, and penstock run starts several parts"):
-        check_metrics(config(port=9100))

@@ -1,0 +1,95 @@
+"""What can be known of the weights' way before a start: addresses, ports, TLS, the store of deltas, folders."""
+
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.redaction import redact
+from penstock.weights.deltas.objects import open_objects
+from penstock.weights.http.tls import client_context, server_context
+
+_STORE = "trainer.delta_store"
+
+
+def check_ports(config: Config, without: Collection[str] = ()) -> None:
+    """Refuse one port for several parts that ``penstock run`` starts on this machine. Raises ConfigError."""
+    several = "and penstock run starts several parts on this machine, each with"
+    if config.metrics.port:
+        raise ConfigError(
+            f"metrics.port is {config.metrics.port}, {several} metrics of its own: set it to 0, and Prometheus finds "
+            "them by targets.json in the run's folder."
+        )
+    if config.serving.enabled and config.serving.port and not {"trainer", "worker"} & set(without):
+        raise ConfigError(
+            f"serving.port is {config.serving.port}, {several} an address of its own: set it to 0, and they find one "
+            "another by Redis."
+        )
+
+
+def steps(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What is looked at, and what raises ConfigError where it cannot be; nothing is made.
+
+    They block for an object store's answer, where there is one, and for the name of a host.
+    """
+    if config.serving.enabled:
+        yield "TLS of weights over HTTP", lambda: _check_tls(config)
+        yield "address of weights over HTTP", lambda: _check_listening(config.serving.host, config.serving.port)
+    if config.trainer.transport == "delta":
+        yield "store of deltas", lambda: _check_store(config.delta_store)
+    for key, folder in _folders(config):
+        yield key, partial(_check_folder, key, folder)
+
+
+def _check_tls(config: Config) -> None:
+    server_context(config.serving)
+    client_context(config.serving)
+
+
+def _folders(config: Config) -> Iterator[tuple[str, Path]]:
+    if (weights := config.trainer.weights_dir) is not None:
+        yield "trainer.weights_dir", Path(weights)
+    if config.trainer.transport == "delta":
+        yield "worker.copies_dir", config.copies_dir
+    elif config.serving.enabled:
+        yield "serving.folder", config.serving.folder or config.run_dir / "fetched"
+
+
+def _check_listening(host: str, port: int) -> None:
+    try:
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(family, kind) as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(address)
+            taken.listen()
+    except OSError as exc:
+        if exc.errno in (socket.EAI_NONAME, None) or not port:
+            what, then = f"serving.host {host}", "give an address of this machine"
+        else:
+            what, then = f"serving.host {host}, serving.port {port}", "give another one, or 0 for a free one"
+        raise ConfigError(f"{what} cannot be listened on ({exc.strerror}): {then}.") from exc
+
+
+def _check_store(place: str) -> None:
+    if "://" not in place:
+        _check_folder(_STORE, Path(place))
+        return
+    try:
+        open_objects(place).names()
+    except OSError as exc:
+        scheme, said = place.partition("://")[0], redact(str(exc))
+        raise ConfigError(f"{_STORE} {scheme}:// does not list what it has: {said}.") from exc
+
+
+def _check_folder(key: str, folder: Path) -> None:
+    try:
+        there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    except OSError as exc:
+        raise ConfigError(f"{key} {folder} cannot be looked at ({exc.strerror}): name another folder.") from exc
+    if not there.is_dir():
+        raise ConfigError(f"{key} {folder} cannot be: {there} is a file: name a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key} {folder} cannot be written: {there} belongs to another user; name another folder.")

@@ -1,0 +1,99 @@
+"""What can be known of the weights' way before a start: TLS, addresses, ports, the store of deltas and folders."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.launch.weights import check_ports, steps
+from penstock.config import Config
+from penstock.errors import ConfigError
+
+
+def config(folder: Path, *, transport: str = "delta", store: str | None = None, **sections: Any) -> Config:
+    return Config.model_validate(
+        {
+            "run": "r",
+            "directory": str(folder),
+            "model": {"path": "m"},
+            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+            "trainer": {"transport": transport, "delta_store": store},
+            **sections,
+        }
+    )
+
+
+def check_weights(made: Config) -> None:
+    for _, step in steps(made):
+        step()
+
+
+def test_what_can_work_is_fine_and_nothing_is_made(tmp_path: Path) -> None:
+    check_weights(config(tmp_path))
+    check_weights(config(tmp_path, store=str(tmp_path / "there" / "deltas"), serving={"enabled": True}))
+    check_weights(config(tmp_path, store="memory://deltas"))
+    check_weights(config(tmp_path, transport="disk", store="nothing://of/that"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    tls = {"tls_cert": str(tmp_path / "c.pem"), "tls_key": str(tmp_path / "k.pem")}
+    with pytest.raises(ConfigError, match=r"serving\.tls_cert .*c\.pem and .* cannot be used .*No such file"):
+        check_weights(config(tmp_path, serving={"enabled": True, **tls}))
+    check_weights(config(tmp_path, serving={"enabled": False, **tls}))
+
+
+def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
+    host = "192.0.2.1"  # of documentation (RFC 5737)
+    with pytest.raises(ConfigError, match=rf"serving\.host {host} cannot be listened on \(.+\): give an address of th"):
+        check_weights(config(tmp_path, serving={"enabled": True, "host": host}))
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"serving\.port {port} cannot be listened on .*: give another"):
+            check_weights(config(tmp_path, serving={"enabled": True, "port": port}))
+
+
+@pytest.mark.parametrize(
+    ("store", "says"),
+    [
+        ("nothing://a/b", "nothing:// cannot be opened: Protocol not known"),
+        ("{folder}/file", "is a file: name a folder"),
+        ("{folder}/file/below", "is a file: name a folder"),
+    ],
+)
+def test_a_store_of_deltas_that_cannot_be_is_named(tmp_path: Path, store: str, says: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as found:
+        check_weights(config(tmp_path, store=store.format(folder=tmp_path)))
+    assert str(found.value).startswith("trainer.delta_store ")
+    assert says in str(found.value)
+
+
+def test_folders_that_cannot_be_made_are_named_by_their_keys(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    file = str(tmp_path / "file")
+    served = config(tmp_path, transport="disk", serving={"enabled": True, "folder": file})
+    with pytest.raises(ConfigError, match=r"serving\.folder .* is a file: name a folder"):
+        check_weights(served)
+    with pytest.raises(ConfigError, match=r"worker\.copies_dir .* is a file: name a folder"):
+        check_weights(config(tmp_path, worker={"copies_dir": f"{file}/copies"}))
+    with pytest.raises(ConfigError, match=r"trainer\.weights_dir .* is a file: name a folder"):
+        check_weights(config(tmp_path, trainer={"weights_dir": file}))
+
+
+@pytest.mark.parametrize("key", ["metrics", "serving"])
+def test_one_port_for_all_parts_of_a_machine_is_refused(tmp_path: Path, key: str) -> None:
+    of = {"serving": {"enabled": True}}
+    check_ports(config(tmp_path, **of))
+    check_ports(config(tmp_path, **of | {key: of.get(key, {}) | {"port": 0}}))
+    one_port = config(tmp_path, **of | {key: of.get(key, {}) | {"port": 9100}})
+    with pytest.raises(ConfigError, match=rf"{key}\.port is 9100, and penstock run starts several parts"):
+        check_ports(one_port)
+    if key == "serving":
+        check_ports(one_port, {"worker"})
+        check_ports(one_port, {"trainer"})
+        check_ports(config(tmp_path, serving={"port": 9100}))
