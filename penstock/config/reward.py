@@ -176,6 +176,15 @@ class RewardConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _deaths_can_be_too_many(self) -> Self:
+        if self.died_from > self.died_window and self.max_died_share < 1:
+            raise ValueError(
+                f"died_from {self.died_from} is more than died_window {self.died_window}, so no share of dead jobs "
+                "would ever stop admission: lower it, or set max_died_share to 1 where that is meant"
+            )
+        return self
+
     @property
     def names(self) -> tuple[str, ...]:
         """The rewards of a sample whose job names none."""

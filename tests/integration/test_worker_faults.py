@@ -222,6 +222,9 @@ async def test_jobs_that_can_never_work_are_buried_at_once_and_others_go_on(
     assert "not written for this job" in found[bad[7]]["detail"]
     assert "has a field n that it cannot have" in found[bad[8]]["detail"]
     assert set(fake.asked) == {IDS["a"]}, "nothing of them reached the engine"
+    ends = {kind: digits for kind, digits in client.hgetall(keys.ends).items() if kind.startswith(b"d:")}
+    # Whatever they are refused for, where all of a dataset are the producer has to hear of it.
+    assert b"".join(ends.values()).count(b"2") == len(refused), "all whose record could be read"
     play.assert_conserved(client, keys)
 
 

@@ -33,7 +33,7 @@ class Charge:
     """Of one leased job. Whatever it is charged with, the lease is over afterwards.
 
     Args:
-        job: its record; None where that is refused.
+        job: its record; None where it could not be read.
         keep_prefixes: keeps what was drawn for whoever has the job next.
         told: what there is to tell of its samples that are not committed, by k.
     """

@@ -68,6 +68,8 @@ class HeldJob:
         self._services = services
         self.lease = lease
         self._refused: PenstockError | None = None
+        #: Its record, once it was read.
+        self._record: Job | None = None
         self._temperature = 1.0
         #: Images of its prompt; None: it has none.
         self._pictures: Pictures | None = None
@@ -96,7 +98,7 @@ class HeldJob:
             self._refused = exc
 
     def _read(self) -> Job:
-        job = self.lease.read()
+        job = self._record = self.lease.read()
         sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
         check_answers(job)
         self._services.rewards.check(job)
@@ -201,8 +203,7 @@ class HeldJob:
             self._note_loss()
 
     async def _charge(self, failure: Exception) -> None:
-        job = None if self._refused is not None else self._job
-        await Charge(self._services, self.lease, job, self._keep_prefixes, self._drawn).make(failure)
+        await Charge(self._services, self.lease, self._record, self._keep_prefixes, self._drawn).make(failure)
 
     def _note_loss(self) -> None:
         self.lost = True

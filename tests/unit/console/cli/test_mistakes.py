@@ -150,6 +150,7 @@ def refused(path: Path, *overrides: str) -> str:
             "is no address that can be posted to: give http://HOST/PATH or https://HOST/PATH.",
         ),
         ("reward.remote.url=http://h:99999/x", "is no address that can be posted to"),
+        ("reward.died_from=200", "is more than died_window 100, so no share of dead jobs would ever stop admission"),
         ("serving.token=short", "serving.token is no token: give 16 to 256"),
         ("serving.reached_at=me:80", "'me:80' is no host: give a name or an address, without port"),
         ("serving.host=10.0.0.300", "'10.0.0.300' is no host"),
