@@ -36,16 +36,37 @@ BENCHMARKS, HISTORY, OPERATIONS = "docs/benchmarks.md", "docs/history.md", "docs
         (BENCHMARKS, "page.json", "{view_ms_max:.0f} ms, {page_ms_max:.0f} ms"),
         (BENCHMARKS, "relay.json", "{sent_times:.2f} times, and the last worker had it after {seconds_last:.1f} s"),
         (BENCHMARKS, "relay.json", "directly 8 times, and {seconds_last_direct:.1f} s."),
+        (BENCHMARKS, "relay.json", "took {rows[1][versions][0][seconds_last]:.1f}, "),
+        (BENCHMARKS, "h200-delta.json", "{num_versions} versions of a 1.5B shape in bfloat16 on one H100"),
+        (BENCHMARKS, "h200-delta.json", "{restarts[worker]} kills of the worker, one new trainer"),
+        (BENCHMARKS, "h200-delta.json", "| {bytes_share:.2%} (at most {bytes_share_max:.2%}), every copy"),
+        (BENCHMARKS, "h200-delta.json", "with the {num_anchors} versions that are there whole"),
+        (BENCHMARKS, "rewards.json", "| {pool_overhead_p50_ms:.1f} ms; {jail_adds_p50_ms[bwrap]:.1f}, "),
+        (BENCHMARKS, "rewards.json", "{jail_adds_p50_ms[namespaces]:.1f} and {jail_adds_p50_ms[filters]:.1f} ms"),
+        (BENCHMARKS, "rewards.json", "{pairs} pairs of legs"),
+        (BENCHMARKS, "rewards.json", "{hangs_p50_ratio:.2f} ({hangs_p50_ratio_low:.3f} to {hangs_p50_ratio_high:.2f})"),
+        (BENCHMARKS, "rewards.json", "{hangs_p99_ratio:.2f} ({hangs_p99_ratio_low:.3f} to {hangs_p99_ratio_high:.2f})"),
         (OPERATIONS, "chaos/slowdown.jsonl", "trained {ratio:.2f} of the groups"),
     ],
 )  # fmt: skip
 def test_a_figure_is_that_of_its_file(page: str, file: str, sentence: str) -> None:
     last: dict[str, Any] = json.loads(_last(RESULTS / file))
     said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    assert sentence.format(**last).strip() in said
+    assert sentence.format(**last).replace("%", " %").strip() in said
 
 
 def _last(file: Path) -> str:
     """The map in a file, or on its last line."""
     text = file.read_text(encoding="utf-8")
     return text.splitlines()[-1] if file.suffix == ".jsonl" else text
+
+
+def test_the_deltas_are_as_small_as_the_page_of_trainers_says() -> None:
+    rows = json.loads((RESULTS / "h200-delta.json").read_text(encoding="utf-8"))["rows"]
+    shares = [row["delta_bytes"] / row["full_bytes"] for row in rows if row["delta_bytes"]]
+    said = " ".join((ROOT / "docs" / "consumers.md").read_text(encoding="utf-8").split())
+    assert f"were {min(shares):.1%} to {max(shares):.1%} of its bytes".replace("% to", " to").replace("%", " %") in said
+    whole = [row["full_bytes"] * row["is_anchor"] + row["delta_bytes"] for row in rows]
+    assert f"| {sum(whole) / sum(row['full_bytes'] for row in rows):.0%} | |".replace("%", " %") in (
+        ROOT / BENCHMARKS
+    ).read_text(encoding="utf-8")
