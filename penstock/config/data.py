@@ -39,6 +39,10 @@ class CurriculumConfig(Section):
                 f"skip_below ({self.skip_below:g}) and skip_above ({self.skip_above:g}) skip every prompt: lower "
                 "skip_below, or raise skip_above"
             )
+        if self.skip_above is None and self.skip_below is None:
+            raise ValueError(
+                "skip_above and skip_below are both null, so no prompt is skipped: set one, or remove the curriculum"
+            )
         if self.revisit == 1:
             raise ValueError(
                 "revisit 1 has every prompt come that is to be skipped, so none is: lower it, or remove the curriculum"
@@ -152,11 +156,18 @@ class DatasetConfig(Section):
 
     @model_validator(mode="after")
     def _template_is_applied(self) -> Self:
-        given = [
-            key for key in ("system_prompt", "chat_template_kwargs", "tools_key", "image_key") if getattr(self, key)
-        ]
+        of_it = ("system_prompt", "chat_template_kwargs", "tools_key", "image_key", "image_folder")
+        given = [key for key in of_it if getattr(self, key)]
         if given and not self.apply_chat_template:
             raise ValueError(f"{', '.join(given)} needs a chat template: set apply_chat_template: true, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _long_is_known(self) -> Self:
+        if self.on_long_prompt == "skip" and self.max_prompt_tokens is None:
+            raise ValueError(
+                "on_long_prompt skip goes by max_prompt_tokens, and that is not set: set it, or remove on_long_prompt"
+            )
         return self
 
     @model_validator(mode="after")

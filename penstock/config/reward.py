@@ -94,6 +94,17 @@ class OverlongConfig(Section):
     factor: Annotated[float, Field(gt=0)] = 1.0
 
     @model_validator(mode="after")
+    def _something_is_lost(self) -> Self:
+        fields = type(self).model_fields
+        given = [name for name in ("buffer_tokens", "factor") if getattr(self, name) != fields[name].default]
+        if given and self.max_tokens is None:
+            raise ValueError(
+                f"{' and '.join(given)} {'say' if len(given) > 1 else 'says'} what long answers lose, and without "
+                "max_tokens none loses anything: set it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _buffer_is_within(self) -> Self:
         if self.max_tokens is not None and self.buffer_tokens > self.max_tokens:
             raise ValueError(

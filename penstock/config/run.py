@@ -258,6 +258,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _rate_is_of_what_is_served(self) -> Self:
+        if self.trainer.serve_bytes_per_s is not None and "enabled" not in self.serving.model_fields_set:
+            raise ValueError(
+                "trainer.serve_bytes_per_s bounds what is served over HTTP, and serving.enabled is not set: set it, "
+                "or remove the bound"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _transport_can_work(self) -> Self:
         name, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
         way, gpus = transport(name), self.trainer.parameter_server_gpus

@@ -10,7 +10,7 @@ from penstock.config.net.addresses import checked_host
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import SubscriptionConfig, Unit
-from penstock.weights.transport import transport
+from penstock.weights.transport import TRANSPORTS, transport
 
 #: Kinds of devices that torch knows; a number behind a colon names one of them.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
@@ -151,12 +151,12 @@ class TrainerConfig(Section):
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
     #: How new weights reach engines that are ready: one of penstock's own (docs/consumers.md has the table), or yours,
-    #: module:Class. The folder is written first either way; who misses a transfer loads it.
+    #: module:Class. Who misses a transfer loads the folder.
     transport: TransportName = "disk"
     #: True: a version's folder is written before it is announced. False: it is announced and sent from a copy in
     #: memory, and its folder is written behind that, so that publish() does not wait for the disk; takes memory for
-    #: two copies. The first publication of a trainer is folder first either way, as are all with transports delta and
-    #: checkpoint_engine.
+    #: two copies. The first publication of a trainer is folder first either way; transports delta and
+    #: checkpoint_engine, whose publications all are, refuse it.
     folder_first: bool = True
     #: With transport delta: one of so many versions is put into ``delta_store`` whole too, beside the changes against
     #: the version before.
@@ -328,6 +328,23 @@ class TrainerConfig(Section):
     def groups_per_batch(self) -> int:
         """Groups of a batch; 0: not known beforehand, where it is so many samples or tokens."""
         return (self.subscription.size or self.batch_groups) if self.subscription.unit is Unit.GROUPS else 0
+
+    @model_validator(mode="after")
+    def _transport_heeds_them(self) -> Self:
+        name = self.transport
+        if name not in TRANSPORTS:
+            return self  # the user's own may read what it likes
+        if not self.folder_first and name in ("delta", "checkpoint_engine"):
+            raise ValueError(
+                f"folder_first false has no effect with transport {name}, whose versions begin with their folder: "
+                "remove it, or choose another transport"
+            )
+        for key in ("delta_store", "anchor_every"):
+            if name != "delta" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"{key} is of transport delta, and transport is {name}: set transport, or remove {key}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _minibatches_have_groups(self) -> Self:

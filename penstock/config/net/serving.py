@@ -80,6 +80,17 @@ class ServingConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _is_enabled(self) -> Self:
+        # A token may stand in the environment of a whole machine.
+        given = sorted(self.model_fields_set - {"token"})
+        if given and "enabled" not in given:
+            raise ValueError(
+                f"{', '.join(given)} say how weights are served, and enabled is not set: set it true, or false to "
+                "keep them for later"
+            )
+        return self
+
     @property
     def is_tls(self) -> bool:
         return self.tls_cert is not None

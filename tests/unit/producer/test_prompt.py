@@ -73,5 +73,5 @@ def test_what_shapes_prompts_is_in_the_fingerprint_and_what_only_refuses_them_is
 
     shapes = ({"system_prompt": "x"}, {"tools_key": "t"}, {"chat_template_kwargs": {"a": 1}})
     assert len({of(), *(of(**keys) for keys in shapes)}) == 4
-    for keys in ({"on_bad_line": "skip"}, {"max_prompt_tokens": 9}, {"on_long_prompt": "skip"}):
+    for keys in ({"on_bad_line": "skip"}, {"max_prompt_tokens": 9}, {"max_prompt_tokens": 9, "on_long_prompt": "skip"}):
         assert of(**keys) == of()

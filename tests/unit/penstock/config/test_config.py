@@ -85,10 +85,11 @@ def test_paths_of_the_file_are_relative_to_it_and_the_rest_to_the_current_folder
 
     config = load_config(write(there, "prepare: [make.py, --out, x]\n"), [], {})
     other = load_config(write(there), ["model.path=mine"], {})
-    stores = load_config(write(there), ["trainer.delta_store=deltas", "worker.copies_dir=copies"], {})
+    by_delta = ["trainer.transport=delta", "worker.copies_dir=copies"]
+    stores = load_config(write(there), [*by_delta, "trainer.delta_store=deltas"], {})
 
     assert (stores.delta_store, stores.worker.copies_dir) == (str(here / "deltas"), str(here / "copies"))
-    assert load_config(write(there), ["trainer.delta_store=s3://b/x"], {}).delta_store == "s3://b/x"
+    assert load_config(write(there), [*by_delta, "trainer.delta_store=s3://b/x"], {}).delta_store == "s3://b/x"
     assert config.model.path == str(there / "policy")
     assert config.data.train[0].path == str(there / "train.jsonl")
     assert config.prepare == [str(there / "make.py"), "--out", "x"]

@@ -25,8 +25,12 @@ def made(changes: Changes) -> Config:
     return Config.model_validate(values)
 
 
+def dataset(**values: Any) -> Changes:
+    return {"data": {"train": [{"name": "d", "path": "d.jsonl", **values}]}}
+
+
 def curriculum(**values: Any) -> Changes:
-    return {"data": {"train": [{"name": "d", "path": "d.jsonl", "curriculum": values}]}}
+    return dataset(curriculum=values)
 
 
 STEPS: Changes = {"rollout": {"sides": ["step_rewards"]}}
@@ -96,6 +100,51 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"trainer": {"subscription": {"exponent": 2.0, "sampler": "fifo"}}},
         r"exponent 2 is what sampler prioritized draws by, and the sampler is another",
         {"trainer": {"subscription": {"exponent": 2.0, "sampler": "prioritized"}}},
+    ),
+    (
+        {"trainer": {"transport": "delta", "folder_first": False}},
+        r"folder_first false has no effect with transport delta, whose versions begin with their folder",
+        {"trainer": {"transport": "delta"}},
+    ),
+    (
+        {"trainer": {"delta_store": "s3://b/x"}},
+        r"delta_store is of transport delta, and transport is disk: set transport, or remove delta_store",
+        {"trainer": {"delta_store": "s3://b/x", "transport": "delta"}},
+    ),
+    (
+        {"trainer": {"anchor_every": 5, "transport": "gloo"}},
+        r"anchor_every is of transport delta, and transport is gloo",
+        {"trainer": {"anchor_every": 5, "transport": "delta"}},
+    ),
+    (
+        {"serving": {"host": "0.0.0.0", "range_bytes": 2**20}},
+        r"host, range_bytes say how weights are served, and enabled is not set: set it",
+        {"serving": {"host": "0.0.0.0", "range_bytes": 2**20, "enabled": False}},
+    ),
+    (
+        {"trainer": {"serve_bytes_per_s": 10**6}},
+        r"trainer\.serve_bytes_per_s bounds what is served over HTTP, and serving\.enabled is not set",
+        {"trainer": {"serve_bytes_per_s": 10**6}, "serving": {"enabled": True}},
+    ),
+    (
+        dataset(on_long_prompt="skip"),
+        r"on_long_prompt skip goes by max_prompt_tokens, and that is not set",
+        dataset(on_long_prompt="skip", max_prompt_tokens=9),
+    ),
+    (
+        dataset(image_folder="x"),
+        r"image_folder needs a chat template",
+        dataset(image_folder="x", apply_chat_template=True),
+    ),
+    (
+        curriculum(skip_above=None),
+        r"skip_above and skip_below are both null, so no prompt is skipped",
+        curriculum(skip_above=None, skip_below=0.0),
+    ),
+    (
+        {"reward": {"overlong": {"factor": 2.0}}},
+        r"factor says what long answers lose, and without max_tokens none loses anything",
+        {"reward": {"overlong": {"factor": 2.0, "max_tokens": 9000}}},
     ),
     (
         curriculum(revisit=1.0),

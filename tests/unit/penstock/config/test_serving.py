@@ -35,9 +35,8 @@ def test_the_token_is_masked_where_it_is_saved_and_handed_to_children(tmp_path: 
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(BASE))
     token = "a-token-of-the-environment"
-    config = load_config(
-        file, ["--serving.tls_cert=c.pem", "--serving.tls_key=k.pem"], {"PENSTOCK_SERVING__TOKEN": token}
-    )
+    served = ["--serving.enabled=true", "--serving.tls_cert=c.pem", "--serving.tls_key=k.pem"]
+    config = load_config(file, served, {"PENSTOCK_SERVING__TOKEN": token})
     assert config.serving.token == token
     assert config.serving.tls_cert == Path.cwd() / "c.pem"
     saved = tmp_path / "config.yaml"
