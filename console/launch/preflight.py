@@ -71,7 +71,7 @@ def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterat
         yield "hooks", lambda: check_hooks(config)
         yield "subscription", lambda: definition_of(config)
         yield "device", lambda: check_device(config)
-    yield from weights.steps(config)
+    yield from weights.steps(config, claims=claims)
     if config.engine.url is None:
         yield "engine's interpreter", lambda: check_interpreter(config.engine.python)
     if config.prepare is None:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from penstock.errors import ConfigError
 from penstock.redaction import redact
 from penstock.weights.deltas.objects import open_objects
 from penstock.weights.http.tls import client_context, server_context
+from penstock.words import printable
 
 _STORE = "trainer.delta_store"
+#: File that names the run whose trainer deletes in a folder; and most characters of it that are read.
+_MARKER, _MOST = ".penstock-run", 200
 
 
 def check_ports(config: Config, without: Collection[str] = ()) -> None:
@@ -30,10 +34,14 @@ def check_ports(config: Config, without: Collection[str] = ()) -> None:
         )
 
 
-def steps(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is looked at, and what raises ConfigError where it cannot be; nothing is made.
+def steps(config: Config, *, claims: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What is looked at, and what raises ConfigError where it cannot be.
 
     They block for an object store's answer, where there is one, and for the name of a host.
+
+    Args:
+        claims: whether folders in which the trainer deletes are made and marked for the run, as its start does; else
+            nothing is made.
     """
     if config.serving.enabled:
         yield "TLS of weights over HTTP", lambda: _check_tls(config)
@@ -42,6 +50,8 @@ def steps(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "store of deltas", lambda: _check_store(config.delta_store)
     for key, folder in _folders(config):
         yield key, partial(_check_folder, key, folder)
+    for key, folder in _owned(config):
+        yield f"owner of {key}", partial(_check_owner, key, folder, config.run, claims=claims)
 
 
 def _check_tls(config: Config) -> None:
@@ -56,6 +66,34 @@ def _folders(config: Config) -> Iterator[tuple[str, Path]]:
         yield "worker.copies_dir", config.copies_dir
     elif config.serving.enabled:
         yield "serving.folder", config.serving.folder or config.run_dir / "fetched"
+
+
+def _owned(config: Config) -> Iterator[tuple[str, Path]]:
+    """Folders in which the trainer deletes, of those that are not below the run's own."""
+    if (weights := config.trainer.weights_dir) is not None:
+        yield "trainer.weights_dir", Path(weights)
+    store = config.trainer.delta_store
+    if config.trainer.transport == "delta" and store is not None and "://" not in store:
+        yield _STORE, Path(store)
+
+
+def _check_owner(key: str, folder: Path, run: str, *, claims: bool) -> None:
+    marker = folder / _MARKER
+    try:
+        if claims:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError), marker.open("x") as file:
+                file.write(run)
+        owner = marker.read_text(errors="replace")[:_MOST]
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise ConfigError(f"{key} {folder} cannot be used ({exc.strerror}): name another folder.") from exc
+    if owner != run:
+        raise ConfigError(
+            f"{key} {folder} is of run {printable(owner)}, which deletes there: name another folder, or remove "
+            f"{_MARKER} in it if that run is over."
+        )
 
 
 def _check_listening(host: str, port: int) -> None:

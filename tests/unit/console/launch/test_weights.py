@@ -24,8 +24,8 @@ def config(folder: Path, *, transport: str = "delta", store: str | None = None, 
     )
 
 
-def check_weights(made: Config) -> None:
-    for _, step in steps(made):
+def check_weights(made: Config, *, claims: bool = False) -> None:
+    for _, step in steps(made, claims=claims):
         step()
 
 
@@ -96,3 +96,22 @@ def test_one_port_for_all_parts_of_a_machine_is_refused(tmp_path: Path, key: str
         check_ports(one_port, {"worker"})
         check_ports(one_port, {"trainer"})
         check_ports(config(tmp_path, serving={"enabled": False, "port": 9100}))
+
+
+@pytest.mark.parametrize("key", ["delta_store", "weights_dir"])
+def test_a_folder_in_which_another_run_deletes_is_refused(tmp_path: Path, key: str) -> None:
+    def run(name: str) -> Config:
+        trainer = {"transport": "delta", key: str(tmp_path / "shared")}
+        values = config(tmp_path, trainer=trainer).model_dump(mode="json")
+        return Config.model_validate(values | {"run": name})
+
+    check_weights(run("a"), claims=True)
+    check_weights(run("a"), claims=True)
+    for claims in (False, True):
+        with pytest.raises(ConfigError, match=rf"trainer\.{key} .*shared is of run a, which deletes there"):
+            check_weights(run("b"), claims=claims)
+    (tmp_path / "shared" / ".penstock-run").unlink()
+    check_weights(run("b"), claims=True)
+    # What is below the folder of the run is of no other.
+    check_weights(config(tmp_path), claims=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared"]
