@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.hooks.signatures import check_hook
 from penstock.protocol.groups import CompletedGroup
 from penstock.system.user_code import find, staying_alive
 from penstock.words import said, shown
@@ -85,6 +86,7 @@ def load_filter(name: str) -> FilterFunction:
     found = find(name, "filter")
     if not callable(found):
         raise ConfigError(f"filter {name} is not a function.")
+    check_hook("trainer.filter.functions", name, found)
     return found  # type: ignore[no-any-return]
 
 

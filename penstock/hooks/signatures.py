@@ -100,6 +100,8 @@ class Form:
     optional: tuple[str, ...] = ()
     #: As slime has it: ``args``, and samples as slime's look.
     is_slime: bool = False
+    #: Whether what it is given first must be called so, which tells it from other forms.
+    has_name: bool = False
     #: It must be an async function; or it must be none; None: it may be either.
     is_async: bool | None = None
 
@@ -109,6 +111,8 @@ class Form:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
             return True
+        if self.has_name and next(iter(signature.parameters), "") != self.parameters[0]:
+            return False
         named = {name: None for name in self.optional if name in signature.parameters}
         try:
             signature.bind(*self.parameters, **named)
@@ -145,6 +149,20 @@ FORMS: dict[str, tuple[Form, ...]] = {
 }
 
 
+_REWARD = (Form(("sample",), ("judges",)), Form(("args", "sample"), is_slime=True, has_name=True))
+_FILTER = (Form(("group",), is_async=False),)
+#: The same of functions that other sections name, by the end of their keys.
+_ELSEWHERE: dict[str, tuple[Form, ...]] = {
+    "reward.function": _REWARD,
+    "reward.parts": _REWARD,
+    "reward.pool.functions": _REWARD,
+    "worker.rewards": _REWARD,
+    "reward.group": (Form(("samples",), ("judges",)),),
+    "trainer.filter.functions": _FILTER,
+    "buffer.filters": _FILTER,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Hook:
     """A function of the user's."""
@@ -171,7 +189,8 @@ def load_hook(key: str, path: str) -> Hook:
     Raises:
         ConfigError: it cannot be imported, is no function, or cannot be called as this hook is.
     """
-    return Hook(f"hooks.{key} {path}", *_checked(key, path, find(path, f"hooks.{key}")))
+    what = f"hooks.{key}"
+    return Hook(f"{what} {path}", *_checked(what, path, find(path, what), FORMS[key]))
 
 
 def load_hooks(key: str, paths: Sequence[str]) -> list[Hook]:
@@ -182,8 +201,16 @@ def load_hooks(key: str, paths: Sequence[str]) -> list[Hook]:
 def check_hook(what: str, path: str, found: object) -> None:
     """Raise ConfigError where ``found`` cannot be what the key ``what`` of the configuration names by ``path``."""
     section, _, key = what.partition(".")
+    end = what.rpartition(".")[2]
     if section == "hooks":
-        _checked(key, path, found)
+        _checked(what, path, found, FORMS[key])
+    elif what in _ELSEWHERE or (section, end) == ("data", "reward"):
+        _checked(what, path, found, _ELSEWHERE.get(what, _REWARD))
+    elif what == "worker.environments" or (section, end) == ("data", "environment"):
+        if missing := [name for name in ("reset", "step") if not callable(getattr(found, name, None))]:
+            raise ConfigError(f"{what} {path} has no {missing[0]}: it needs async reset and async step, in a class.")
+    elif what == "trainer.transport" and not (isinstance(found, type) and callable(getattr(found, "send", None))):
+        raise ConfigError(f"{what} {path} is not a sender: derive its class from penstock.Sender.")
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -191,17 +218,17 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _checked(key: str, path: str, found: object) -> tuple[Callable[..., Any], Form]:
+def _checked(what: str, path: str, found: object, forms: tuple[Form, ...]) -> tuple[Callable[..., Any], Form]:
     if not callable(found):
-        raise ConfigError(f"hooks.{key} {path} is not a function.")
-    for form in FORMS[key]:
+        raise ConfigError(f"{what} {path} is not a function.")
+    for form in forms:
         if form.takes(found):
             if form.is_async and not is_async(found):
-                raise ConfigError(f"hooks.{key} {path} is not async, and is awaited: write it as async def.")
+                raise ConfigError(f"{what} {path} is not async, and is awaited: write it as async def.")
             if form.is_async is False and is_async(found):
-                raise ConfigError(f"hooks.{key} {path} is async, and nobody awaits it there: write it as def.")
+                raise ConfigError(f"{what} {path} is async, and nobody awaits it there: write it as def.")
             return found, form
-    forms = " or ".join(f"{path.rpartition(':')[2]}{form}" for form in FORMS[key])
+    called = " or ".join(f"{path.rpartition(':')[2]}{form}" for form in forms)
     raise ConfigError(
-        f"hooks.{key} {path} takes {inspect.signature(found)}, and is called as {forms}: correct its parameters."
+        f"{what} {path} takes {inspect.signature(found)}, and is called as {called}: correct its parameters."
     )

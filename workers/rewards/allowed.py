@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config import Config
 from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError
-from penstock.hooks.signatures import Form, is_async
+from penstock.hooks.signatures import Form, check_hook, is_async
 from penstock.hooks.slime import seen
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import find_function
@@ -34,6 +34,7 @@ def import_reward(name: str, args: Namespace | None = None) -> Callable[[Sample]
     if ":" not in name:
         raise ConfigError(f"reward.function {name!r} is not a reward: use {', '.join(REWARDS)} or module:function.")
     function = find_function(name, "reward.function")
+    check_hook("reward.function", name, function)
     return _of_slime(function, args or Namespace()) if _is_of_slime(function) else function
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.config import RewardConfig
 from penstock.errors import RewardError
+from penstock.hooks.signatures import check_hook
 from penstock.names import Lane
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job, JobFailure
@@ -121,6 +122,7 @@ def _load(name: str, judges: Judges) -> GroupFunction:
     own = _OWN.get(name)
     if own is None:
         function = find_function(name, "reward.group")
+        check_hook("reward.group", name, function)
         return awaiting(function, name, lambda samples: f"group {samples[0].job.id}", judges)
 
     async def call(samples: Sequence[Sample]) -> Sequence[float]:

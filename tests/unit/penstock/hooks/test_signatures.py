@@ -4,7 +4,7 @@ import pytest
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.hooks.signatures import FORMS, load_hook
+from penstock.hooks.signatures import FORMS, check_hook, load_hook
 from penstock.hooks.slime import args_of
 from penstock.system.user_imports import check_user_code, named
 from tests.unit.penstock.hooks import examples
@@ -44,6 +44,37 @@ def test_what_cannot_be_a_hook_is_refused_with_its_key(path: str, says: str) -> 
         load_hook("sample", path)
     with pytest.raises(ConfigError, match=rf"hooks\.sample {path}.*{says}"):
         check_user_code(config(sample=[path]))
+
+
+#: Function of examples.py -> keys that may name it.
+CALLED = {
+    "of_verl": (),
+    "of_two": (),
+    "with_judges": ("reward.function", "worker.rewards", "reward.group", "data.train.d.reward"),
+    "of_trl": ("reward.function", "worker.rewards", "reward.group", "data.train.d.reward", "trainer.filter.functions"),
+    "of_slime": ("reward.function", "worker.rewards", "data.train.d.reward"),
+    "Scorer": (),
+    "SCORER": ("reward.function", "worker.rewards", "reward.group", "data.train.d.reward", "trainer.filter.functions"),
+    "Answers": ("worker.environments", "data.train.d.environment"),
+    "Sends": ("trainer.transport",),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_rewards_filters_environments_and_transports_are_looked_at_before_a_start(name: str) -> None:
+    found = getattr(examples, name)
+    for key in sorted({key for keys in CALLED.values() for key in keys}):
+        if key in CALLED[name]:
+            check_hook(key, f"m:{name}", found)
+            continue
+        with pytest.raises(ConfigError, match=rf"{key} m:{name} .*: (correct its parameters|it needs|derive)"):
+            check_hook(key, f"m:{name}", found)
+
+
+def test_a_reward_of_another_trainer_is_told_how_it_is_called() -> None:
+    with pytest.raises(ConfigError) as told:
+        check_hook("reward.function", "m:of_verl", examples.of_verl)
+    assert "of_verl(sample) or of_verl(args, sample): correct its parameters." in str(told.value)
 
 
 def test_a_name_that_is_no_import_path_is_refused_where_it_is_read() -> None:
