@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from consumers.clock import versions_in
@@ -26,12 +25,12 @@ from consumers.weights.sources import Source, Weights, as_source, buckets
 from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.system.disk import is_full
-from penstock.weights.index import INDEX_FILE, TensorEntry, WeightsIndex, as_layout, digest
+from penstock.weights.index import INDEX_FILE, TensorEntry, as_layout, digest, index_bytes
 from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
+from penstock.weights.tensor_file import FILES_JSON, file_names, files_json, header_of, order_of
 
 log = logging.getLogger(__name__)
 
-WEIGHTS_FILE = "model.safetensors"
 _TEMPORARY = ".writing-"
 #: Tensors that are in host memory at once, and the size of a file.
 BUCKET_BYTES = 2 * 1024**3
@@ -99,12 +98,12 @@ def write_weights(
         _remove_leftovers(parent)
         temporary.mkdir()
         lock = _lock(temporary)
-        for file in _companions(folder):
+        for file in companions(folder):
             shutil.copyfile(file, temporary / file.name)
         entries = _write_tensors(as_source(weights), read_config(folder), temporary, max_bucket_bytes)
         check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
-        checksums = {file.name: file_xxh3(file) for file in sorted(temporary.iterdir())}
-        index = WeightsIndex([list(entry) for entry in entries], checksums).to_bytes()
+        checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
+        index = index_bytes(entries, checksums)
         (temporary / INDEX_FILE).write_bytes(index)
         for file in temporary.iterdir():
             _fsync(file)
@@ -147,21 +146,21 @@ def _write_tensors(source: Source, config: Mapping[str, Any], folder: Path, max_
             failure = exc
     if failure is not None:
         raise failure
-    files = list(dict.fromkeys(entry.file for entry in entries))
-    if not files:
+    written = list(dict.fromkeys(entry.file for entry in entries))
+    if not written:
         raise PublishError("there is no tensor to publish; give the model or its state dict.")
-    if len(files) == 1:
-        (folder / files[0]).rename(folder / WEIGHTS_FILE)
-        return [entry._replace(file=WEIGHTS_FILE) for entry in entries]
-    where = {entry.name: entry.file for entry in entries}
-    total = {"total_size": sum(entry.num_bytes for entry in entries)}
-    (folder / f"{WEIGHTS_FILE}.index.json").write_text(json.dumps({"metadata": total, "weight_map": where}, indent=1))
+    names = dict(zip(written, file_names(len(written)), strict=True))
+    for old, new in names.items():
+        (folder / old).rename(folder / new)
+    entries = [entry._replace(file=names[entry.file]) for entry in entries]
+    if len(names) > 1:
+        (folder / FILES_JSON).write_bytes(files_json(entries))
     return entries
 
 
 def _write_bucket(bucket: list[tuple[str, Tensor]], file: Path) -> list[TensorEntry]:
     tensors = _storable(bucket)
-    save_file(tensors, file, metadata={"format": "pt"})
+    save(tensors, file)
     checksums = compare(tensors, file)
     return [
         TensorEntry(name, _dtype_name(tensor), tuple(tensor.shape), checksums[name], file.name)
@@ -224,6 +223,24 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
     return checksums
 
 
+def save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a safetensors file of tensors in host memory; raises OSError."""
+    with file.open("wb") as out:
+        for part in parts_of(tensors):
+            out.write(part)
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> dtype (torch's, without ``torch.``) and shape."""
+    return {name: (_dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def parts_of(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """The bytes of a safetensors file of tensors in host memory, without a copy: its header, then each tensor."""
+    layout = layout_of(tensors)
+    return [header_of(layout), *(_bytes_of(tensors[name]) for name in order_of(layout))]
+
+
 def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors in host memory, contiguous, none sharing memory with another."""
     tensors: dict[str, Tensor] = {}
@@ -239,7 +256,7 @@ def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return tensors
 
 
-def _companions(source: Path) -> Iterator[Path]:
+def companions(source: Path) -> Iterator[Path]:
     for file in sorted(source.iterdir()):
         is_hidden = file.name.startswith(".")  # as what macOS leaves beside files, ._config.json
         if file.is_file() and file.suffix in _COMPANIONS and not is_hidden and not file.name.endswith(".index.json"):
@@ -295,7 +312,11 @@ def _fsync(path: Path) -> None:
 
 
 def _tensor_checksum(tensor: Tensor) -> int:
-    return bytes_xxh3(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return bytes_xxh3(_bytes_of(tensor))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -20,7 +20,7 @@ INDEX_FILE = "weights.index"
 #: A DeepSeek-sized model has 90,000 tensors, which is 10 MB.
 MAX_INDEX_BYTES = 60 * 1024 * 1024
 
-_DTYPE_BYTES = {
+DTYPE_BYTES = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
     "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
@@ -40,7 +40,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        return _DTYPE_BYTES[self.dtype]
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def num_bytes(self) -> int:
@@ -64,9 +64,18 @@ class WeightsIndex(Record):
             raise PublishError(
                 f"The index of the weights names something that is not a tensor ({exc}): publish again."
             ) from exc
-        if unknown := {entry.dtype for entry in found} - _DTYPE_BYTES.keys():
+        if unknown := {entry.dtype for entry in found} - DTYPE_BYTES.keys():
             raise PublishError(f"The index of the weights has dtypes that cannot be loaded: {sorted(unknown)}.")
         return found
+
+
+def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int]) -> bytes:
+    """An index's file.
+
+    Args:
+        checksums: file name -> XXH3-64 of its bytes, in whatever order.
+    """
+    return WeightsIndex([list(entry) for entry in entries], dict(sorted(checksums.items()))).to_bytes()
 
 
 def digest(data: bytes) -> str:
@@ -117,7 +126,7 @@ def in_buckets(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[
     bucket: list[TensorEntry] = []
     filled = 0
     for entry in entries:
-        if bucket and not fits(filled, entry.num_bytes, _DTYPE_BYTES[entry.dtype], max_bytes):
+        if bucket and not fits(filled, entry.num_bytes, DTYPE_BYTES[entry.dtype], max_bytes):
             yield bucket
             bucket, filled = [], 0
         bucket.append(entry)
