@@ -82,6 +82,10 @@ class Keys:
         """Folders that came after the announcement of their version."""
         return self.of(f"whole:{model}")
 
+    def copied(self, model: str) -> str:
+        """Of the newest version what proves its trainer's copy, while its folder is still to come."""
+        return self.of(f"copied:{model}")
+
     def transfer(self, model: str) -> str:
         return self.of(f"transfer:{model}")
 

@@ -8,6 +8,7 @@ import redis
 
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
@@ -185,6 +186,13 @@ def whole(
 ) -> str:
     told = Whole(version, path, f"index of {path}")
     return run(client, scripts.whole(keys, "actor", owner=owner, gen=gen, model=MODEL, told=told))
+
+
+def copied(
+    client: redis.Redis, keys: Keys, version: int, index: str = "i", *, owner: str = "owner-1", gen: int = 0
+) -> str:
+    told = Copied(version, index)
+    return run(client, scripts.copied(keys, "actor", owner=owner, gen=gen, model=MODEL, told=told))
 
 
 def rewind(client: redis.Redis, keys: Keys, n: int, *, gen: int = 0) -> scripts.Rewound:

@@ -16,6 +16,7 @@ from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit, scan_groups
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
@@ -55,8 +56,9 @@ class RandomPlay:
         #: Tokens of the leases that have written the reward of a group.
         self.rewarded: dict[str, set[str]] = {}
         self.batches: dict[int, list[str]] = {}
-        #: Versions whose folders were told of, and as what.
+        #: Versions whose folders were told of, and as what; and the version whose copy was told of last.
         self.folders: dict[int, str] = {}
+        self.copy = 0
 
     def act(self) -> None:
         acts: list[Callable[[], object]] = [
@@ -64,7 +66,7 @@ class RandomPlay:
             self.commit, self.reward, self.reward, self.reward,
             self.crash, self.release, self.expire, self.due, self.requeue, self.cancel, self.keep, self.cut_batch,
             self.cut_batch, self.commit_batch, self.commit_batch, self.publish, self.publish, self.checkpointed,
-            self.whole, self.whole,
+            self.whole, self.whole, self.copied,
             self.rewind, self.dispose, self.seal, self.seal, self.sweep, self.depose, self.close, self.abandon,
         ]  # fmt: skip
         with contextlib.suppress(LeadershipLost):
@@ -199,6 +201,19 @@ class RandomPlay:
         else:
             assert said == ("already" if version in self.folders else "whole")
             self.folders[version] = path
+
+    def copied(self) -> None:
+        """A copy is told of, once more, of another version than the newest, or by a trainer that was rewound."""
+        version = max(0, self.version - self.random.choice([-1, 0, 0, 1]))
+        late = self.gen > 0 and self.random.random() < 0.3
+        said = play.copied(self.client, self.keys, version, f"index-{version}", gen=self.gen - late)
+        if late:
+            assert said == "owner"
+        elif not 0 < version == self.version:
+            assert said == "version", "nobody may load what is not announced, or no longer the newest"
+        else:
+            assert said == ("already" if version == self.copy else "copied")
+            self.copy = version
 
     def checkpointed(self) -> None:
         n = self.random.randint(max(0, self.cursor - 2), self.cursor + 1)
@@ -354,6 +369,25 @@ def test_T16_a_folder_is_told_of_by_who_announced_it_and_after_that(client: redi
     assert play.whole(client, keys, 2, "/new", owner="new", gen=rewound.gen) == "whole"
     assert play.whole(client, keys, 2, "/new", owner="new", gen=rewound.gen) == "already"
     assert scripts.read_all_whole(client, keys, play.MODEL)[2].path == "/new"
+
+
+def test_T1_a_copy_is_told_of_by_who_announced_it_while_it_is_the_newest(client: redis.Redis, keys: Keys) -> None:
+    play.subscribe(client, keys)
+    assert play.join(client, keys, owner="old").mine
+    play.publish(client, keys, 1, 0, owner="old")
+    assert play.copied(client, keys, 2, owner="old") == "version"
+    assert play.copied(client, keys, 1, "mine", owner="old") == "copied"
+    assert play.copied(client, keys, 1, "mine", owner="old") == "already"
+    client.delete(keys.owner("actor"))
+    gen = play.join(client, keys, owner="new").gen
+    assert play.copied(client, keys, 1, "theirs", owner="old") == "owner"
+    rewound = run(client, scripts.rewind(keys, "actor", owner="new", gen=gen, n=0, model=play.MODEL))
+    play.publish(client, keys, 2, 0, owner="new", gen=rewound.gen)
+    assert play.copied(client, keys, 2, "theirs", owner="old") == "owner"
+    assert play.copied(client, keys, 1, owner="new", gen=rewound.gen) == "version"
+    data = client.get(keys.copied(play.MODEL))
+    assert data is not None
+    assert scripts.copied_of(data, play.MODEL) == Copied(1, "mine"), "of a version that is not the newest any more"
 
 
 def test_T16_folders_are_forgotten_with_their_publications(client: redis.Redis, keys: Keys) -> None:

@@ -6,6 +6,7 @@ It is told what happened and what the real buffer answered, and asserts what mus
 from collections import Counter
 from dataclasses import dataclass, field
 
+from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.manifest import Manifest
 
 
@@ -80,6 +81,8 @@ class Reference:
         self.clock = 0
         #: Version -> its folder, of those that were told of after their announcement.
         self.folders: dict[int, str] = {}
+        #: What proves the copy of the version that was the newest when it was told of.
+        self.copy: Copied | None = None
         self.ready: dict[str, Group] = {}
         self.subs: dict[str, Sub] = {}
         #: account -> job -> reason of a disposal.

@@ -39,6 +39,7 @@ from penstock.errors import LeadershipLost
 from penstock.protocol import partition, scripts
 from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.pass_rate import read_prompt_rate
@@ -61,7 +62,7 @@ REASONS = {reason.code: reason for reason in Disposal}
 EXPECTED = {
     "cut late", "cut masked", "cut actor", "cut left", "disposed stale", "disposed rewound",
     "disposed before", "driver restored", "given back", "redelivered", "retired", "rewarded", "rewarded by another",
-    "whole",
+    "whole", "copied",
 }  # fmt: skip
 UNITS = st.sampled_from([("groups", 1), ("groups", 2), ("groups", 3), ("samples", 3), ("tokens", 25)])
 SAMPLERS = st.sampled_from(["fifo", "oldest_version", "newest_version", "uniform", "prioritized", "difficulty"])
@@ -426,6 +427,26 @@ class Histories(RuleBasedStateMachine):
             self.model.folders[version] = told.path
             self.happened["whole"] += 1
 
+    @rule(back=st.integers(-1, 2), dead=st.booleans())
+    def copied(self, back: int, dead: bool) -> None:
+        """The copy of the newest version is told of, and of no other; by a trainer that was taken over, never."""
+        version = max(0, self.model.clock - back)
+        trainer = self.before.get("actor") if dead else self.trainers["actor"]
+        if trainer is None:
+            return
+        told = Copied(version, f"index of {trainer.owner}")
+        said = run(self.client, scripts.copied(
+            self.keys, "actor", owner=trainer.owner, gen=trainer.gen, model=play.MODEL, told=told
+        ))  # fmt: skip
+        if dead:
+            assert said == "owner", "a trainer that was taken over proves nothing"
+            return
+        is_newest = 0 < version == self.model.clock
+        assert said in (("copied", "already") if is_newest else ("version",)), "T1"
+        if is_newest:
+            self.model.copy = told
+            self.happened["copied"] += 1
+
     @rule(pick=PICK)
     def checkpointed(self, pick: int) -> None:
         sub = self.one(pick)
@@ -613,6 +634,8 @@ class Histories(RuleBasedStateMachine):
         told = scripts.read_all_whole(self.client, self.keys, play.MODEL)
         assert {version: one.path for version, one in told.items()} == self.model.folders, "T16"
         assert max(told, default=0) <= self.model.clock, "T1: no folder is told of before its number is a version's"
+        data = self.client.get(self.keys.copied(play.MODEL))
+        assert (None if data is None else scripts.copied_of(data, play.MODEL)) == self.model.copy, "T1"
 
     def the_gate_counts_right(self) -> None:
         actor = self.model.subs["actor"]

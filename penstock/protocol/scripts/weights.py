@@ -1,7 +1,10 @@
-"""Weights: whose folders are there, and who is about to load which."""
+"""Weights: whose folders are there, or copies of their trainer, and who is about to load which."""
+
+from dataclasses import replace
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.small_maps import count_of, name_in, number_in, unpack_map
 from penstock.protocol.records.whole import Whole
@@ -48,6 +51,32 @@ def read_all_whole(client: Client, keys: Keys, model: str) -> dict[int, Whole]:
         version = count_of(name, f"A version in {keys.whole(model)}")
         found[version] = whole_of(data, version, model)
     return found
+
+
+def copied(keys: Keys, sub: str, *, owner: str, gen: int, model: str, told: Copied) -> Call[str]:
+    """Say that the newest version is served out of memory: copied | already | owner | version (not the newest)."""
+    names = [keys.clock, keys.sub(sub), keys.copied(model)]
+    args: list[Value] = [keys.prefix, owner, gen, version_field(model), told.version, told.to_bytes()]
+    return Call(script("copied"), names, args, text)
+
+
+def copied_of(data: bytes, model: str) -> Copied:
+    """The value of ``copied:MODEL``. Raises ProtocolError where it cannot be read."""
+    what = f"The copy of the newest version of model {model!r}"
+    found = Copied.from_bytes(data, what)
+    if not found.index:
+        raise ProtocolError(f"{what} is told by a record without an index: publish again.")
+    return found
+
+
+async def read_copied(client: AsyncClient, keys: Keys, publication: Publication) -> Publication | None:
+    """The publication with the index of its trainer's copy, and no folder; None: none is told of.
+
+    Blocks for a round trip. Raises ProtocolError.
+    """
+    data = await client.get(keys.copied(publication.model))
+    found = None if data is None else copied_of(data, publication.model)
+    return replace(publication, index=found.index) if found and found.version == publication.version else None
 
 
 def loading_of(name: bytes, data: bytes) -> tuple[str, float, list[int]]:

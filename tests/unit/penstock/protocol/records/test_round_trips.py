@@ -12,6 +12,7 @@ from penstock.payloads.format import MAX_TOKENS
 from penstock.protocol.memory_control import MemoryWish
 from penstock.protocol.presence import EnginePresence, GpuLoad, WorkerPresence
 from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.publication import Publication
@@ -58,6 +59,7 @@ RECORDS = {
     "job": made(Job),
     "publication": made(Publication),
     "whole": made(Whole),
+    "copied": made(Copied),
     "manifest": made(Manifest, rows=st.lists(ROWS, max_size=4)),
     "wish": made(MemoryWish),
     "enrollment": made(Enrollment),
