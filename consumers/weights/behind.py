@@ -1,7 +1,8 @@
 """Folders that come behind the announcement of their versions (docs/protocol.md, The send first).
 
     trainer's thread    take a copy ─> (announce, send) ─> put ─────────────> keep: say whole once more
-    writer's thread                                         └─> folder ─> whole ─> offer
+    writer's thread                                         ├─> folder ─> whole ─> offer
+    server's thread                                         └─> index ─> offer of the copy ─> copied
 
 Two copies at most are in memory, the newest and the one that is being written.
 """
@@ -10,17 +11,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from consumers.subscription.subscriber import Subscriber
 from consumers.weights import publish
 from consumers.weights.copies import Arena, Copy
+from consumers.weights.copy_files import ServedCopy
 from consumers.weights.folder_writer import FolderWriter, Task
 from consumers.weights.sources import Source
 from penstock.config import Config
 from penstock.protocol import scripts
+from penstock.protocol.records.copied import Copied
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.whole import Whole
 from penstock.protocol.waits import Waiting
+from penstock.redis.call import Call
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
 
@@ -37,6 +43,7 @@ class Behind:
         folder: of published versions.
         in_use: versions that somebody holds, loads or has pinned, asked for by the given connection.
         offer: called with version, digest of its index and folder once it is whole, from the writer's thread.
+        offer_copy: has a copy served until its folder is there, where that is wanted.
     """
 
     def __init__(
@@ -47,13 +54,15 @@ class Behind:
         *,
         in_use: Callable[[Control], Collection[int]],
         offer: Callable[[int, str, Path], None],
+        offer_copy: Callable[[ServedCopy], None],
     ) -> None:
         self._config, self._subscriber, self._folder = config, subscriber, folder
-        self._in_use, self._offer = in_use, offer
+        self._in_use, self._offer, self._offer_copy = in_use, offer, offer_copy
         self._arenas = [Arena(), Arena()]
         self._closed = threading.Event()
         self._control: Control | None = None
         self._newest: Whole | None = None
+        self._copied: Copied | None = None
         self._kept = 0.0
         #: What writes the folders.
         self.writer = FolderWriter(self._write)
@@ -64,6 +73,19 @@ class Behind:
         arena = next(one for one in self._arenas if busy is None or one.copy is not busy)
         return arena.take(source, publish.read_config(Path(self._config.model.path)))
 
+    def put(self, publication: Publication, copy: Copy) -> None:
+        """Have an announced version served out of memory, where that is wanted, and its folder written.
+
+        Returns at once.
+        """
+        config = self._config
+        self.writer.put(publication, copy)
+        self._offer_copy(
+            ServedCopy(
+                publication.version, copy, Path(config.model.path), config.trainer.bucket_bytes, self._tell_of_copy
+            )
+        )
+
     def settle(self) -> None:
         """Wait until every folder is written, by name. Raises PublishError where the newest will have none."""
         self.writer.settle(self._subscriber.waiting.for_)
@@ -73,18 +95,21 @@ class Behind:
         self.writer.rest(self._subscriber.waiting.for_)
 
     def keep(self) -> None:
-        """While the trainer waits: say once more that the newest folder is there, where Redis forgot it.
+        """While the trainer waits: say once more that the newest folder is there, or its copy, where Redis forgot it.
 
-        Blocks for a round trip at most, now and then. Raises PublishError as ``settle``.
+        Blocks for two round trips at most, now and then. Raises PublishError as ``settle``.
         """
         self.writer.check()
-        told = self._newest
-        if told is None or time.monotonic() - self._kept < KEEP_S:
+        if time.monotonic() - self._kept < KEEP_S:
             return
         self._kept = time.monotonic()
-        control, key = self._subscriber.control, self._subscriber.keys.whole(self._config.model.name)
-        if not control.do(lambda client: client.hexists(key, str(told.version))):
+        told, copied, model = self._newest, self._copied, self._config.model.name
+        control, keys = self._subscriber.control, self._subscriber.keys
+        if told is not None and not control.do(lambda client: client.hexists(keys.whole(model), str(told.version))):
             self._tell(control, told)
+        is_needed = copied is not None and (told is None or told.version < copied.version)
+        if copied is not None and is_needed and not control.do(lambda client: client.exists(keys.copied(model))):
+            self._tell_of_copy(control, copied)
 
     def close(self) -> None:
         """End when the newest folder is written. Blocks for the disk; logs what fails."""
@@ -119,18 +144,30 @@ class Behind:
         log.info("the folder of version %d was written in %.3f s", version, took_s)
 
     def _tell(self, control: Control, told: Whole) -> None:
-        subscriber, model = self._subscriber, self._config.model.name
-        while True:
-            gen = subscriber.gen
-            call = scripts.whole(
-                subscriber.keys, subscriber.name, owner=subscriber.owner, gen=gen, model=model, told=told
-            )
-            answer = control.call(call)
-            if answer != "owner" or subscriber.gen == gen:
-                break  # else it was rewound meanwhile
+        answer = self._say(control, partial(scripts.whole, told=told))
         if answer in ("owner", "version"):
             what = "another trainer has the subscription" if answer == "owner" else "Redis has forgotten it"
             log.warning("nobody is told of the folder of version %d: %s", told.version, what)
+
+    def _tell_of_copy(self, control: Control, copied: Copied) -> bool:
+        """Whether workers may take it. Of the server's thread, and the trainer's."""
+        self._copied = copied  # where Redis does not answer it is said again
+        answer = self._say(control, partial(scripts.copied, told=copied))
+        if answer not in ("owner", "version"):
+            return True
+        self._copied = None
+        what = "another trainer has the subscription" if answer == "owner" else "it is not the newest any more"
+        log.info("nobody is told of the copy of version %d: %s", copied.version, what)
+        return False
+
+    def _say(self, control: Control, verb: Callable[..., Call[str]]) -> str:
+        """The answer to a verb of the owner's."""
+        subscriber, model = self._subscriber, self._config.model.name
+        while True:
+            gen = subscriber.gen
+            answer = control.call(verb(subscriber.keys, subscriber.name, owner=subscriber.owner, gen=gen, model=model))
+            if answer != "owner" or subscriber.gen == gen:
+                return answer  # else it was rewound meanwhile
 
     def _opened(self) -> tuple[Control, Waiting]:
         """A connection of the writer's own, and its named wait."""

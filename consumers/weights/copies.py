@@ -2,11 +2,14 @@
 
     source ─walk─> arena: pieces of memory that are taken again for a later version ─> Copy, a source of its own
 
-A copy stays as it is until its arena is taken for another one.
+A copy stays as it is until its arena is taken for another one. Who reads it beside the trainer (over HTTP) does so a
+piece at a time, and is told when it is gone.
 """
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +35,22 @@ class Copy:
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
         self._tensors = tensors
+        self._reading = threading.Lock()
+        #: Whether its memory went to a later one.
+        self.is_gone = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within it the copy stays as it is; for so long a later one waits. Raises OSError where it is gone."""
+        with self._reading:
+            if self.is_gone:
+                raise FileNotFoundError("the trainer has taken its memory for a later version")
+            yield
+
+    def leave(self) -> None:
+        """Its memory is about to change. Blocks while somebody reads some of it."""
+        with self._reading:
+            self.is_gone = True
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """As a ``Source``; nobody may write to them."""
@@ -69,6 +88,8 @@ class Arena:
         Raises:
             PublishError: there is no tensor, a name comes twice, or there is no memory for them.
         """
+        if self.copy is not None:
+            self.copy.leave()
         self.copy = None
         found: list[tuple[str, Tensor]] = []
         failure: Exception | None = None

@@ -23,6 +23,7 @@ from penstock.words import shown
 
 if TYPE_CHECKING:
     from consumers.weights.behind import Behind
+    from consumers.weights.copy_files import ServedCopy
     from consumers.weights.publisher import Publisher
     from consumers.weights.sources import Source, Weights
 
@@ -66,16 +67,29 @@ class Publications:
             from consumers.weights.behind import Behind
 
             self._behind = Behind(
-                self._config, self._subscriber, self.folder, in_use=self.publisher.in_use, offer=self._offer
+                self._config,
+                self._subscriber,
+                self.folder,
+                in_use=self.publisher.in_use,
+                offer=self._offer,
+                offer_copy=self._offer_copy,
             )
         return self._behind
 
     def _offer(self, version: int, index: str, path: str | Path) -> None:
         """Have a version that was announced served over HTTP, where that is wanted. Returns at once."""
+        if (serving := self._served()) is not None and index:
+            serving.offer(version, index, Path(path))
+
+    def _offer_copy(self, copy: "ServedCopy") -> None:
+        """As ``_offer``, out of memory until its folder is there."""
+        if (serving := self._served()) is not None:
+            serving.offer_copy(copy)
+
+    def _served(self) -> Serving | None:
         if self._serving is None:
             self._serving = Serving.of(self._config, self._subscriber.keys)
-        if self._serving is not None and index:
-            self._serving.offer(version, index, Path(path))
+        return self._serving
 
     def close(self) -> None:
         """End what sends weights, when the newest version has its folder. Blocks shortly, and for the disk."""
@@ -172,7 +186,7 @@ class Publications:
         try:
             self.publisher.send(copy, publication, after=before)
         finally:
-            self.behind.writer.put(publication, copy)
+            self.behind.put(publication, copy)
         self._tally.publish(copy.num_bytes, copied_at - began, time.monotonic() - copied_at)
 
     def settle(self) -> None:

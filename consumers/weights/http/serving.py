@@ -1,21 +1,23 @@
 """The trainer's server of weights: what was published is offered to workers, in the background.
 
     offer(version)   queued ─> every range read and its digest made ─> on the shelf ─> verb relay_offer
-    again and again  each offer that is served still is said again; one whose folder is gone is not
+    offer_copy       as that, of a copy in memory, until its folder takes its place, which is not read again
+    again and again  each offer that is served still is said again; one whose folder or copy is gone is not
 
 With ``transport: delta`` and a store that is a folder, what is whole in that store is offered too, before the version
 that it leads to: who has the version before takes the delta.
 
-Nothing here holds a step up, and nothing that fails here fails a publication: its folder is there.
+Nothing here holds a step up, and nothing that fails here fails a publication: its folder is there, or comes.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError, PublishError
@@ -42,11 +44,39 @@ KEPT = 8
 END_S = 10.0
 
 
+class CopyFiles(NamedTuple):
+    """What is served of a version out of memory."""
+
+    #: That of its folder too.
+    index_digest: str
+    files: Mapping[str, AnyBlob]
+
+
+class InMemory(Protocol):
+    """A version that is served out of memory until its folder is there."""
+
+    version: int
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its memory was taken; for any thread, at once."""
+        ...
+
+    def files(self) -> CopyFiles:
+        """Blocks for reading all of it. Raises OSError where it is gone, PublishError."""
+        ...
+
+    def tell(self, control: Control, index: str) -> bool:
+        """Have workers look for it; whether they may. Blocks for a round trip."""
+        ...
+
+
 class _Offered(NamedTuple):
     offer: Offer
     #: What is there as long as it is; None: it is in memory.
     needs: Path | None
-    is_stored: bool
+    is_stored: bool = False
+    copy: InMemory | None = None
 
 
 class Serving:
@@ -67,7 +97,9 @@ class Serving:
         token = token_of(config)
         self._closed = threading.Event()
         self._control = Control(config.redis.url, stopped=self._closed.is_set, check=False)
-        self._wanted: deque[tuple[int, str, Path | Mapping[str, AnyBlob]]] = deque(maxlen=KEPT)
+        self._wanted: deque[Callable[[], None]] = deque(maxlen=KEPT)
+        #: What was given last to be served out of memory.
+        self._copy: InMemory | None = None
         self._offers: dict[str, _Offered] = {}
         #: Folder of the store of deltas; None: there is none, or workers reach it without us.
         self._store: Path | None = None
@@ -85,20 +117,18 @@ class Serving:
         """Where ``serving.enabled`` wants it; raises as the class."""
         return cls(config, keys) if config.serving.enabled else None
 
-    def offer(self, version: int, index: str, files: Path | Mapping[str, AnyBlob]) -> None:
+    def offer(self, version: int, index: str, folder: Path) -> None:
         """Have a version offered. Returns at once; what fails is logged.
 
         Args:
             index: digest of its ``weights.index``, which must be among the files.
-            files: its folder, or copies of its files in memory, which must not change while they are offered.
         """
-        self._wanted.append((version, index, files))
+        self._wanted.append(partial(self._begin, version, index, folder))
 
-    def withdraw(self, version: int, index: str) -> None:
-        """Offer it no more: its copies are about to go. Who reads them now may read on."""
-        name = object_name(version, index)
-        self._offers.pop(name, None)
-        self.server.shelf.remove(name)
+    def offer_copy(self, copy: InMemory) -> None:
+        """Have the newest version offered out of memory, until that is gone or its folder there. As ``offer``."""
+        self._copy = copy
+        self._wanted.append(partial(self._begin_copy, copy))
 
     def close(self) -> None:
         """Serve no more. Blocks for ``END_S`` at most."""
@@ -113,7 +143,7 @@ class Serving:
                 if self._wanted:
                     # Deltas first, so that who has the version before does not take all of this one.
                     self._offer_stored(anchors=False)
-                    self._begin(*self._wanted.popleft())
+                    self._wanted.popleft()()
                 elif self._is_due():
                     self._offer_stored()
                 self._goes_on()
@@ -150,21 +180,63 @@ class Serving:
         blobs = {name: blob for name, blob in files_of(folder).items() if name != MARKER}
         self._make(one.group, one.version, one.index, blobs, needs=folder / MARKER, is_stored=True)
 
-    def _begin(self, version: int, index: str, files: Path | Mapping[str, AnyBlob]) -> None:
+    def _begin(self, version: int, index: str, folder: Path) -> None:
         name = object_name(version, index)
         if self._store is not None and _is_there(self._store / name / MARKER):
             # The same bytes, and there for longer.
             if name not in self._offers:
                 self._make_stored(Anchor(version, index))
-        elif isinstance(files, Path):
-            self._make(name, version, index, files_of(files), needs=files, is_stored=False)
-        else:
-            self._make(name, version, index, dict(files), needs=None, is_stored=False)
+        elif not self._replaces(name, folder):
+            self._make(name, version, index, files_of(folder), needs=folder)
+        self._leave_old()
+
+    def _replaces(self, name: str, folder: Path) -> bool:
+        """Whether a folder takes the place of the copy that it was written from, which went by the same index."""
+        offered = self._offers.get(name)
+        if offered is None or offered.copy is None:
+            return False
+        blobs = files_of(folder)
+        if {file: blob.size for file, blob in blobs.items()} != offered.offer.sizes():
+            return False
+        self.server.shelf.put(name, blobs)
+        self._offers[name] = _Offered(offered.offer, folder)
+        return True
+
+    def _begin_copy(self, copy: InMemory) -> None:
+        def is_over() -> bool:
+            return copy is not self._copy or copy.is_gone or self._goes_on()
+
+        try:
+            if is_over():
+                return
+            index, blobs = copy.files()
+            name = object_name(copy.version, index)
+            self._make(name, copy.version, index, blobs, copy=copy, stopped=is_over)
+        except (OSError, PublishError) as exc:
+            if not is_over():
+                raise
+            log.info("version %d is not served out of memory: %s", copy.version, exc)
+            return
+        self._say(name, self._offers[name].offer)  # first, so that who hears of it finds it
+        if not copy.tell(self._control, index):
+            self._drop(name)
+        self._leave_old()
+
+    def _leave_old(self) -> None:
         for old in [name for name, one in self._offers.items() if not one.is_stored][:-KEPT]:
             self._drop(old)
 
     def _make(
-        self, name: str, version: int, index: str, blobs: Mapping[str, AnyBlob], *, needs: Path | None, is_stored: bool
+        self,
+        name: str,
+        version: int,
+        index: str,
+        blobs: Mapping[str, AnyBlob],
+        *,
+        needs: Path | None = None,
+        is_stored: bool = False,
+        copy: InMemory | None = None,
+        stopped: Callable[[], bool] | None = None,
     ) -> None:
         try:
             offer = make_offer(
@@ -174,12 +246,12 @@ class Serving:
                 index=index,
                 range_bytes=self._range_bytes,
                 is_whole=name == object_name(version, index),
-                stopped=self._goes_on,
+                stopped=stopped or self._goes_on,
             )
         except ProtocolError as exc:
             raise PublishError(str(exc)) from exc
         self.server.shelf.put(name, blobs)
-        self._offers[name] = _Offered(offer, needs, is_stored)
+        self._offers[name] = _Offered(offer, needs, is_stored, copy)
         self._said_at = 0.0
 
     def _is_due(self) -> bool:
@@ -193,11 +265,11 @@ class Serving:
         return self._closed.is_set()
 
     def _say_all(self) -> None:
-        for name, (offer, needs, _) in list(self._offers.items()):
-            if needs is not None and not _is_there(needs):
+        for name, one in list(self._offers.items()):
+            if (one.needs is not None and not _is_there(one.needs)) or (one.copy is not None and one.copy.is_gone):
                 self._drop(name)
                 continue
-            self._say(name, offer)
+            self._say(name, one.offer)
 
     def _say(self, name: str, offer: Offer, ttl_ms: int = OFFER_MS) -> None:
         self._control.call(relay_offer(self._keys, f"{self._model}:{name}", offer, ttl_ms))

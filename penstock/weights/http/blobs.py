@@ -6,7 +6,7 @@ import stat
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
@@ -73,9 +73,13 @@ class BufferBlob:
 
     Args:
         parts: they must not change while this is served.
+        kept: within it they stay as they are; raises OSError once they are gone for good. None: they always stay.
     """
 
-    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+    def __init__(
+        self, parts: Sequence[bytes | memoryview], kept: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> None:
+        self._kept = kept or nullcontext
         self._parts = [memoryview(part).cast("B") for part in parts]
         #: Where each begins, and where the last one ends.
         self._starts = [0, *accumulate(map(len, self._parts))]
@@ -86,14 +90,18 @@ class BufferBlob:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
+        """What reads it, as does what it gives. Raises OSError where they are gone."""
+        with self._kept():
+            pass
         yield self._read
 
     def _read(self, start: int, num_bytes: int) -> bytes:
         found, end = bytearray(), min(start + num_bytes, self.size)
         at = bisect_right(self._starts, start) - 1
-        while len(found) < end - start:
-            found += self._parts[at][start + len(found) - self._starts[at] : end - self._starts[at]]
-            at += 1
+        with self._kept():
+            while len(found) < end - start:
+                found += self._parts[at][start + len(found) - self._starts[at] : end - self._starts[at]]
+                at += 1
         return bytes(found)
 
 

@@ -113,7 +113,8 @@ from consumers.weights.publish import write_weights
 from consumers.weights.sources import as_source
 from penstock.protocol.records.whole import Whole
 model = pathlib.Path({str(model)!r})
-behind = Behind(SimpleNamespace(model=SimpleNamespace(path=str(model))), None, None, in_use=None, offer=None)
+config = SimpleNamespace(model=SimpleNamespace(path=str(model)))
+behind = Behind(config, None, None, in_use=None, offer=None, offer_copy=None)
 weights = load_file(model / "model.safetensors")
 for version in (1, 2):
     copy = behind.take(as_source(weights))
