@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from penstock.errors import EngineDied, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import read_whole_async
+from penstock.protocol.scripts import read_copied, read_whole_async
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
+from workers.weights.early import Early, Fetch
 
 #: How often a folder that is to come is looked for.
 LOOK_S = 0.1
@@ -26,6 +27,7 @@ class Folders:
 
     Args:
         newest: reads the newest publication.
+        fetch: fetches a trainer's copy; None: none is looked for.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class Folders:
         control: AsyncControl,
         waiting: Waiting,
         newest: Callable[[], Awaitable[Publication | None]],
+        fetch: Fetch | None = None,
     ) -> None:
         self._keys, self._control, self._waiting, self._newest = keys, control, waiting, newest
+        self._fetch = fetch
         #: Version whose folder is waited for, by an engine that can take the next one that is sent; -1: none.
         self.awaits = -1
 
@@ -46,7 +50,7 @@ class Folders:
         return await self._control.do(lambda client: read_whole_async(client, self._keys, publication))
 
     async def of(self, publication: Publication) -> Publication:
-        """The publication with its folder; waits for it, by name.
+        """The publication with its folder, or one that was fetched of its trainer's copy; waits for it, by name.
 
         Raises:
             PublishError: another one was announced meanwhile.
@@ -62,14 +66,16 @@ class Folders:
             above: only versions above this one.
             fits: whether an earlier one will do.
         """
-        self.awaits, look_at = publication.version, 0.0
+        self.awaits, look_at, early = publication.version, 0.0, Early(self._told, self._fetch)
         try:
             while (found := await self.now(publication)) is None:
                 newest = await self._newest()
                 if newest is not None and newest.id != publication.id:
                     what = f"version {publication.version} has no folder"
                     raise PublishError(f"{what}, and {newest.version} is announced.")
-                self._wait_for(publication)
+                if (found := await early.got(publication)) is not None:
+                    break
+                self._wait_for(publication, early)
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + EARLIER_S
                     if (found := await self._before(publication, above, fits)) is not None:
@@ -77,6 +83,7 @@ class Folders:
                 await asyncio.sleep(LOOK_S)
         finally:
             self.awaits = -1
+            await early.end()
         self._waiting.end()
         return found
 
@@ -98,25 +105,38 @@ class Folders:
         return None
 
     async def of_this_or_later(self, publication: Publication, limit_s: float) -> Publication:
-        """For an engine whose weights are partly new: the publication, or a later one, with its folder.
+        """For an engine whose weights are partly new: the publication, or a later one, as ``of`` has it.
 
         Raises:
-            EngineDied: none is there in ``limit_s`` seconds.
+            EngineDied: neither folder nor copy is there, nor on its way, in ``limit_s`` seconds.
         """
-        deadline = time.monotonic() + limit_s
-        while True:
-            newest = await self._newest()
-            for one in (newest, publication):  # the newest may abandon the other
-                if one is not None and one.version >= publication.version and (found := await self.now(one)):
-                    self._waiting.end()
-                    return found
-            if time.monotonic() > deadline:
-                raise EngineDied(
-                    f"the engine's weights are mixed, as version {publication.version} was sent in part, and no "
-                    f"folder came in {limit_s:g} s; restart it."
-                )
-            self._wait_for(publication)
-            await asyncio.sleep(LOOK_S)
+        deadline, early = time.monotonic() + limit_s, Early(self._told, self._fetch)
+        try:
+            while (found := await self._this_or_later(publication, early)) is None:
+                if time.monotonic() > deadline and not early.comes:
+                    raise EngineDied(
+                        f"the engine's weights are mixed, as version {publication.version} was sent in part, and no "
+                        f"folder came in {limit_s:g} s; restart it."
+                    )
+                self._wait_for(early.of or publication, early)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            await early.end()
+        self._waiting.end()
+        return found
 
-    def _wait_for(self, publication: Publication) -> None:
-        self._waiting.for_(f"the folder of version {publication.version} of {publication.model} to be written")
+    async def _this_or_later(self, publication: Publication, early: Early) -> Publication | None:
+        newest = await self._newest()
+        for one in (newest, publication):  # the newest may abandon the other
+            if one is not None and one.version >= publication.version and (found := await self.now(one)):
+                return found
+        return await early.got(newest if newest is not None else publication)
+
+    async def _told(self, publication: Publication) -> Publication | None:
+        return await self._control.do(lambda client: read_copied(client, self._keys, publication))
+
+    def _wait_for(self, publication: Publication, early: Early) -> None:
+        of = f"version {publication.version} of {publication.model}"
+        self._waiting.for_(
+            f"the trainer's copy of {of} to be fetched over HTTP" if early.of else f"the folder of {of} to be written"
+        )

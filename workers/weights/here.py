@@ -1,6 +1,9 @@
 """A version's folder on this machine: a copy made of deltas, one fetched over HTTP, or the trainer's own."""
 
+from dataclasses import replace
+
 from penstock.config import Config
+from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
@@ -23,6 +26,20 @@ class Here:
         Raises PublishError where it cannot be made or fetched.
         """
         return await self._nearby.of(await self._copies.of(publication))
+
+    async def copy_of(self, publication: Publication) -> Publication:
+        """A publication without a folder, with a path to what was fetched of its trainer's copy.
+
+        Args:
+            publication: with the digest of its index.
+
+        Raises:
+            PublishError: it is not offered, cannot be fetched, or nothing is served in this run.
+        """
+        if self._fetcher is None:
+            raise PublishError("nothing is fetched over HTTP: set serving.enabled.")
+        path = await self._fetcher.fetch(publication.version, publication.index, waits=False)
+        return replace(publication, path=str(path))
 
     def close(self) -> None:
         """Fetch and serve no more. Blocks shortly."""

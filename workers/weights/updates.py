@@ -69,11 +69,17 @@ class Updates:
             birth=lambda: services.births,
             instead=self._instead,
         )
-        #: Folders that come behind their announcement.
-        self.folders = Folders(services.keys, services.control, waiting, self.look)
-        self._ends = Ends(services, waiting)
         #: Has versions on this machine that only the trainer's has, or that are made of deltas.
         self.here = Here(services.config, services.keys, services.worker, waiting)
+        #: Folders that come behind their announcement.
+        self.folders = Folders(
+            services.keys,
+            services.control,
+            waiting,
+            self.look,
+            fetch=self.here.copy_of if services.config.serving.enabled else None,
+        )
+        self._ends = Ends(services, waiting)
         #: Newest publication that was announced.
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
@@ -183,8 +189,10 @@ class Updates:
         """
         if newest is None:
             return []
-        loaded = self.loaded if self.loaded is not None and self.loaded.id != newest.id else None
-        whole, aside = await self.folders.now(newest), newest.id in self.aside
+        loaded, fetched = self.loaded if self.loaded is not None and self.loaded.id != newest.id else None, None
+        if self.loaded is not None and self.loaded.id == newest.id and self.loaded.is_whole:
+            fetched = self.loaded  # of its trainer's copy
+        whole, aside = await self.folders.now(newest) or fetched, newest.id in self.aside
         earlier: list[Publication] = [] if loaded is None else [loaded]
         if aside or whole is None:
             entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))

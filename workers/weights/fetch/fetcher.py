@@ -71,19 +71,20 @@ class Fetcher:
         self._thread = LoopThread("weights-fetcher")
         self._thread.submit(self._tell_for_ever())
 
-    async def fetch(self, version: int, index: str) -> Path:
+    async def fetch(self, version: int, index: str, *, waits: bool = True) -> Path:
         """The folder of a version on this machine; fetched where it is not there yet. Any event loop may wait for it.
 
         What came stays where this is cancelled or killed, and is gone on with.
 
         Args:
             index: digest of its index, as the publication has it.
+            waits: whether for it to be offered.
 
         Raises:
             PublishError: its index is no digest, it is not offered, cannot be fetched in its time, is not what was
                 announced, or there is no room.
         """
-        return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index)))
+        return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index, waits)))
 
     def names(self) -> "concurrent.futures.Future[list[str]]":
         """Names of objects that are offered, or were until half a minute ago."""
@@ -119,13 +120,15 @@ class Fetcher:
         for hold in self._holds:
             hold.close()
 
-    async def _fetch(self, version: int, index: str) -> Path:
+    async def _fetch(self, version: int, index: str, waits: bool) -> Path:
         name = object_name(version, index)
         if not is_object(name):
             # It comes through Redis, and would be a path on this machine.
             raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
         try:
             while (path := await self._got(name, version, index)) is None:
+                if not waits:
+                    raise PublishError(f"version {version} is offered over HTTP no more.")
                 await self._offered(name, version)
             await self._serve(name, path)
         except OSError as exc:

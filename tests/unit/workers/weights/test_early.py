@@ -1,0 +1,100 @@
+"""The trainer's copy is fetched beside the wait for a folder: as long as bytes may come, and no longer."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.errors import EngineDied, PublishError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.copied import Copied
+from penstock.protocol.records.publication import Publication
+from workers.weights import early
+from workers.weights.folders import Folders
+
+NEWEST = Publication("policy", 2, "disk", "")
+INDEX = "a" * 32
+
+
+class Run:
+    """A Redis that knows of no folder, and of the copy of version 2; and what is fetched of it."""
+
+    def __init__(self, told: bytes = Copied(2, INDEX).to_bytes()) -> None:
+        self.told, self.newest, self.asked = told, NEWEST, list[Publication]()
+        self.comes: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.folders = Folders(Keys("r"), self, self, self.look, fetch=self.fetch)  # type: ignore[arg-type]
+
+    async def do(self, ask: Any) -> Any:
+        return await ask(self)
+
+    async def hget(self, *_: str) -> None:
+        return None
+
+    async def get(self, _: str) -> bytes:
+        return self.told
+
+    def for_(self, what: str) -> None:
+        self.waits_for = what
+
+    def end(self) -> None:
+        self.waits_for = ""
+
+    async def look(self) -> Publication:
+        return self.newest
+
+    async def fetch(self, publication: Publication) -> Publication:
+        self.asked.append(publication)
+        return Publication("policy", publication.version, "disk", await self.comes, index=publication.index)
+
+    async def waiting_for(self, coming: "asyncio.Task[Any]", what: str) -> None:
+        while not (self.asked and what in self.waits_for):
+            assert not coming.done(), coming
+            await asyncio.sleep(0)
+
+
+async def test_an_engine_with_half_of_a_send_waits_while_its_copy_comes() -> None:
+    run = Run()
+    coming = asyncio.create_task(run.folders.of_this_or_later(NEWEST, 0.0))
+    await run.waiting_for(coming, "the trainer's copy of version 2 of policy to be fetched")
+    run.comes.set_result("/here")
+    found = await coming
+    assert (found.path, found.index, run.asked[0].index) == ("/here", INDEX, INDEX)
+
+
+@pytest.mark.parametrize("told", [Copied(2, INDEX).to_bytes(), Copied(1, INDEX).to_bytes(), b"no record"])
+async def test_it_is_lost_where_the_copy_does_not_come(told: bytes) -> None:
+    run = Run(told)
+    run.comes.set_exception(PublishError("it is offered no more."))
+    with pytest.raises(EngineDied, match="no folder came in 0 s"):
+        await run.folders.of_this_or_later(NEWEST, 0.0)
+    run.comes.exception()
+
+
+async def test_a_newer_version_ends_the_fetch_of_a_copy() -> None:
+    run = Run()
+    coming = asyncio.create_task(run.folders.of(NEWEST))
+    await run.waiting_for(coming, "the trainer's copy of version 2")
+    assert run.folders.awaits == 2, "what is sent next may be taken meanwhile"
+    run.newest = Publication("policy", 3, "disk", "")
+    with pytest.raises(PublishError, match="version 2 has no folder, and 3 is announced"):
+        await coming
+    assert run.comes.cancelled()
+    assert run.folders.awaits == -1
+
+
+async def test_one_that_failed_is_begun_again_and_gives_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "AGAIN_S", 0.0)
+    run = Run()
+    coming = early.Early(run.folders._told, run.fetch)
+    run.comes.set_exception(PublishError("it is offered no more."))
+    while coming.of is not None or not run.asked:
+        assert await coming.got(NEWEST) is None
+        await asyncio.sleep(0)
+    run.comes = asyncio.get_running_loop().create_future()
+    assert await coming.got(NEWEST) is None
+    assert (coming.of, coming.comes) == (NEWEST, False)
+    run.comes.set_result("/here")
+    await asyncio.sleep(0)
+    found = await coming.got(NEWEST)
+    assert found is not None
+    assert found.path == "/here"

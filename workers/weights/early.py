@@ -1,0 +1,77 @@
+"""The trainer's copy of a version, fetched while the folder of that version is still to come (docs/protocol.md)."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.records.publication import Publication
+
+log = logging.getLogger(__name__)
+
+#: Pause after a fetch that failed.
+AGAIN_S = 1.0
+
+#: A publication with the index of its trainer's copy; None: none is told of.
+Told = Callable[[Publication], Awaitable[Publication | None]]
+#: That one with a folder on this machine; waits for it. Raises PublishError.
+Fetch = Callable[[Publication], Awaitable[Publication]]
+
+
+class Early:
+    """One such fetch at a time, beside whoever also looks for the folder: begun, looked at and ended by it.
+
+    Args:
+        fetch: None: nothing is fetched.
+    """
+
+    def __init__(self, told: Told, fetch: Fetch | None) -> None:
+        self._told, self._fetch = told, fetch
+        self._task: asyncio.Task[Publication] | None = None
+        #: What is fetched.
+        self._of: Publication | None = None
+        self._again_at = 0.0
+        self._said = ""
+
+    @property
+    def of(self) -> Publication | None:
+        """What is being fetched now."""
+        return self._of if self._task is not None else None
+
+    @property
+    def comes(self) -> bool:
+        """Whether one is on its way that has not failed yet: it ends by itself where no bytes come."""
+        return self._task is not None and not self._said
+
+    async def got(self, publication: Publication) -> Publication | None:
+        """The publication with a proven folder on this machine; None: not yet. Blocks for a round trip at most."""
+        if self._fetch is None:
+            return None
+        if self._of is not None and self._of.id != publication.id:
+            await self.end()
+        try:
+            await self._begin(publication, self._fetch)
+            if self._task is None or not self._task.done():
+                return None
+            task, self._task = self._task, None
+            return task.result()
+        except (PublishError, ProtocolError) as exc:
+            self._again_at = time.monotonic() + AGAIN_S
+            if str(exc) != self._said:
+                log.warning("the trainer's copy of version %d does not come: %s", publication.version, exc)
+            self._said = str(exc)
+            return None
+
+    async def _begin(self, publication: Publication, fetch: Fetch) -> None:
+        if self._task is not None or time.monotonic() < self._again_at:
+            return
+        if (told := await self._told(publication)) is not None:
+            self._of, self._task = publication, asyncio.ensure_future(fetch(told))
+
+    async def end(self) -> None:
+        """Fetch no more; what came stays for whoever goes on with it."""
+        task, self._task, self._of = self._task, None, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
