@@ -96,13 +96,13 @@ class BufferBlob:
         yield self._read
 
     def _read(self, start: int, num_bytes: int) -> bytes:
-        found, end = bytearray(), min(start + num_bytes, self.size)
-        at = bisect_right(self._starts, start) - 1
+        end, at = min(start + num_bytes, self.size), bisect_right(self._starts, start) - 1
+        found: list[memoryview] = []
         with self._kept():
-            while len(found) < end - start:
-                found += self._parts[at][start + len(found) - self._starts[at] : end - self._starts[at]]
-                at += 1
-        return bytes(found)
+            while start < end:
+                found.append(self._parts[at][start - self._starts[at] : end - self._starts[at]])
+                start, at = start + len(found[-1]), at + 1
+            return b"".join(found)
 
 
 #: Bytes that never change.
