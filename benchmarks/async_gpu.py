@@ -33,8 +33,8 @@ import typer
 from benchmarks.bench_run import part
 from benchmarks.common import Report, execute, redis_server, version_in, versions
 from benchmarks.engine import ARGS, default_python, engine_env
-from benchmarks.engine_overhead import pairs
 from benchmarks.gpu_model import SHAPES, fast_folder
+from benchmarks.options import Device, EngineArgs, EnginePython, JsonFile, ShapeName, pairs
 from benchmarks.random_model import make_model
 from benchmarks.weights import load_model
 from consumers.grpo.step import GRPO
@@ -182,9 +182,9 @@ def configure(
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "tiny",
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    shape: ShapeName = "tiny",
     steps: Annotated[int, typer.Option(help="Steps of each phase.")] = 6,
     bound: Annotated[int, typer.Option(help="Most versions between drawing and training.")] = 4,
     groups: Annotated[int, typer.Option(help="Prompts of a batch, 8 answers each.")] = 4,
@@ -194,8 +194,8 @@ def main(
     bucket_mib: Annotated[int, typer.Option(help="Size of a bucket that is sent.")] = 256,
     timeout: Annotated[int, typer.Option(help="trainer.transfer_timeout_s.")] = 20,
     kill_after_s: Annotated[float, typer.Option(help="From the decision on a transfer to kill -9.")] = 0.02,
-    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
+    engine_python: EnginePython = None,
+    engine_arg: EngineArgs = None,
 ) -> None:
     """Share of the trainer's time that it waits, with weights by disk and by process group."""
     python = engine_python or default_python(device)

@@ -57,8 +57,12 @@ def admit(control: Control, config: Config, jobs: Sequence[Job], position: int) 
 
 
 @contextmanager
-def part(config: Config, name: str, *arguments: str) -> Iterator[int]:
-    """``penstock NAME`` as a process, ended by SIGTERM; yields its pid. RuntimeError with its log when it died."""
+def part(config: Config, name: str, *arguments: str, command: Sequence[str] = ("penstock.cli",)) -> Iterator[int]:
+    """``penstock NAME`` as a process, ended by SIGTERM; yields its pid. RuntimeError with its log when it died.
+
+    Args:
+        command: module in the place of penstock's command line, and its own arguments.
+    """
     resolved = config.run_dir / "config.yaml"
     if not resolved.exists():
         resolved.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +70,7 @@ def part(config: Config, name: str, *arguments: str) -> Iterator[int]:
     log = config.run_dir / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli", name, "--config", str(resolved), *arguments],
+            [sys.executable, "-m", *command, name, "--config", str(resolved), *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={"OMP_NUM_THREADS": "1", **os.environ},

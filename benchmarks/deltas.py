@@ -31,8 +31,9 @@ from torch import Tensor
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, redis_server, versions
 from benchmarks.engine import RunningEngine, default_python, running_engine
-from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
+from benchmarks.engine_overhead import GROUP, Load, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
+from benchmarks.options import pairs
 from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
 from consumers.trainer import Trainer
 from penstock.config import Config

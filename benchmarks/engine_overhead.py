@@ -15,10 +15,9 @@ rounds, with the same prompts, concurrency and sampling, logprobs included:
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +25,8 @@ import typer
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, median, redis_server, run_together, spread, versions
 from benchmarks.direct_client import generate_all
-from benchmarks.engine import RunningEngine, default_python, running_engine
+from benchmarks.engine import RunningEngine
+from benchmarks.options import Concurrency, Device, EngineArgs, EngineEnv, EnginePython, JsonFile, PromptTokens, served
 from benchmarks.penstock_path import until_recording
 from benchmarks.random_model import Shape
 from consumers.trainer import Trainer
@@ -102,36 +102,49 @@ class Penstock:
 
 @contextmanager
 def running_penstock(
-    url: str, engine: RunningEngine, load: Load, batch_groups: int, *, run: str = "bench", history: bool = False
+    url: str,
+    engine: RunningEngine,
+    load: Load,
+    batch_groups: int,
+    *,
+    run: str = "bench",
+    history: bool = False,
+    model: Any = None,
+    sections: Mapping[str, dict[str, Any]] | None = None,
+    worker: Sequence[str] = ("penstock.cli",),
 ) -> Iterator[Penstock]:
     """Everything started, the engine's own weights published as version 1, the worker serving.
 
     Args:
         run: its name; each time another one.
         history: a recorder keeps a row of each sample.
+        model: what is published; None: what the engine serves, in memory.
+        sections: of the configuration, merged into those of the benchmark.
+        worker: its command, see ``part``.
     """
     from transformers import AutoModelForCausalLM
 
-    config = make_config(
-        url,
-        engine.folder,
-        run=run,
-        model={"path": str(engine.model)},
-        engine={"url": engine.url},
-        rollout={
+    own: dict[str, dict[str, Any]] = {
+        "model": {"path": str(engine.model)},
+        "engine": {"url": engine.url},
+        "rollout": {
             "n": GROUP,
             "max_context_tokens": load.prompt_tokens + load.new_tokens + 1,
             "sampling": {"max_new_tokens": load.new_tokens},
         },
-        worker={"slots": load.concurrency},
-        trainer={"batch_groups": batch_groups, "batches_per_version": 1_000_000},
-    )
-    model = AutoModelForCausalLM.from_pretrained(engine.model, local_files_only=True)
+        "worker": {"slots": load.concurrency},
+        "trainer": {"batch_groups": batch_groups, "batches_per_version": 1_000_000},
+    }
+    given = sections or {}
+    merged = {name: own.get(name, {}) | given.get(name, {}) for name in own.keys() | given.keys()}
+    config = make_config(url, engine.folder, run=run, **merged)
+    if model is None:
+        model = AutoModelForCausalLM.from_pretrained(engine.model, local_files_only=True)
     with ExitStack() as stack:
         pids = {"buffer": stack.enter_context(part(config, "buffer"))}
         trainer = stack.enter_context(Trainer(config))
         trainer.publish(model)
-        pids["worker"] = stack.enter_context(part(config, "worker", "--name", "bench"))
+        pids["worker"] = stack.enter_context(part(config, "worker", "--name", "bench", command=worker))
         if history:
             pids["recorder"] = stack.enter_context(part(config, "recorder"))
             until_recording(url, trainer.keys)
@@ -166,16 +179,16 @@ def direct(engine: RunningEngine, load: Load, first: int, groups: int) -> float:
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
-    engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    engine_python: EnginePython = None,
+    engine_arg: EngineArgs = None,
+    engine_env: EngineEnv = None,
     groups: Annotated[
         int, typer.Option(help="Prompts of a round, 8 answers each; many, so that start and end weigh little.")
     ] = 48,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option()] = 32,
+    concurrency: Concurrency = 64,
+    prompt_tokens: PromptTokens = 32,
     new_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
     rounds: Annotated[int, typer.Option(help="Rounds of each leg.")] = 3,
     batch_groups: Annotated[int, typer.Option(help="Groups of a batch.")] = 8,
@@ -190,15 +203,10 @@ def main(
     """Tokens/s through penstock over tokens/s of a plain client of the same engine."""
     shape = Shape(hidden, layers, heads, kv_heads, mlp, vocab, max(4096, prompt_tokens + new_tokens + 8), dtype)
     load = Load(groups, concurrency, prompt_tokens, new_tokens)
-    args = {"max-running-requests": concurrency} | pairs(engine_arg)
     rates: dict[str, list[float]] = {"direct": [], "penstock": []}
     with ExitStack() as stack:
         url = stack.enter_context(redis_server())
-        engine = stack.enter_context(
-            running_engine(
-                shape, device=device, python=engine_python or default_python(device), args=args, env=pairs(engine_env)
-            )
-        )
+        engine = stack.enter_context(served(shape, device, concurrency, engine_python, engine_arg, engine_env))
         penstock = stack.enter_context(running_penstock(url, engine, load, batch_groups))
         direct(engine, load, 0, batch_groups)
         penstock.round(load, batch_groups)
@@ -212,14 +220,6 @@ def main(
                 typer.echo(f"round {turn + 1} of {rounds}, {leg}: {rates[leg][-1]:,.0f} tokens/s", err=True)
         seen_versions = versions(connect(url), sglang=engine.sglang)
     report(rates, load, shape, seen_versions).finish(json_file)
-
-
-def pairs(arguments: list[str] | None) -> dict[str, str]:
-    """NAME=VALUE texts as a map."""
-    split = [argument.partition("=") for argument in arguments or []]
-    if wrong := [name for name, equals, _ in split if not equals]:
-        raise SystemExit(f"{wrong[0]!r} is no NAME=VALUE.")
-    return {name: value for name, _, value in split}
 
 
 def report(rates: dict[str, list[float]], load: Load, shape: Shape, seen_versions: dict[str, str]) -> Report:

@@ -35,8 +35,9 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.common import Report, execute, median, redis_server, spread, versions
-from benchmarks.engine import RunningEngine, default_python, running_engine
-from benchmarks.engine_overhead import GROUP, Load, Penstock, pairs, running_penstock
+from benchmarks.engine import RunningEngine
+from benchmarks.engine_overhead import GROUP, Load, Penstock, running_penstock
+from benchmarks.options import Concurrency, Device, EngineArgs, EngineEnv, EnginePython, JsonFile, PromptTokens, served
 from benchmarks.paired import interval, null_ratios, pair_ratios, turns
 from benchmarks.random_model import Shape
 from benchmarks.steady import DecodeLog, Reader, Steady, Window
@@ -96,13 +97,13 @@ class HistorySwitch:
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
-    engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Answers at once; a multiple of 8, the answers of a prompt.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option()] = 32,
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    engine_python: EnginePython = None,
+    engine_arg: EngineArgs = None,
+    engine_env: EngineEnv = None,
+    concurrency: Concurrency = 64,
+    prompt_tokens: PromptTokens = 32,
     new_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
     batch_groups: Annotated[int, typer.Option(help="Groups of a batch; a checkpoint after each.")] = 8,
     window_s: Annotated[float, typer.Option(help="Length of a window.")] = 6.0,
@@ -125,12 +126,8 @@ def main(
     with ExitStack() as stack:
         url = stack.enter_context(redis_server())
         engine = stack.enter_context(
-            running_engine(
-                shape, device=device, python=engine_python or default_python(device),
-                args={"max-running-requests": concurrency, "decode-log-interval": 10} | pairs(engine_arg),
-                env=pairs(engine_env),
-            )
-        )  # fmt: skip
+            served(shape, device, concurrency, engine_python, engine_arg, engine_env, more={"decode-log-interval": 10})
+        )
         made = Making(load, shape, versions(connect(url), sglang=engine.sglang), json_file)
         measure(made, url, engine, batch_groups, (window_s, margin_s), end_s, max_pairs)
     made.report().show()

@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -21,9 +20,9 @@ import typer
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, median, redis_server, versions
-from benchmarks.engine import default_python, running_engine
-from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
+from benchmarks.engine_overhead import GROUP, Load, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
+from benchmarks.options import Device, EngineArgs, EngineEnv, EnginePython, JsonFile, ShapeName, served
 from benchmarks.weights import load_model
 from consumers.trainer import Trainer
 from penstock.protocol.records.job import Job
@@ -80,27 +79,24 @@ def draw(control: Control, trainer: Trainer, load: Load, first: int) -> int:
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "tiny",
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    shape: ShapeName = "tiny",
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
     groups: Annotated[int, typer.Option(help="Prompts of the load between rounds, 8 answers each.")] = 8,
     new_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 32,
-    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
-    engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
+    engine_python: EnginePython = None,
+    engine_arg: EngineArgs = None,
+    engine_env: EngineEnv = None,
 ) -> None:
     """Bytes and seconds of giving GPU memory up and taking it back."""
     load = Load(groups, groups * GROUP, 32, new_tokens)
-    args: dict[str, Any] = {"max-running-requests": groups * GROUP} | pairs(engine_arg)
-    if device == "cuda":
-        args = {"enable-memory-saver": True} | args
+    more = {"enable-memory-saver": True} if device == "cuda" else {}
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in SETS}
     with ExitStack() as stack:
         url = stack.enter_context(redis_server())
-        python = engine_python or default_python(device)
         engine = stack.enter_context(
-            running_engine(SHAPES[shape], device=device, python=python, args=args, env=pairs(engine_env))
+            served(SHAPES[shape], device, load.concurrency, engine_python, engine_arg, engine_env, more)
         )
         weights = fast_folder(engine.folder / "weights")
         stack.callback(shutil.rmtree, weights, ignore_errors=True)

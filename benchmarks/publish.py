@@ -22,8 +22,9 @@ import typer
 
 from benchmarks.common import Report, execute, redis_server, versions
 from benchmarks.engine import default_python, running_engine
-from benchmarks.engine_overhead import Load, pairs
+from benchmarks.engine_overhead import Load
 from benchmarks.gpu_model import SHAPES
+from benchmarks.options import pairs
 from benchmarks.weights import Leg, load_model, run_leg
 from penstock.redis.connect import connect
 

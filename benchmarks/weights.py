@@ -26,9 +26,21 @@ import typer
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, redis_server, versions
-from benchmarks.engine import RunningEngine, default_python, running_engine
-from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
+from benchmarks.engine import RunningEngine
+from benchmarks.engine_overhead import GROUP, Load, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
+from benchmarks.options import (
+    Concurrency,
+    Device,
+    EngineArgs,
+    EngineEnv,
+    EnginePython,
+    JsonFile,
+    MeanTokens,
+    PromptTokens,
+    ShapeName,
+    served,
+)
 from consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.records.job import Job
@@ -223,21 +235,21 @@ def load_model(folder: Path, device: str) -> Any:
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "tiny",
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    shape: ShapeName = "tiny",
     policies: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(POLICIES),
     transports: Annotated[
         str | None, typer.Option(help="Comma-separated; default: disk,gloo or disk,cuda_ipc.")
     ] = None,
     updates: Annotated[int, typer.Option(help="Updates of each leg.")] = 3,
     groups: Annotated[int, typer.Option(help="Prompts of each leg, 8 answers each.")] = 64,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option()] = 32,
-    new_tokens: Annotated[int, typer.Option(help="Mean length of an answer.")] = 64,
-    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
-    engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
+    concurrency: Concurrency = 64,
+    prompt_tokens: PromptTokens = 32,
+    new_tokens: MeanTokens = 64,
+    engine_python: EnginePython = None,
+    engine_arg: EngineArgs = None,
+    engine_env: EngineEnv = None,
 ) -> None:
     """Seconds and tokens that an update of weights costs, by policy and transport."""
     load = Load(groups, concurrency, prompt_tokens, new_tokens)
@@ -245,11 +257,7 @@ def main(
     legs = [Leg(policy, way, updates) for way in ways for policy in policies.split(",")]
     with ExitStack() as stack:
         url = stack.enter_context(redis_server())
-        python = engine_python or default_python(device)
-        args = {"max-running-requests": concurrency} | pairs(engine_arg)
-        engine = stack.enter_context(
-            running_engine(SHAPES[shape], device=device, python=python, args=args, env=pairs(engine_env))
-        )
+        engine = stack.enter_context(served(SHAPES[shape], device, concurrency, engine_python, engine_arg, engine_env))
         model = load_model(engine.model, device)
         # To warm up: an engine this little busy is done before its update comes.
         run_leg(url, engine, model, Load(16, concurrency, prompt_tokens, new_tokens), Leg("abort", "disk", 1), device)
