@@ -17,6 +17,7 @@ ShapeName: TypeAlias = Annotated[str, typer.Option(help=f"One of {', '.join(SHAP
 Concurrency: TypeAlias = Annotated[int, typer.Option(help="Answers at once; a multiple of 8, the answers of a prompt.")]
 PromptTokens: TypeAlias = Annotated[int, typer.Option(help="Of each prompt.")]
 MeanTokens: TypeAlias = Annotated[int, typer.Option(help="Mean length of an answer.")]
+FixedTokens: TypeAlias = Annotated[int, typer.Option(help="Length of every answer.")]
 EnginePython: TypeAlias = Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")]
 EngineArgs: TypeAlias = Annotated[
     list[str] | None, typer.Option("--engine-arg", help="NAME=VALUE of sglang.launch_server; repeat.")

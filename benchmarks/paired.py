@@ -33,13 +33,21 @@ def interval(ratios: Sequence[float]) -> Interval:
     if not ratios:
         return Interval(math.nan, math.nan, math.nan)
     logs = [math.log(ratio) for ratio in ratios]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return Interval(math.exp(mean), math.nan, math.nan)
-    freedom = len(logs) - 1
+    mean, low, high = mean_interval(logs)
+    return Interval(
+        math.exp(mean), math.nan if low is None else math.exp(low), math.nan if high is None else math.exp(high)
+    )
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Mean of one value or more and its 95 % interval, by Student's t. One value has no interval: None."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None, None
+    freedom = len(values) - 1
     quantile = _T95[freedom - 1] if freedom <= len(_T95) else _Z95
-    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
 
 
 def turns(legs: tuple[str, str], pairs: int) -> list[str]:

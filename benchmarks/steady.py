@@ -43,11 +43,12 @@ class Reader(threading.Thread):
     def run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._take()
+                self.take()
         except BaseException as exc:
             self.failure = exc
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """One batch, if there is one within a second. For one thread at a time."""
         trainer = self._penstock.trainer
         with suppress(WaitTimeout):
             batch = trainer.next(timeout=1.0)
