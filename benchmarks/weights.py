@@ -54,19 +54,15 @@ BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One run: a policy, a transport, how many updates come while it generates, and whether folders come first."""
+    """One run: a policy, a transport, and how many updates come while it generates."""
 
     policy: str
     transport: str
     updates: int
-    folder_first: bool = True
-    #: Tells runs of the same leg apart.
-    turn: int = 0
 
     @property
     def name(self) -> str:
-        order = "first" if self.folder_first else "behind"
-        return f"{self.policy}-{self.transport}-{self.updates}-{order}-{self.turn}".replace("_", "-")
+        return f"{self.policy}-{self.transport}-{self.updates}".replace("_", "-")
 
 
 def _unchanged() -> None:
@@ -114,7 +110,6 @@ def run_leg(
             "device": device,
             "weights_dir": str(weights),
             "keep_versions": 2,
-            "folder_first": leg.folder_first,
         },
     )
     try:
@@ -180,9 +175,7 @@ def _measure(
         "seconds": ended_s - began_s,
         "tokens": tokens,
         "pause_s": pause_s,
-        "folder_first": leg.folder_first,
         "publish_s": sum(blocked_s) / max(1, leg.updates),
-        "blocked_s": blocked_s,
         "send_s": sum(sent_s) / len(sent_s) if sent_s else None,
     }
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.common import patched
 from benchmarks.engine_overhead import Load
 from benchmarks.paired import mean_interval
+from benchmarks.publish import Publishing
 from benchmarks.ticks import Account, Ticks
 from benchmarks.timeline import Event, Timeline
 from benchmarks.watched_worker import PAUSES, TICKS, read_pauses, watch
@@ -51,6 +52,18 @@ def test_an_event_that_failed_counts_in_no_mean_and_is_told(tmp_path: Path) -> N
 
     assert (row["events"], row["failed"], row["lost"]) == (1, 1, 290)
     assert row["lost_low"] is None
+
+
+def test_publications_of_a_timeline_are_those_of_publish(tmp_path: Path) -> None:
+    publishing = Publishing(Load(0, 64, 32, 64), "gloo", tmp_path / "publish.json")
+    events = [event("behind", 10, 20, blocked_s=one) for one in (0.1, 0.2, 9.0)]
+
+    publishing.take(timeline(tmp_path / "f.json", *events, event("first", 5, 5, blocked_s=4.0), event("pause", 1, 1)))
+
+    told = json.loads((tmp_path / "publish.json").read_text())
+    assert (told["blocked_s"], told["blocked_folder_first_s"]) == ({"tiny": 0.2}, {"tiny": 4.0})
+    assert (told["rate"], told["tokens_lost"], told["send_s"]) == ({"tiny": 1000}, {"tiny": 30}, {"tiny": 0.25})
+    assert [row["folder_first"] for row in told["rows"]] == [False, True]
 
 
 async def test_a_watched_worker_writes_down_tokens_and_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
