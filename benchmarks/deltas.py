@@ -8,9 +8,12 @@ begins anew once, and every copy that an engine was given is compared with what 
     python -m benchmarks.deltas --json FILE
     python -m benchmarks.deltas --device cuda --shape 1.5b --concurrency 512 --new-tokens 512 --groups 256 --json FILE
 
-What is there is written as each leg ends, and every few versions.
+What is there is written as each leg ends, and after each version. Of a 1.5B model on a GPU a version takes about 6 s, 4
+of them for its folder, while the engine loads the version before; a worker's restart 15 s, as its engine stays. So 50
+versions with all restarts, which come in the first 20, take about 350 s; the five legs of tokens 130 s.
 """
 
+import math
 import os
 import re
 import shutil
@@ -20,20 +23,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
-from benchmarks.common import Report, execute, redis_server, versions
-from benchmarks.engine import RunningEngine, default_python, running_engine
+from benchmarks.common import Report, execute, patched, redis_server, versions
+from benchmarks.engine import RunningEngine
 from benchmarks.engine_overhead import GROUP, Load, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
-from benchmarks.options import pairs
+from benchmarks.options import Concurrency, Device, EngineArgs, EngineEnv, EnginePython, JsonFile, served
+from benchmarks.policy import Policy
 from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
 from consumers.trainer import Trainer
 from penstock.config import Config
@@ -45,43 +48,8 @@ from penstock.redis.control import Control
 
 #: Longest wait for an engine to have a version.
 LOAD_TIMEOUT_S = 240.0
-WRITE_EVERY = 10
 _COMPARED_BYTES = 16 * 1024 * 1024
 _FETCHED = re.compile(r"num_bytes=(\d+), is_whole=(\w+), deltas=(\d+), seconds=([\d.]+)")
-
-
-class Policy:
-    """A model that learns: what is published is rounded from float32 masters.
-
-    Args:
-        tokens: [B, L] of a batch for steps without one.
-    """
-
-    def __init__(self, model: Any, lr: float, tokens: Tensor) -> None:
-        self.model = model
-        self._tokens = tokens
-        self._own = list(model.parameters())
-        self._masters = [one.detach().float().clone() for one in self._own]
-        self._optimizer = torch.optim.AdamW(self._masters, lr=lr, weight_decay=0.01, fused=self._masters[0].is_cuda)
-        self._random = torch.Generator().manual_seed(0)
-
-    def step(self, tokens: Tensor | None = None) -> None:
-        """One optimizer step of a policy gradient whose advantages are random and sum to about 0."""
-        tokens = (self._tokens if tokens is None else tokens).to(self._own[0].device)
-        advantages = torch.randn(len(tokens), 1, generator=self._random).to(tokens.device)
-        logits = self.model(tokens).logits[:, :-1].float()
-        taken = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-        loss: Any = (advantages * taken).mean()
-        loss.backward()
-        for master, own in zip(self._masters, self._own, strict=True):
-            master.grad = None if own.grad is None else own.grad.float()
-            own.grad = None
-        torch.nn.utils.clip_grad_norm_(self._masters, 1.0)
-        self._optimizer.step()
-        with torch.no_grad():
-            for master, own in zip(self._masters, self._own, strict=True):
-                master.grad = None
-                own.copy_(master)
 
 
 class Line:
@@ -99,8 +67,9 @@ class Line:
 
     def run(self, load: Load, deadline: float) -> Iterator[dict[str, Any]]:
         """Publish, load, compare; yields the figures after each version. Blocks."""
-        quarter = max(1, self._num_versions // 5)
-        kills = {quarter, 2 * quarter, 4 * quarter}
+        # All early: whatever the time allows, they were there.
+        tenth = max(1, self._num_versions // 10)
+        kills = {1 + tenth, 1 + 2 * tenth, 1 + 3 * tenth}
         with ExitStack() as stack:
             stack.callback(self._pool.shutdown)
             stack.enter_context(part(self._config, "buffer"))
@@ -111,7 +80,7 @@ class Line:
             wait_for_worker(self._control, trainer)
             admit(self._control, self._config, _jobs(load, self._num_versions + 8), 0)
             while len(self.rows) < self._num_versions and time.monotonic() < deadline:
-                if len(self.rows) == 3 * quarter and not self.restarts["trainer"]:
+                if len(self.rows) == 1 + 4 * tenth and not self.restarts["trainer"]:
                     state = trainer.state_dict()
                     trainer.close()
                     trainer = stack.enter_context(Trainer(self._config))
@@ -122,7 +91,6 @@ class Line:
                     batch = trainer.next(timeout=LOAD_TIMEOUT_S)
                     self._policy.step(batch.padded(keys=["tokens"])["tokens"])
                     trainer.commit(batch)
-                self._loaded(trainer)
                 self._publish(trainer)
                 if len(self.rows) in kills:
                     # It is killed while it fetches, patches or has its engine load.
@@ -132,8 +100,20 @@ class Line:
             yield self.figures()
 
     def _publish(self, trainer: Trainer) -> None:
-        began = time.monotonic()
-        version = trainer.publish(self._policy.model, step=len(self.rows))
+        """The folder is written while the engine loads the version before; the announcement waits for that load."""
+        shelve, waited_s = trainer.publisher.shelve, 0.0
+
+        def when_loaded(*args: Any) -> None:
+            nonlocal waited_s
+            at_s = time.monotonic()
+            if self.rows:
+                self._loaded(trainer)
+            waited_s += time.monotonic() - at_s
+            shelve(*args)
+
+        began_s = time.monotonic()
+        with patched(trainer.publisher, shelve=when_loaded):
+            version = trainer.publish(self._policy.model, step=len(self.rows))
         put = trainer.publisher.deltas.last if trainer.publisher.deltas is not None else None
         if put is None:
             raise RuntimeError("Nothing was put into the store of deltas.")
@@ -144,7 +124,7 @@ class Line:
                 "full_bytes": put.full_bytes,
                 "is_anchor": put.is_anchor,
                 "put_s": put.seconds,
-                "publish_s": time.monotonic() - began,
+                "publish_s": time.monotonic() - began_s - waited_s,
             }
         )
 
@@ -266,45 +246,37 @@ def tokens_lost(rows: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict
     return {row["transport"]: (row["seconds"] * rate - row["tokens"]) / max(1, row["updates"]) for row in rows}
 
 
-def main(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}; its weights are bfloat16.")] = "tiny",
-    legs: Annotated[str, typer.Option(help="Comma-separated: versions, tokens.")] = "versions,tokens",
-    num_versions: Annotated[int, typer.Option("--versions", help="Versions of that leg.")] = 50,
-    anchor_every: Annotated[int, typer.Option(help="trainer.anchor_every.")] = 20,
-    lr: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
-    seconds: Annotated[float, typer.Option(help="Most seconds of leg versions; it ends with what it has.")] = 300.0,
-    updates: Annotated[int, typer.Option(help="Updates of each leg of tokens.")] = 3,
-    groups: Annotated[int, typer.Option(help="Prompts of each leg of tokens, 8 answers each.")] = 64,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 64,
-    new_tokens: Annotated[int, typer.Option(help="Mean length of an answer, in leg tokens.")] = 64,
-    folder: Annotated[Path | None, typer.Option(help="For weights and copies; None: memory, where it can be.")] = None,
-    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
-    engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
-) -> None:
-    """Bytes of deltas, versions through restarts, and the tokens that an update costs."""
-    load = Load(groups, concurrency, 32, new_tokens)
-    wanted = legs.split(",")
-    with ExitStack() as stack:
-        url = stack.enter_context(redis_server())
-        python = engine_python or default_python(device)
-        # The rest of the device is the trainer's.
-        args = {"max-running-requests": concurrency} | ({"mem-fraction-static": 0.3} if device == "cuda" else {})
-        made = replace(SHAPES[shape], dtype="bfloat16")
-        engine = stack.enter_context(
-            running_engine(made, device=device, python=python, args=args | pairs(engine_arg), env=pairs(engine_env))
-        )
-        model = load_model(engine.model, device)
-        policy = Policy(model, lr, torch.randint(2, 90, (8, 64), generator=torch.Generator().manual_seed(1)))
-        report = Report(
-            title=f"deltas of weights: a model of {made.num_parameters / 1e6:.1f} M parameters in bfloat16, "
-            f"AdamW with float32 masters at {lr:g}",
+@dataclass(slots=True)
+class Deltas:
+    """The figures as they come."""
+
+    load: Load
+    device: str
+    json_file: Path | None
+    legs: tuple[str, ...] = ("versions", "tokens")
+    num_versions: int = 50
+    anchor_every: int = 20
+    lr: float = 1e-6
+    #: Of each leg of tokens.
+    updates: int = 3
+    folder: Path | None = None
+    report: Report = field(init=False)
+
+    def measure(self, url: str, engine: RunningEngine, model: Any, shape: str, end_s: float = math.inf) -> None:
+        """The legs that are wanted; written as each ends, and every few versions. Blocks.
+
+        Args:
+            end_s: leg ``versions`` ends by then with what it has, on the monotonic clock, and no leg of tokens is
+                begun that would not end by then. WaitTimeout where some are left out.
+        """
+        policy = Policy(model, self.lr, torch.randint(2, 90, (8, 64), generator=torch.Generator().manual_seed(1)))
+        self.report = Report(
+            title=f"deltas of weights: a model of {SHAPES[shape].num_parameters / 1e6:.1f} M parameters in bfloat16, "
+            f"AdamW with float32 masters at {self.lr:g}",
             columns={"version": "version", "delta_bytes": "delta bytes", "publish_s": "publish s", "put_s": "put s"},
             keys={"bytes_share": None, "tokens_lost": None, "restarts": None},
             versions=versions(connect(url), sglang=engine.sglang),
-            more={"shape": shape, "lr": lr, "anchor_every": anchor_every},
+            more={"shape": shape, "lr": self.lr, "anchor_every": self.anchor_every},
             notes=[
                 "bytes_share: of versions with a delta, that beside all bytes of tensors; anchors are apart.",
                 "versions_bit_equal: files of the copy that the engine loaded, compared with the trainer's, all bytes.",
@@ -312,34 +284,55 @@ def main(
                 "tokens_lost: per update, against legs without; an optimizer step before each update is in it.",
             ],
         )
-        place = folder or fast_folder(engine.folder / "weights")
-        full_bytes = sum(one.numel() * one.element_size() for one in model.parameters())
-        if "versions" in wanted:
-            with line_config(url, engine, place, anchor_every, full_bytes) as config:
-                line = Line(Control(url), config, policy, num_versions)
-                for figures in line.run(load, time.monotonic() + seconds):
-                    report.rows, report.keys = line.rows, report.keys | figures
-                    if len(line.rows) % WRITE_EVERY == 0:
-                        _write(report, json_file)
-            # Every comparison has ended with the run of versions.
-            report.keys |= line.figures()
-            _write(report, json_file)
-        if "tokens" in wanted:
-            report.keys |= _tokens(url, engine, policy, load, updates, device)
-        report.finish(json_file)
+        if "versions" in self.legs:
+            self._versions(url, engine, policy, end_s)
+        if "tokens" in self.legs:
+            self._tokens(url, engine, policy, end_s)
+        self.report.show()
+
+    def _versions(self, url: str, engine: RunningEngine, policy: Policy, end_s: float) -> None:
+        place = self.folder or fast_folder(engine.folder / "weights")
+        full_bytes = sum(one.numel() * one.element_size() for one in policy.model.parameters())
+        with line_config(url, engine, place, self.anchor_every, full_bytes) as config:
+            line = Line(Control(url), config, policy, self.num_versions)
+            for figures in line.run(self.load, end_s):
+                self._write(figures, line.rows)
+        # Every comparison has ended with the run of versions.
+        self._write(line.figures(), line.rows)
+
+    def _tokens(self, url: str, engine: RunningEngine, policy: Policy, end_s: float) -> None:
+        longest_s = 0.0
+
+        def leg(of: Load, transport: str, count: int, policy_name: str = "in_place") -> dict[str, Any]:
+            nonlocal longest_s
+            began_s = time.monotonic()
+            if began_s + longest_s > end_s:
+                raise WaitTimeout(f"There was no time for a leg of tokens by {transport}: give more by --budget-s.")
+            chosen = Leg(policy_name, transport, count)
+            row = run_leg(url, engine, policy.model, of, chosen, self.device, policy.step)
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            return row
+
+        leg(replace(self.load, groups=16), "disk", 1, "abort")  # to warm up
+        plain, rows = [leg(self.load, "disk", 0)], []
+        for way in ("disk", "delta"):
+            rows.append(met_busy_engine(leg(self.load, way, self.updates)))
+            self._write(figures_of_tokens(rows, plain))
+        plain.append(leg(self.load, "disk", 0, "abort"))
+        self._write(figures_of_tokens(rows, plain))
+
+    def _write(self, figures: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> None:
+        self.report.keys |= figures
+        self.report.rows = self.report.rows if rows is None else rows
+        self.report.write(self.json_file)
 
 
-def _tokens(url: str, engine: RunningEngine, policy: Policy, load: Load, updates: int, device: str) -> dict[str, Any]:
-    def leg(of: Load, transport: str, count: int, policy_name: str = "in_place") -> dict[str, Any]:
-        chosen = Leg(policy_name, transport, count)
-        return run_leg(url, engine, policy.model, of, chosen, device, policy.step)
-
-    leg(replace(load, groups=16), "disk", 1, "abort")  # to warm up
-    plain = [leg(load, "disk", 0)]
-    rows = [met_busy_engine(leg(load, way, updates)) for way in ("disk", "delta")]
-    plain.append(leg(load, "disk", 0, "abort"))
+def figures_of_tokens(rows: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of leg tokens; ``tokens_lost_ratio``: by delta over by disk."""
+    lost = tokens_lost(rows, plain)
     return {
-        "tokens_lost": tokens_lost(rows, plain),
+        "tokens_lost": lost,
+        "tokens_lost_ratio": lost["delta"] / lost["disk"] if "delta" in lost and lost["disk"] > 0 else None,
         "updates": {row["transport"]: row["updates"] for row in rows},
         "pause_s": {row["transport"]: row["pause_s"] for row in rows},
         "leg_publish_s": {row["transport"]: row["publish_s"] for row in rows},
@@ -347,9 +340,36 @@ def _tokens(url: str, engine: RunningEngine, policy: Policy, load: Load, updates
     }
 
 
-def _write(report: Report, json_file: Path | None) -> None:
-    if json_file is not None:
-        report.finish(json_file)
+def main(
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}; its weights are bfloat16.")] = "tiny",
+    legs: Annotated[str, typer.Option(help="Comma-separated: versions, tokens.")] = "versions,tokens",
+    num_versions: Annotated[int, typer.Option("--versions", help="Versions of that leg.")] = 50,
+    anchor_every: Annotated[int, typer.Option(help="trainer.anchor_every.")] = 20,
+    lr: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
+    budget_s: Annotated[float, typer.Option(help="Leg versions ends within so much of the start.")] = 560.0,
+    updates: Annotated[int, typer.Option(help="Updates of each leg of tokens.")] = 3,
+    groups: Annotated[int, typer.Option(help="Prompts of each leg of tokens, 8 answers each.")] = 64,
+    concurrency: Concurrency = 64,
+    new_tokens: Annotated[int, typer.Option(help="Mean length of an answer, in leg tokens.")] = 64,
+    folder: Annotated[Path | None, typer.Option(help="For weights and copies; None: memory, where it can be.")] = None,
+    engine_python: EnginePython = None,
+    engine_arg: EngineArgs = None,
+    engine_env: EngineEnv = None,
+) -> None:
+    """Bytes of deltas, versions through restarts, and the tokens that an update costs."""
+    end_s = time.monotonic() + budget_s
+    load, wanted = Load(groups, concurrency, 32, new_tokens), tuple(legs.split(","))
+    made = Deltas(load, device, json_file, wanted, num_versions, anchor_every, lr, updates, folder)
+    shape_made = replace(SHAPES[shape], dtype="bfloat16")
+    # The rest of the device is the trainer's.
+    more = {"mem-fraction-static": 0.3} if device == "cuda" else {}
+    with (
+        redis_server() as url,
+        served(shape_made, device, concurrency, engine_python, engine_arg, engine_env, more) as engine,
+    ):
+        made.measure(url, engine, load_model(engine.model, device), shape, end_s)
 
 
 if __name__ == "__main__":
