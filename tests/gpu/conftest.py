@@ -72,9 +72,9 @@ def gpu_engine(gpu_models: list[Path], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def make(redis_server: RedisServer, keys: Keys, gpu_models: list[Path], gpu_engine: str, tmp_path: Path) -> Make:
-    """Makes configurations of a worker of that server; ``trainer`` settings are given."""
+    """Makes configurations of a worker of that server; ``trainer`` settings are given, and sections beside them."""
 
-    def make(**trainer: Any) -> Config:
+    def make(sections: dict[str, Any] | None = None, **trainer: Any) -> Config:
         return worker_play.make_config(
             redis_server.url,
             keys,
@@ -82,6 +82,7 @@ def make(redis_server: RedisServer, keys: Keys, gpu_models: list[Path], gpu_engi
             tmp_path,
             engine={"url": gpu_engine},
             trainer={"device": "cuda", "bucket_bytes": 1_000_000, "batch_groups": 1, **trainer},
+            **(sections or {}),
         )
 
     return make

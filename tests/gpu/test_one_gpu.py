@@ -1,25 +1,35 @@
 """Guarantees on one GPU: weights by disk and by CUDA IPC are the published ones; memory goes and comes back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.protocol.keys import Keys
 from tests.gpu.conftest import Make
-from tests.integration.worker_play import presence, until, working
+from tests.integration.parts import buffering
+from tests.integration.test_missed_sends import Disk
+from tests.integration.worker_play import admit, job, presence, until, working
 from workers.main import Worker
 
 PROMPT = [5, 6, 7, 8, 9, 20, 33, 47, 81, 12]
 #: bfloat16 kernels against bfloat16 torch; two seeds differ by units.
 TOLERANCE = 0.15
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    made = Disk(monkeypatch)
+    yield made
+    made.may_write.set()
 
 
 def load(folder: Path) -> Any:
@@ -30,6 +40,11 @@ def expected(model: Any) -> list[float]:
     with torch.no_grad():
         logprobs = torch.log_softmax(model(torch.tensor([PROMPT], device="cuda")).logits[0].float(), -1)
     return [float(logprobs[place - 1, PROMPT[place]]) for place in range(3, len(PROMPT))]
+
+
+def host(model: Any) -> dict[str, torch.Tensor]:
+    """What it holds now, in memory of its own."""
+    return {name: one.to("cpu", copy=True) for name, one in model.state_dict().items()}
 
 
 def far(a: list[float], b: list[float]) -> float:
@@ -79,6 +94,50 @@ def test_T16_the_engine_serves_what_was_published(
         assert await worker.services.engine.checksum() == first
 
     play(make(transport=transport), body)
+
+
+@pytest.mark.parametrize("transport", ["disk", "cuda_ipc"])
+def test_T16_a_version_is_served_from_a_pinned_copy_while_its_folder_waits(
+    make: Make, gpu_models: list[Path], client: redis.Redis, keys: Keys, disk: Disk, transport: str
+) -> None:
+    """Sent, the engine has it before the disk; not sent, it waits for the folder. What the trainer does to its own
+    tensors meanwhile changes neither.
+    """
+    config = make({"staleness": {"mode": "async", "bound": 8}}, transport=transport, folder_first=False)
+
+    async def body(worker: Worker, trainer: Trainer) -> None:
+        engine, behind = worker.services.engine, trainer.session.publications.behind
+        await asyncio.to_thread(trainer.publish, load(gpu_models[1]))
+        await until(lambda: [(one.state, one.version) for one in trainer.workers()] == [("serving", 1)], limit_s=60)
+        admit(client, keys, [job(index) for index in range(4)])
+        for version, seed in ((2, 2), (3, 1), (4, 2)):
+            trainer.commit(await asyncio.to_thread(trainer.next, 60.0))
+            disk.may_write.clear()
+            with disk.opened_at_the_end():
+                model = load(gpu_models[seed])
+                wanted, tensors = expected(model), host(model)
+                assert await asyncio.to_thread(trainer.publish, model) == version
+                for parameter in model.parameters():
+                    parameter.data.zero_()
+                copies = [arena.copy for arena in behind._arenas if arena.copy is not None]
+                assert all(one.is_pinned() for copy in copies for _, one in copy.tensors({}))
+                if transport == "cuda_ipc":
+                    sent = trainer.publisher.last
+                    assert sent is not None
+                    assert (sent.failure, sent.workers) == ("", (worker.services.worker,))
+                    await until(lambda at=version: engine.version == at, limit_s=60)
+                    assert far((await engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
+            await asyncio.to_thread(trainer.session.publications.settle)
+            files = (trainer.weights_dir / f"v{version:08d}").glob("*.safetensors")
+            written = {name: one for file in files for name, one in load_file(file).items()}
+            assert len(written) > 10
+            assert all(torch.equal(one, tensors[name]) for name, one in written.items())
+            shown = [("serving", version)]
+            await until(lambda at=shown: [(one.state, one.version) for one in trainer.workers()] == at, limit_s=60)
+            assert far((await engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
+
+    with buffering(config):
+        play(config, body)
 
 
 @pytest.mark.parametrize("tags", [["kv_cache"], ["weights"], ["weights", "cuda_graph", "kv_cache"]])
