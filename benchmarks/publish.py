@@ -44,11 +44,12 @@ LOST = ("tokens_lost", "tokens_lost_low", "tokens_lost_high", "tokens_lost_in_pa
 
 @dataclass(slots=True)
 class Publishing:
-    """The figures as they come, of one shape after the other."""
+    """The figures as they come, of one shape after the other; a shape may have several timelines."""
 
     load: Load
     transport: str
     json_file: Path | None
+    timelines: list[Timeline] = field(default_factory=list)
     rows: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     keys: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {name: {} for name in (*BLOCKED.values(), "send_s", *LOST, "rate")}
@@ -57,11 +58,14 @@ class Publishing:
     def take(self, timeline: Timeline) -> None:
         """Take what a timeline has seen so far into the figures, and write them."""
         shape = timeline.shape
+        if not any(one is timeline for one in self.timelines):
+            self.timelines.append(timeline)
+        seen = [event for one in self.timelines if one.shape == shape for event in one.events]
         for leg, key in BLOCKED.items():
-            events = [event for event in timeline.events if event.leg == leg and not event.failure]
+            events = [event for event in seen if event.leg == leg and event.counts]
             if not events:
                 continue
-            row = row_of(leg, events, sum(event.leg == leg for event in timeline.events))
+            row = row_of(leg, events, sum(event.leg == leg for event in seen))
             row |= {"shape": shape, "transport": self.transport, "folder_first": leg == "first"}
             row["blocked"] = [event.blocked_s for event in events]
             self.rows[shape, leg] = row

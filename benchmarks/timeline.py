@@ -96,8 +96,13 @@ class Event:
     bins: list[int]
     #: Name, begin and end of its parts, seconds from its beginning; ``pause``: the engine was held still.
     spans: list[tuple[str, float, float]]
-    #: Why it does not count; '' where it does.
+    #: Why it does not count; '' where nothing failed.
     failure: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether nothing failed, and the engine drew before it."""
+        return not self.failure and self.account.rate > 0
 
 
 @dataclass(slots=True)
@@ -127,7 +132,8 @@ class Timeline:
             end_s: no event is begun that would not end by then, on the monotonic clock, if it took as long as others.
 
         Raises:
-            RuntimeError: tokens were lost on their way into the file; the figures are void.
+            RuntimeError: the engine stands still, and the events before stand; or tokens were lost on their way into
+                the file, and the figures are void.
         """
         self.shape, self.seen = shape, versions(connect(url), sglang=engine.sglang)
         with self._running(url, engine, model) as (penstock, ticks, folder):
@@ -186,7 +192,7 @@ class Timeline:
                 began_s = time.monotonic()
                 if began_s + longest_s.get(name, 0.0) + END_S > end_s:
                     return
-                self._take(self._event(name, steady, causes, ticks, folder))
+                self.take(self._event(name, steady, causes, ticks, folder))
                 longest_s[name] = max(longest_s.get(name, 0.0), time.monotonic() - began_s)
 
     def _event(self, name: str, steady: Steady, causes: Causes, ticks: Ticks, folder: Path) -> Event:
@@ -229,16 +235,19 @@ class Timeline:
             if time.monotonic() > until_s:
                 raise WaitTimeout(f"The trainer did not come to the end of the batches in {BATCH_S:g} s.")
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Keep an event and tell of it. RuntimeError where no token came in it."""
         self.events.append(event)
         one = event.account
         typer.echo(
             f"event {len(self.events)}, {event.leg}: {event.seconds:.2f} s, {one.rate:,.0f} tokens/s before, "
             f"{one.lost_in_pause:,.0f} lost in {one.pause_s:.3f} s of pause, {one.lost_outside:,.0f} outside"
-            + (f"; does not count: {event.failure}" if event.failure else ""),
+            + ("" if event.counts else f"; does not count: {event.failure or 'no token came before it'}"),
             err=True,
         )
         self.write()
+        if not one.tokens:
+            raise RuntimeError(f"No token came for {one.seconds:.1f} s: the engine stands still.")
 
     def _check(self, steady: Steady, ticks: Ticks) -> None:
         """Every token of a committed sample was heard, and none twice."""
@@ -258,7 +267,7 @@ class Timeline:
         """What each leg lost, in the pause and outside of it."""
         rows, pictures = [], []
         for leg in dict.fromkeys(event.leg for event in self.events):
-            of_leg = [event for event in self.events if event.leg == leg and not event.failure]
+            of_leg = [event for event in self.events if event.leg == leg and event.counts]
             if of_leg:
                 rows.append(row_of(leg, of_leg, sum(event.leg == leg for event in self.events)))
                 pictures.append(f"{leg:>8} {drawn(rows[-1]['timeline'][:PICTURED])}")

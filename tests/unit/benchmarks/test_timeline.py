@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,23 @@ def test_a_leg_is_told_by_its_means_and_their_intervals(tmp_path: Path) -> None:
 
 
 def test_an_event_that_failed_counts_in_no_mean_and_is_told(tmp_path: Path) -> None:
-    made = timeline(tmp_path / "f.json", event("send", 90, 200), event("send", 9e9, 9e9, "version 3 went by disk"))
+    stuck = replace(event("send", 0, 0), account=Account(0.0, 2.0, 0, 0.0, 0.0, 0.0))
+    by_disk = event("send", 9e9, 9e9, "version 3 went by disk")
+    made = timeline(tmp_path / "f.json", event("send", 90, 200), by_disk, stuck)
 
     (row,) = made.report().rows
 
-    assert (row["events"], row["failed"], row["lost"]) == (1, 1, 290)
+    assert (row["events"], row["failed"], row["lost"]) == (1, 2, 290)
     assert row["lost_low"] is None
+
+
+def test_an_engine_that_stands_still_ends_it_and_the_events_before_stand(tmp_path: Path) -> None:
+    made = timeline(tmp_path / "f.json", event("send", 90, 200))
+
+    with pytest.raises(RuntimeError, match=r"No token came for 31\.0 s: the engine stands still"):
+        made.take(replace(event("send", 0, 0), account=Account(900.0, 31.0, 0, 0.0, 0.0, 27_900.0)))
+
+    assert [len(one["bins"]) for one in json.loads((tmp_path / "f.json").read_text())["events"]] == [3, 3]
 
 
 def test_publications_of_a_timeline_are_those_of_publish(tmp_path: Path) -> None:
@@ -64,6 +76,12 @@ def test_publications_of_a_timeline_are_those_of_publish(tmp_path: Path) -> None
     assert (told["blocked_s"], told["blocked_folder_first_s"]) == ({"tiny": 0.2}, {"tiny": 4.0})
     assert (told["rate"], told["tokens_lost"], told["send_s"]) == ({"tiny": 1000}, {"tiny": 30}, {"tiny": 0.25})
     assert [row["folder_first"] for row in told["rows"]] == [False, True]
+
+    more = timeline(tmp_path / "f.json", event("behind", 10, 20, blocked_s=0.3))
+    publishing.take(more)
+    publishing.take(more)
+    told = json.loads((tmp_path / "publish.json").read_text())
+    assert told["rows"][0]["blocked"] == [0.1, 0.2, 9.0, 0.3]
 
 
 async def test_a_watched_worker_writes_down_tokens_and_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
