@@ -1,4 +1,4 @@
-"""Several benchmarks on a machine that is lent for minutes: in order of importance, one start of an engine for many.
+"""Several benchmarks on a machine that is rented for minutes: in order of importance, one start of an engine for many.
 
 A part is SHAPE/NAME or SHAPE/NAME:SECONDS, at most so long. Parts of one shape that stand together share their engine
 and their trainer's model. Each writes ``NAME.json`` as its legs end; one that fails, or whose time is over, is told of,

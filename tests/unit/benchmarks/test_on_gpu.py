@@ -1,4 +1,4 @@
-"""Parts of a machine that is lent for minutes: what is asked for, and what stands still."""
+"""Parts of a machine that is rented for minutes: what is asked for, and what stands still."""
 
 import math
 import signal
