@@ -31,6 +31,7 @@ from consumers.grpo.evaluate import Evaluation
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
+from penstock.system.disk import sync_folder
 from penstock.system.engine_http import check_weights
 
 if TYPE_CHECKING:
@@ -348,8 +349,4 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

@@ -18,7 +18,7 @@ import torch
 
 from penstock.errors import DiskFull, PenstockError
 from penstock.system.checksum import file_crc32
-from penstock.system.disk import is_full
+from penstock.system.disk import is_full, sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
         _write(content, temporary)
         path = directory / f"step{step:08d}-{file_crc32(temporary):08x}.pt"
         temporary.replace(path)
-        _fsync_folder(directory)
+        sync_folder(directory)
         # Those of this step or later are of a future that was given up.
         given_up = [file for file in _files(directory) if file != path and _step(file) >= step]
         for old in [*given_up, *[file for file in _files(directory) if file not in given_up][:-keep]]:
@@ -177,11 +177,3 @@ def _rng() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"python": [version, list(words), gauss], "torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def _fsync_folder(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import DiskFull, HistoryError
+from penstock.system.disk import sync_folder
 from penstock.words import said
 
 #: What is in these files; another number is another release's.
@@ -131,7 +132,7 @@ def begin(folder: Path, epoch: int) -> tuple[PartName, sqlite3.Connection]:
         except FileExistsError:
             continue
         made = _made(name.path(folder))
-        _sync(folder)
+        sync_folder(folder)
         return name, made
 
 
@@ -239,12 +240,3 @@ def translated(path: Path) -> Iterator[None]:
         if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise DiskFull(f"{path} cannot grow: no room is left.") from exc
         raise HistoryError(f"{path}, a part of the history, cannot be used: {said(exc)}.") from exc
-
-
-def _sync(folder: Path) -> None:
-    """Have names of new files outlive a power loss."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

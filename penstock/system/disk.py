@@ -1,4 +1,4 @@
-"""A file system without room: whoever writes says so, waits, and goes on when there is some."""
+"""Names that outlive a power loss; and a file system without room, for which whoever writes waits and says so."""
 
 import errno
 import logging
@@ -22,6 +22,15 @@ ROOM_BYTES = 1024 * 1024
 WAITS_FOR_ROOM = "room on a disk"
 #: Between two tries, and between two lines that say so.
 LOOK_S, SAY_EVERY_S = 1.0, 60.0
+
+
+def sync_folder(folder: Path) -> None:
+    """Names of a folder's files reach the disk. Blocks for it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def is_full(exc: BaseException | None) -> bool:

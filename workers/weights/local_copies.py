@@ -25,8 +25,8 @@ from typing import NamedTuple
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import free_bytes, is_full
-from penstock.weights.deltas.apply import apply_delta, link_or_copy, sync_folder
+from penstock.system.disk import free_bytes, is_full, sync_folder
+from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Shelf, Way, shelf_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
 from penstock.weights.deltas.objects import Objects, fetch, listed

@@ -10,6 +10,7 @@ import xxhash
 
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
+from penstock.system.disk import sync_folder
 from penstock.weights.deltas.blocks import decode
 from penstock.weights.deltas.folder import (
     Place,
@@ -161,12 +162,3 @@ def link_or_copy(source: Path, path: Path) -> None:
             shutil.copyfileobj(old, new, _COPY_BYTES)
             new.flush()
             os.fsync(new.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Names of a folder's files reach the disk. Blocks."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
 from penstock.errors import ConfigError, PublishError
+from penstock.system.disk import sync_folder
 from penstock.system.extras import check_installed
-from penstock.weights.deltas.apply import link_or_copy, sync_folder
+from penstock.weights.deltas.apply import link_or_copy
 
 T = TypeVar("T")
 #: Most bytes of one read, which is tried so often, from where the last try ended.
