@@ -17,17 +17,18 @@ from benchmarks.random_model import Shape, make_model
 from penstock.config import EngineConfig, ModelConfig
 from workers.sglang import server as servers
 
-#: Arguments of the server by device.
+#: Arguments of the server by device. Streams say each token once, as those of servers that a worker spawns.
 ARGS: dict[str, dict[str, Any]] = {
     "cpu": {
         "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch",
         "grammar-backend": "none", "disable-cuda-graph": True, "disable-overlap-schedule": True,
         "max-total-tokens": 60000, "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
+        "incremental-streaming-output": True,
     },
     # What runs with every build of SGLang's kernels; graphs of prefills take a minute to capture.
     "cuda": {
         "attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none",
-        "disable-radix-cache": True, "cuda-graph-backend-prefill": "disabled",
+        "disable-radix-cache": True, "cuda-graph-backend-prefill": "disabled", "incremental-streaming-output": True,
     },
 }  # fmt: skip
 ENV = {
