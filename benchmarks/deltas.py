@@ -10,7 +10,7 @@ begins anew once, and every copy that an engine was given is compared with what 
 
 What is there is written as each leg ends, and after each version. Of a 1.5B model on a GPU a version takes about 6 s, 4
 of them for its folder, while the engine loads the version before; a worker's restart 15 s, as its engine stays. So 50
-versions with all restarts, which come in the first 20, take about 350 s; the five legs of tokens 130 s.
+versions with all restarts, which come in the first 20, take about 350 s; the five legs of tokens 150 s.
 """
 
 import math
