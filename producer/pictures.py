@@ -48,7 +48,8 @@ def with_images(config: DatasetConfig, messages: Messages, row: dict[str, Any], 
     placed = [_placed(message, left) for message in messages]
     marks = sum(text.count(MARK) for message in messages for text in _texts_of(message))
     if marks != len(images):
-        raise BadLine(f"{where}: its messages say {MARK} {marks} times, and {config.image_key!r} holds {len(images)}.")
+        often = "once" if marks == 1 else f"{marks} times"
+        raise BadLine(f"{where}: its messages say {MARK} {often}, and {config.image_key!r} holds {len(images)}.")
     return placed
 
 
@@ -191,5 +192,8 @@ def _read(folder: Path | None, value: str, what: str) -> bytes:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             data = file.read(MAX_IMAGE_BYTES + 1)
     except (OSError, ValueError) as exc:
-        raise BadLine(f"{what} ({value}) cannot be read below {folder}: {exc}.") from exc
+        why = getattr(exc, "strerror", None) or exc
+        raise BadLine(
+            f"{what} ({value}) cannot be read below {folder} ({why}): correct the path, or set image_folder."
+        ) from exc
     return data

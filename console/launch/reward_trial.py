@@ -100,7 +100,7 @@ def rewards_of(config: Config | None, function: str) -> tuple[RewardConfig, froz
         return RewardConfig.model_validate({**values, "function": function}), frozenset()
     except ValidationError as exc:
         reasons = "; ".join(str(error.get("ctx", {}).get("error") or error["msg"]) for error in exc.errors())
-        raise ConfigError(f"--function {function} cannot be tried: {reasons.rstrip('.')}") from None
+        raise ConfigError(f"--function {function} cannot be tried: {reasons.rstrip('.')}.") from None
 
 
 def of_file(path: Path) -> Iterator[Recorded]:
@@ -113,6 +113,8 @@ def of_file(path: Path) -> Iterator[Recorded]:
     if not path.is_file():
         raise ConfigError(f"--file: there is no file {path}; correct the path.")
     lines = JsonLines(path, "--file")
+    if not len(lines):
+        raise ConfigError(f"--file: {path} holds no answer: give lines of prompt, response and label.")
     for number in range(len(lines)):
         where = f"{path}, line {number + 1}"
         row = lines.row(number)

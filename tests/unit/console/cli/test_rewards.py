@@ -151,11 +151,18 @@ def test_answers_of_a_run_are_scored_with_the_labels_and_metadata_of_its_data(
         ([], "Say which reward is tried"),
         (["--function", "mat", "--file", "x"], "there is no reward 'mat': did you mean math?"),
         (["--function", "math", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
+        (["--function", "math", "--file", "/dev/null"], "there is no file /dev/null"),
+        (["--function", "math", "--file", "EMPTY"], "EMPTY holds no answer: give lines of prompt, response and label."),
+        (["--function", "remote_rm", "--file", "x"], "the address of the service that scores.\n"),
         (["--function", "math", "--file", "x", "--run", "y"], "give one of them"),
         (["--function", "math", "--reward.key=acc", "--file", "x"], "changes a configuration"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").touch()
     assert cli.execute(["reward", "try", *arguments]) == 2
     assert said in capsys.readouterr().err
 
