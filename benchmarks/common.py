@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import typer
@@ -38,6 +39,11 @@ def execute(main: Callable[..., None]) -> None:
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     app.command()(main)
     app()
+
+
+def leave(signum: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM: it ends a benchmark as Ctrl-C does, with its processes."""
+    raise SystemExit(128 + signum)
 
 
 def machine() -> dict[str, Any]:

@@ -29,12 +29,11 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common import Report, execute, median, redis_server, spread, versions
+from benchmarks.common import Report, execute, leave, median, redis_server, spread, versions
 from benchmarks.engine import RunningEngine
 from benchmarks.engine_overhead import GROUP, Load, Penstock, running_penstock
 from benchmarks.options import Concurrency, Device, EngineArgs, EngineEnv, EnginePython, JsonFile, PromptTokens, served
@@ -120,7 +119,7 @@ def main(
 ) -> None:
     """Samples/s with a history over samples/s without one, of the same run."""
     end_s = time.monotonic() + budget_s
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, leave)
     shape = Shape(hidden, layers, heads, kv_heads, mlp, vocab, max(4096, prompt_tokens + new_tokens + 8), dtype)
     load = Load(0, concurrency, prompt_tokens, new_tokens)
     with ExitStack() as stack:
@@ -131,11 +130,6 @@ def main(
         made = Making(load, shape, versions(connect(url), sglang=engine.sglang), json_file)
         measure(made, url, engine, batch_groups, (window_s, margin_s), end_s, max_pairs)
     made.report().show()
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM ends it as Ctrl-C does: with its processes."""
-    raise SystemExit(128 + signum)
 
 
 class Making:

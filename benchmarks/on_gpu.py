@@ -41,7 +41,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.causes import LEGS
-from benchmarks.common import execute, redis_server
+from benchmarks.common import execute, leave, redis_server
 from benchmarks.deltas import Deltas
 from benchmarks.engine import RunningEngine
 from benchmarks.engine_overhead import Load
@@ -195,6 +195,7 @@ def main(
 ) -> None:
     """Benchmarks in order of importance, within minutes; exit code 1 when one fails or is not begun."""
     end_s = time.monotonic() + budget_s
+    signal.signal(signal.SIGTERM, leave)
     load = Load(groups, concurrency, prompt_tokens, new_tokens)
     sizes = Sizes(load, device, transport, out, publications, rounds, num_versions)
     run = Parts([Part.of(text) for text in parts.split(",")], sizes, end_s)
