@@ -50,8 +50,8 @@ class Machine:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files under its folder; one with two names counts once."""
-        files = [file.stat() for file in self.folder.rglob("*") if file.is_file()]
+        """Of all files of weights under its folder; one with two names counts once."""
+        files = [file.stat() for file in self.folder.rglob("*") if file.is_file() and file.name != ".lock"]
         return sum({one.st_ino: one.st_size for one in files}.values())
 
     def close(self) -> None:

@@ -181,7 +181,7 @@ async def test_who_comes_late_takes_the_copy_and_the_folder_takes_its_place(rig:
     async with rig.up() as (trainer, _, _), Loads().up() as engine:
         await rig.step(trainer, 2)
         async with working(rig.config(engine, "other"), "late") as late:
-            await until(lambda: late.services.engine.version == 2)
+            await until(lambda: late.updates.loaded is not None and late.updates.loaded.version == 2)
             assert engine.of["2"] == [rig.weights(2)]
             engine.version = "default"  # as after a restart
             late.services.lose_engine(1, "it died")

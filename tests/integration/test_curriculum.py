@@ -176,12 +176,12 @@ def test_two_producers_that_offer_the_same_skip_a_prompt_once(client: redis.Redi
 # --- the real parts -----------------------------------------------------------------------------------------------
 
 
-def curriculum(url: str, keys: Keys, folder: Path, **over: Any) -> Config:
+def curriculum(url: str, keys: Keys, folder: Path, *, is_on: bool = True, **over: Any) -> Config:
     """Twelve prompts in their order; none that is skipped comes all the same, but by a draw of one in a million."""
     path = folder / "d.jsonl"
     path.write_text("".join(f'{{"prompt": "p{i}", "label": "x"}}\n' for i in range(PROMPTS)))
     values = {"skip_above": 1.0, "skip_below": 0.0, "revisit": 1e-6, **over}
-    data = {"train": [{"name": "d", "path": str(path), "shuffle": False, "curriculum": values}]}
+    data = {"train": [{"name": "d", "path": str(path), "shuffle": False, "curriculum": values if is_on else None}]}
     return make_config(url, keys.run, folder, data=data, buffer={"lease_s": 0.5})
 
 
@@ -351,7 +351,7 @@ def test_a_run_asks_the_prompts_that_its_policy_has_not_learned_yet(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, skips: bool
 ) -> None:
     """Nine steps of four prompts: three epochs of all twelve, or what is not easy by then."""
-    config = curriculum(redis_server.url, keys, tmp_path, skip_below=None, skip_above=1.0 if skips else None)
+    config = curriculum(redis_server.url, keys, tmp_path, is_on=skips, skip_below=None)
     settings = {"staleness": StalenessConfig(mode="async", bound=0), "trainer": TrainerConfig(batch_groups=4)}
     config = config.model_copy(update=settings)
     drawn: list[list[int]] = []
