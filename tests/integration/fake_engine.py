@@ -20,6 +20,8 @@ from tests.tiny_model import ALPHABET
 #: Ids that it answers with, the first ones of every answer; then ``FILLER``, then eos.
 FIRST, FILLER, EOS = [7, 8, 9], 10, 1
 LOGPROB = -0.5
+#: Longest wait at its end for answers on their way.
+CLOSE_S = 2.0
 #: That of every token where all are drawn alike.
 FAIR_LOGPROB = -math.log(2 + len(ALPHABET))
 
@@ -142,7 +144,7 @@ class FakeEngine:
             ]
         )
         self._server = TestServer(app, port=port)
-        await self._server.start_server()
+        await self._server.start_server(shutdown_timeout=CLOSE_S)
         try:
             yield self
         finally:
