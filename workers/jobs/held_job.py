@@ -122,8 +122,8 @@ class HeldJob:
 
     @property
     def num_open(self) -> int:
-        """Samples that are not committed, or whose group waits for its reward."""
-        return len(self._missing) or self._group.num_open
+        """Samples that are not committed, or whose group needs a reward."""
+        return self._group.num_open or len(self._missing)
 
     @property
     def is_ending(self) -> bool:

@@ -43,8 +43,8 @@ class GroupPhase:
 
     @property
     def num_open(self) -> int:
-        """Samples that wait for the reward of their group."""
-        return self._job.n if self.is_due and self._job is not None else 0
+        """Samples of a group that will need a reward, or waits for it: all of them, committed or not."""
+        return self._job.n if self._job is not None and (self.is_wanted or self.is_due) else 0
 
     def note(self, sample: Sample | None, done: Committed) -> None:
         """A sample was committed; None: it is not at hand any more."""
