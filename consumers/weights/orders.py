@@ -18,7 +18,7 @@ from penstock.words import writable
 log = logging.getLogger(__name__)
 
 #: Between two looks at what the others said; doubles.
-LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
+LOOK_S, LONGEST_LOOK_S = 0.001, 0.01
 #: Most characters of an order.
 MAX_WORD = 4000
 
