@@ -45,36 +45,47 @@ def alone_in(
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         _wait(handle, file, tell, stopped)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
-        with _beating(handle):
+        with telling(handle):
             yield
     finally:
         os.close(handle)
 
 
-def _wait(handle: int, file: Path, tell: Callable[[str], None], stopped: Callable[[], bool]) -> None:
-    said, seen, since = "", (b"", 0), time.monotonic()
-    while not _locks(handle):
-        if stopped():
-            raise Stopped(f"another worker makes a copy in {file.parent}, and this one stops.")
+class Holder:
+    """Who holds the lock of ``file``, as one sees it who waits with a handle of that file."""
+
+    def __init__(self, handle: int, file: Path) -> None:
+        self._handle, self._file = handle, file
+        self._seen, self._since = (b"", 0), time.monotonic()
+
+    def name(self) -> str:
+        """Its process. Raises PublishError where that stands still."""
         now = time.monotonic()
-        if (shown := _shown(handle)) != seen:
-            seen, since = shown, now
-        who = f"process {seen[0].decode()}" if seen[0].isdigit() else "another process"
-        if now - since > STILL_S:
+        if (shown := _shown(self._handle)) != self._seen:
+            self._seen, self._since = shown, now
+        who = f"process {shown[0].decode()}" if shown[0].isdigit() else "another process"
+        if now - self._since > STILL_S:
             raise PublishError(
-                f"{who} of this machine holds {file} and has stood still for {STILL_S:g} s: have it go on "
+                f"{who} of this machine holds {self._file} and has stood still for {STILL_S:g} s: have it go on "
                 "(kill -CONT), or end it."
             )
-        said = f"{who} of this machine, which makes a copy in {file.parent}"
+        return f"{who} of this machine"
+
+
+def _wait(handle: int, file: Path, tell: Callable[[str], None], stopped: Callable[[], bool]) -> None:
+    said, holder = "", Holder(handle, file)
+    while not locks(handle):
+        if stopped():
+            raise Stopped(f"another worker makes a copy in {file.parent}, and this one stops.")
+        said = f"{holder.name()}, which makes a copy in {file.parent}"
         tell(said)
         time.sleep(LOOK_S)
     if said:
         tell("")
 
 
-def _locks(handle: int) -> bool:
+def locks(handle: int) -> bool:
+    """Whether this process has the lock of ``handle`` now; does not block."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -88,8 +99,13 @@ def _shown(handle: int) -> tuple[bytes, int]:
 
 
 @contextmanager
-def _beating(handle: int) -> Iterator[None]:
-    """Say from a thread of its own that this process is there."""
+def telling(handle: int) -> Iterator[None]:
+    """Say that this process has the lock of ``handle``, and from a thread of its own that it is still there.
+
+    Raises OSError where the disk refuses.
+    """
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
     ended = threading.Event()
 
     def beat() -> None:
@@ -97,9 +113,9 @@ def _beating(handle: int) -> Iterator[None]:
             try:
                 os.utime(handle)
             except OSError as exc:
-                log.warning("the lock of this machine's copies cannot be kept fresh: %s", exc)
+                log.warning("a lock of this machine cannot be kept fresh: %s", exc)
 
-    thread = threading.Thread(target=beat, name="copies-lock", daemon=True)
+    thread = threading.Thread(target=beat, name="machine-lock", daemon=True)
     thread.start()
     try:
         yield

@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.system.disk import free_bytes
 from penstock.weights.http.blobs import is_object
+from workers.weights.machine_lock import Holder, locks, telling
 
 #: Before the name of an object that is on its way.
 FETCHING = ".fetching-"
@@ -56,14 +57,22 @@ class Store:
 
     @asynccontextmanager
     async def fetching(self, name: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
-        """One process of this machine at a time fetches; waits for the others. Raises OSError."""
+        """One process of this machine at a time fetches; waits for the others, while they live.
+
+        Raises:
+            PublishError: the one that fetches stands still.
+            OSError: the disk refuses.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = self.folder / _LOCK
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        holder = Holder(handle, file)
         try:
-            while not _locks(handle, fcntl.LOCK_EX):
-                tell(f"another worker of this machine to fetch {name}")
+            while not locks(handle):
+                tell(f"{holder.name()} to fetch {name}")
                 await asyncio.sleep(LOOK_S)
-            yield
+            with telling(handle):
+                yield
         finally:
             os.close(handle)
 
@@ -103,7 +112,7 @@ class Store:
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if not _locks(handle, fcntl.LOCK_EX):
+                if not locks(handle):
                     return False
                 doomed = path.with_name(f"{_GONE}{path.name}")
                 path.rename(doomed)
@@ -120,14 +129,6 @@ class Store:
         for path in self.folder.iterdir():
             if path.name.startswith(_GONE) or (path.name.startswith(FETCHING) and path != self.temporary(name)):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _locks(handle: int, how: int) -> bool:
-    try:
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _size(folder: Path) -> int:

@@ -1,0 +1,29 @@
+"""Workers of one machine fetch a version once: who waits for another one names it, and not for ever."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PublishError
+from workers.weights import machine_lock
+from workers.weights.fetch.store import Store
+
+
+async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
+    store, said, lock = Store(tmp_path, 2**20), [], tmp_path / ".lock"
+    with lock.open("w") as held:  # and nobody says so
+        held.write("4711")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(PublishError, match=r"process 4711 of this machine holds .* stood still for 0.2 s"):
+            async with store.fetching("v1", said.append):
+                pytest.fail("two fetch at once")
+        assert set(said) == {"process 4711 of this machine to fetch v1"}
+    async with store.fetching("v1", said.append):
+        assert lock.read_text() == str(os.getpid())
+    assert len(set(said)) == 1, "nobody was waited for"
