@@ -33,6 +33,7 @@ from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import (
     IDS,
+    LIMIT_S,
     admit,
     all_in,
     job,
@@ -59,6 +60,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 LONG = {"max_new_tokens": 300, "ignore_eos": True}
 #: No engine is done with it before its first prefix is seen here.
 LONGER = LONG | {"max_new_tokens": 1500}
+#: More than the prompts of all that an engine has at once.
+DRAWN = 100
 Make = Callable[..., Config]
 
 
@@ -139,8 +142,10 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 crashes = play.counter(client, keys, "crashes")
                 last = [job(i, sampling=LONGER) for i in range(18, 24)]
                 more = admit(client, keys, last)
-                # On both engines: more than half of the slots have one.
+                # On both engines: more than half of the slots have one, and the second draws, so that the router has
+                # passed something of its answers on, and cannot ask the first for them instead.
                 await until(lambda: len(prefixes(client, keys, last)) > 4)
+                await until_it_draws(session, second.url)
                 kept = prefixes(client, keys, last)
                 os.kill(second.pid, signal.SIGKILL)
                 await until(all_in(client, keys, more, "ready"))
@@ -191,6 +196,20 @@ async def say(client: redis.Redis, keys: Keys, *words: str) -> None:
         *command, "--redis", f"redis://127.0.0.1:{port}/0", stdout=asyncio.subprocess.DEVNULL
     )
     assert await process.wait() == 0
+
+
+async def until_it_draws(session: aiohttp.ClientSession, url: str) -> None:
+    """Wait until an engine holds more tokens than when it was first asked, which are those of no prompt here."""
+    first = None
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            async with session.get(f"{url}/v1/loads?include=core") as answer:
+                loads = (await answer.json())["loads"]
+            held = sum(one.get("num_used_tokens", 0) for one in loads)
+            first = held if first is None else min(first, held)
+            if held > first + DRAWN and any(one.get("num_running_reqs") for one in loads):
+                return
+            await asyncio.sleep(0.01)
 
 
 def presence_engines(worker: Any) -> list[EnginePresence]:
