@@ -10,6 +10,7 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import name_shown, number_in, unpack_map
 from penstock.protocol.scripts import note, run
+from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.words import shown, writable
@@ -45,7 +46,7 @@ class Waiting:
         self._since = self._told = 0.0
 
     def for_(self, what: str, since_s: float = 0.0) -> None:
-        """Say what is waited for; '' ends the wait. A Redis that is gone is not an error here.
+        """Say what is waited for, with secrets masked; '' ends the wait. A Redis that is gone is not an error here.
 
         Args:
             since_s: since when (Unix time); 0: since this was said first.
@@ -65,7 +66,7 @@ class Waiting:
         if now - self._told < (CONFIRM_S if self._what == self._told_what else MOMENT_S):
             return
         self._told_what, self._told = self._what, now
-        self._write({"what": writable(self._what, MAX_WHAT), "since": self._since, "at": now})
+        self._write({"what": writable(redact(self._what), MAX_WHAT), "since": self._since, "at": now})
 
     def end(self) -> None:
         """No longer waiting."""
