@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas.objects import FolderObjects
 from tests.integration.parts import PATIENCE_S, until
+from tests.integration.small_disk import SmallDisk, small_disk
 from tests.integration.test_local_copies import WORKER, contents
 from tests.integration.test_send_first_zombies import is_stopped
 from tests.unit.consumers.weights.test_deltas import Line
 from workers.weights import machine_lock
 from workers.weights.local_copies import LocalCopies
 from workers.weights.machine_lock import alone_in
+
+__all__ = ["small_disk"]
 
 
 def test_a_worker_that_stands_still_holds_no_other_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +70,17 @@ def test_who_is_at_work_says_so_in_the_lock(tmp_path: Path, monkeypatch: pytest.
     assert has_it.is_set()
     assert said[0].startswith(f"process {os.getpid()} of this machine")
     assert said[-1] == ""
+
+
+def test_the_lock_of_a_full_disk_is_held_without_a_name(small_disk: Callable[[str, int], SmallDisk]) -> None:
+    """Who makes room there needs it."""
+    disk = small_disk("full", 2)
+    with alone_in(disk.path / ".lock"):
+        pass
+    disk.fill()
+    with alone_in(disk.path / ".lock"):
+        assert (disk.path / ".lock").read_bytes() == b""
+    disk.make_room()
+    with alone_in(disk.path / ".lock"):
+        assert (disk.path / ".lock").read_bytes() == str(os.getpid()).encode()
+    assert (disk.path / ".lock").stat().st_blocks == 0, "a lock that nobody holds takes no room"

@@ -4,6 +4,7 @@ The kernel ends the lock with its holder's process, but not while that stands st
 holds it says so in the file, every ``BEAT_S``, and who waits names that process, and gives up on one that says nothing.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -102,10 +103,11 @@ def _shown(handle: int) -> tuple[bytes, int]:
 def telling(handle: int) -> Iterator[None]:
     """Say that this process has the lock of ``handle``, and from a thread of its own that it is still there.
 
-    Raises OSError where the disk refuses.
+    A lock that nobody holds names nobody and takes no room. On a full disk its holder stays without a name, as it may
+    be there to make room. Raises OSError where the disk refuses otherwise.
     """
     os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    _sign(handle)
     ended = threading.Event()
 
     def beat() -> None:
@@ -122,3 +124,12 @@ def telling(handle: int) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        os.ftruncate(handle, 0)
+
+
+def _sign(handle: int) -> None:
+    try:
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+    except OSError as exc:
+        if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
