@@ -7,6 +7,7 @@ that which ``/server_info`` reports, so the table holds for external servers as 
 | from   | what changed for penstock                                                                             |
 |--------|-------------------------------------------------------------------------------------------------------|
 | 0.5.17 | oldest supported: pause modes, weight_version, /server_info, /model_info, /v1/loads, /weights_checker |
+| 0.5.18 | leaves what it imported out of later passes of Python's collector; 0.5.17 is asked to           |
 | 0.5.19 | answers carry ``weight_versions``, the spans of tokens drawn under each version                       |
 | 0.5.20 | arguments that were deprecated before are gone (see ``RENAMED``)                                      |
 | 0.5.21 | /get_load is gone; pushed weights name ``selector`` instead of ``disable_draft_model``                |

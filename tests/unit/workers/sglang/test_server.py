@@ -35,6 +35,39 @@ async def start(config: EngineConfig, tmp_path: Path, timeout_s: float = 30) -> 
         return await servers.start(lambda: servers.spawn(config, MODEL, name="t", log_dir=tmp_path), session, timeout_s)
 
 
+#: A server that is well, and writes down what is posted to it.
+_SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        open({posted!r}, "a").write(self.path + chr(10))
+        self.send_response({code})
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("code", [200, 404])
+async def test_a_server_that_is_ready_leaves_what_it_imported_out_of_collections(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    program, posted = tmp_path / "program.py", tmp_path / "posted"
+    program.write_text(_SERVER.format(posted=str(posted), code=code))
+    server = await start(EngineConfig(python=script(tmp_path, f'exec {sys.executable} {program} "$@"')), tmp_path)
+    try:
+        assert posted.read_text() == "/freeze_gc\n"
+        assert ("does not take /freeze_gc (it answered 404)" in caplog.text) == (code == 404)
+    finally:
+        await server.stop()
+
+
 async def test_a_missing_interpreter_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="make engine"):
         await start(EngineConfig(python=str(tmp_path / "nothing")), tmp_path)
