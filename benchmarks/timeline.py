@@ -8,7 +8,7 @@ in the next. The trainer takes batches between the events and not in them.
     rest │ before: the rate │ event │ after │ rest │ ...
 
 Tokens are counted in the worker, the millisecond they arrive (``benchmarks.watched_worker``): that asks nothing more of
-the engine. Of a request 4 come at once; those of 512 requests are out of step, so that every step of the engine shows.
+the engine. Of a request 16 come at once; those of 512 requests are out of step, so that every step of the engine shows.
 
 ``lost`` is the rate of the window before, for as long as the event and the window behind it took, less what came:
 ``lost_in_pause`` while the engine was held still, from the request for it until it said that it goes on, and
@@ -67,6 +67,10 @@ BIN_TICKS = 50
 PICTURED = 120
 #: Longest wait for a batch between two events.
 BATCH_S = 120.0
+#: What waits to be drawn is enough for so long: for the longest event and the windows around it.
+RESERVE_S = 12.0
+#: For so long the engine is watched for it.
+RATE_S = 2.0
 #: Kept of the budget for the end of all parts.
 END_S = 15.0
 
@@ -144,6 +148,7 @@ class Timeline:
                 for name in ("first", "behind", "behind"):  # layouts, groups, memory for copies
                     self._rest(steady)
                     causes.bring(name)
+                self._reserve(steady, ticks)
                 self._rounds(steady, causes, ticks, folder, end_s)
                 self._check(steady, ticks)
         self.write()
@@ -153,6 +158,13 @@ class Timeline:
     def _surplus(self) -> int:
         """Groups that wait beyond those that are drawn: nobody admits more while a trainer publishes."""
         return 2 * self.load.concurrency // GROUP
+
+    def _reserve(self, steady: Steady, ticks: Ticks) -> None:
+        """Have as much wait as the engine draws in an event; for want of jobs it would stand idle."""
+        before = ticks.total()
+        steady.go_on(RATE_S)
+        rate = (ticks.total() - before) / RATE_S
+        steady.surplus = max(steady.surplus, math.ceil(RESERVE_S * rate / (self.load.new_tokens * GROUP)))
 
     @contextmanager
     def _running(self, url: str, engine: RunningEngine, model: Any) -> Iterator[tuple[Penstock, Ticks, Path]]:

@@ -5,7 +5,7 @@
 ``FOLDER/ticks`` counts tokens as they arrive in the worker (``benchmarks.ticks``). ``FOLDER/pauses`` has a line for
 each time the engine was held still: when it was asked to, and when it had said that it goes on (monotonic seconds).
 
-Answers are streamed, 4 tokens in an event. A worker whose engine does not say which weights drew a token has them so
+Answers are streamed, 16 tokens in an event. A worker whose engine does not say which weights drew a token has them so
 anyway: nothing is asked of such an engine that is not asked of it in a run. Counting an event takes a microsecond.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.ticks import Ticks
 
 TICKS, PAUSES = "ticks", "pauses"
 #: Tokens of an event of a stream.
-EVERY = 4
+EVERY = 16
 
 
 def watch(folder: Path) -> None:

@@ -14,7 +14,7 @@ from benchmarks.paired import mean_interval
 from benchmarks.publish import Publishing
 from benchmarks.ticks import Account, Ticks
 from benchmarks.timeline import Event, Timeline
-from benchmarks.watched_worker import PAUSES, TICKS, read_pauses, watch
+from benchmarks.watched_worker import EVERY, PAUSES, TICKS, read_pauses, watch
 from workers.sglang.client import SglangClient
 from workers.sglang.controls import SglangControls
 from workers.sglang.engine import SglangEngine
@@ -109,7 +109,7 @@ async def test_a_watched_worker_writes_down_tokens_and_pauses(tmp_path: Path, mo
     ((began_s, ended_s),) = read_pauses(tmp_path)
     assert began_s <= ended_s
     # One that looks at its answers anyway does so as it would.
-    assert (await engine.generate([1], {}, rid="r"))["interval"] == 4
+    assert (await engine.generate([1], {}, rid="r"))["interval"] == EVERY
     assert await engine.generate([1], {}, rid="r", heard=print, interval=9) == {
         "rid": "r", "heard": print, "interval": 9,
     }  # fmt: skip
