@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.errors import WaitTimeout
 from penstock.payloads import decode
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -129,18 +131,19 @@ class Rewinding:
         version = self.trainer.version + 1
         return self.trainer.publish(self.weights[min(version, max(self.weights))], step=version)
 
-    def step(self) -> list[Any]:
+    def step(self, timeout_s: float = 60) -> list[Any]:
         """Rows of the next batch, trained in thought."""
-        batch = self.trainer.next(timeout=60)
+        batch = self.trainer.next(timeout=timeout_s)
         self.trainer.commit(batch)
         self.publish()
         return list(batch.all_rows)
 
     def rest(self) -> list[Any]:
         """Rows of all further batches, until every group is in one, or dropped, or alone."""
-        rows = []
+        rows: list[Any] = []
         while NUM_JOBS - len(rows) // 2 - self.num_dropped() >= 2 + 2:
-            rows += self.step()
+            with suppress(WaitTimeout):  # those that it waits for may be dropped meanwhile
+                rows += self.step(timeout_s=1.0)
         return rows
 
     def num_dropped(self) -> int:
