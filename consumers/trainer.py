@@ -252,11 +252,11 @@ class Trainer:
                 sharded one every rank takes part, and blocks for the leader; otherwise the others return at once. A
                 mixture of experts of transformers is given as the model: its state dict has other names than its files.
 
-        Blocks until the files are on disk and every rank has committed; by another transport than disk also until the
-        workers that are ready have the weights, at most three times ``trainer.transfer_timeout_s``. With
-        ``trainer.folder_first: false`` it blocks for a copy in memory instead of the disk, and for workers that can
-        take the weights at once. The first publication of a trainer, or after ``load_state_dict``, consumes nothing,
-        and is on disk first; any other needs a newly committed batch.
+        Blocks until every rank has committed, for a copy in memory, and by another transport than disk until workers
+        that can take the weights at once have them, at most three times ``trainer.transfer_timeout_s``. With
+        ``trainer.folder_first: true`` it blocks until the files are on disk instead of for a copy, and for all workers
+        that are ready. The first publication of a trainer, or after ``load_state_dict``, consumes nothing, and is on
+        disk first; any other needs a newly committed batch.
 
         Raises:
             PublishError: the files cannot be written or read back, nothing new was committed, or ``step`` is not an

@@ -153,11 +153,11 @@ class TrainerConfig(Section):
     #: How new weights reach engines that are ready: one of penstock's own (docs/consumers.md has the table), or yours,
     #: module:Class. Who misses a transfer loads the folder.
     transport: TransportName = "disk"
-    #: True: a version's folder is written before it is announced. False: it is announced and sent from a copy in
-    #: memory, and its folder is written behind that, so that publish() does not wait for the disk; takes memory for
-    #: two copies. The first publication of a trainer is folder first either way; transports delta and
-    #: checkpoint_engine, whose publications all are, refuse it.
-    folder_first: bool = True
+    #: False: a version is announced and sent from a copy in memory, and its folder is written behind that, so that
+    #: publish() does not wait for the disk; takes memory for two copies. True: its folder is written before it is
+    #: announced. null: false, but true with transports delta and checkpoint_engine, whose publications all are, and
+    #: which refuse false. The first publication of a trainer is folder first either way.
+    folder_first: bool | None = None
     #: With transport delta: one of so many versions is put into ``delta_store`` whole too, beside the changes against
     #: the version before.
     anchor_every: Positive = 20
@@ -334,7 +334,7 @@ class TrainerConfig(Section):
         name = self.transport
         if name not in TRANSPORTS:
             return self  # the user's own may read what it likes
-        if not self.folder_first and name in ("delta", "checkpoint_engine"):
+        if self.folder_first is False and name in ("delta", "checkpoint_engine"):
             raise ValueError(
                 f"folder_first false has no effect with transport {name}, whose versions begin with their folder: "
                 "remove it, or choose another transport"

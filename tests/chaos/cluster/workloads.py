@@ -103,6 +103,8 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+#: Weights whose folder is there before they are announced.
+FOLDERS = {"folder_first": True}
 #: Weights that are sent before their folder is there.
 SENDS = {"folder_first": False, "transport": "tests.integration.sent_files:ToFiles", "transfer_timeout_s": 3.0}
 #: Answers long enough that a fault finds them half drawn.
@@ -150,8 +152,8 @@ WORKLOADS = {
         # Versions are announced and sent before they have a folder; or nobody sends them, and all wait for it.
         Workload("sends", {"trainer": SENDS}, trainers=(ACTOR, JUDGE)),
         Workload("late", {"staleness": {"bound": 1}, "worker": {"apply": "drain"}, "trainer": {"folder_first": False}}),
-        Workload("ranks", trainers=(Seats(ranks=2),)),
-        Workload("sync", {"staleness": {"mode": "sync", "bound": None}}),
+        Workload("ranks", {"trainer": FOLDERS}, trainers=(Seats(ranks=2),)),
+        Workload("sync", {"staleness": {"mode": "sync", "bound": None}, "trainer": FOLDERS}),
         Workload("one_step", {"staleness": {"mode": "one_step", "bound": None}}),
         Workload("wait", {"staleness": {"bound": 1, "on_expiry": "wait"}, "worker": {"apply": "drain"}}),
         Workload("drop", {"staleness": {"bound": 1, "on_expiry": "drop"}, "worker": {"apply": "abort"}}),
