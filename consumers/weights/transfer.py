@@ -79,7 +79,10 @@ class Transfer:
         key = self._keys.transfer(self.publication.model)
         wanted, looked = set(expected()), time.monotonic()
         while True:
-            self.workers = transfers.enrolled(self._control.do(lambda client: client.hgetall(key)))
+            state = self._control.do(lambda client: client.hgetall(key))
+            if state.get(b"id") != self.id.encode():
+                break  # another version took its place: what is said there is not said of this one
+            self.workers = transfers.enrolled(state)
             if time.monotonic() - looked > _EXPECT_S:
                 wanted, looked = set(expected()), time.monotonic()
             missing = wanted - self.workers.keys()
@@ -88,7 +91,7 @@ class Transfer:
             self._waiting.for_(f"worker {min(missing)} to be ready for version {self.publication.version}")
             time.sleep(_LOOK_S)
         self._waiting.end()
-        if missing:
+        if missing := wanted - self.workers.keys():
             version = self.publication.version
             log.warning("version %d goes by disk to %s: not ready in time", version, sorted(missing))
 
@@ -115,16 +118,26 @@ class Transfer:
         while (bucket := self._next()) is not None:
             yield bucket
 
-    def await_held(self) -> set[str]:
-        """Workers that hold their engine still, once all do or the time is over: until then it must not be written."""
-        return set(self._await_reports("f", "to hold its engine still"))
+    def await_held(self) -> dict[str, str]:
+        """Workers that hold their engine still, once all do or the time is over: until then it must not be written.
+
+        Returns:
+            Worker -> the address through which its engine is written to for so long, where its receiver told one.
+
+        Raises:
+            TransferFailed: another version took its place.
+        """
+        return self._await_reports("f", "to hold its engine still")
 
     def tell(self, worker: str, text: str) -> None:
         """What the worker waits for in ``Arrival.told``: where it finds the weights, for instance."""
         self._report("h", worker, text)
 
     def await_received(self) -> None:
-        """Block until every worker has the weights. Raises TransferFailed when one has not, or the time is over."""
+        """Block until every worker has the weights.
+
+        Raises TransferFailed when one has not, the time is over, or another version took its place.
+        """
         took = self._await_reports("r", "to take the weights", stop_at_failure=True)
         failed = [(worker, why) for worker, why in took.items() if why]
         failed += [(worker, "it did not answer in time") for worker in self._receiving if worker not in took]
@@ -172,11 +185,15 @@ class Transfer:
         self._control.call(transfers.report(self._keys, self.publication.model, self.id, what, worker, text))
 
     def _await_reports(self, what: str, until: str, *, stop_at_failure: bool = False) -> dict[str, str]:
-        """What workers report, once all have or the time is over."""
-        key, fields = self._keys.transfer(self.publication.model), [f"{what}:{name}" for name in self._receiving]
+        """What workers report, once all have or the time is over. Raises TransferFailed: of another version."""
+        key = self._keys.transfer(self.publication.model)
+        fields = ["id", *(f"{what}:{name}" for name in self._receiving)]
         deadline = time.monotonic() + self.timeout_s
         while True:
-            values = self._control.do(lambda client: client.hmget(key, fields))
+            id_, *values = self._control.do(lambda client: client.hmget(key, fields))
+            if id_ != self.id.encode():
+                self._waiting.end()
+                raise TransferFailed("another version took its place")
             said = {
                 name: name_shown(text) for name, text in zip(self._receiving, values, strict=True) if text is not None
             }

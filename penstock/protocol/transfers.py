@@ -71,9 +71,9 @@ def decide(keys: Keys, model: str, decision: Decision) -> Call[bool]:
 
 
 def report(keys: Keys, model: str, id_: str, what: str, worker: str, text: str) -> Call[bool]:
-    """``what``: ``f`` its engine is frozen and waits, ``r`` what came of it ('' is fine), by the worker; ``h`` what
-    it has to know (where parameter servers are, say), ``s`` that it was sent to ('' or what went wrong), by the
-    trainer."""
+    """``what``: ``f`` its engine is frozen and waits (and where it is written to, or ''), ``r`` what came of it ('' is
+    fine), by the worker; ``h`` what it has to know (where parameter servers are, say), ``s`` that it was sent to ('' or
+    what went wrong), by the trainer."""
     args: list[Value] = [keys.prefix, id_, f"{what}:{worker}", text]
     return Call(script("transfer_report"), [keys.transfer(model)], args, bool)
 

@@ -1,6 +1,9 @@
 """Ports of this machine."""
 
 import socket
+from urllib.parse import urlsplit
+
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 def free_port() -> int:
@@ -8,3 +11,9 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def is_loopback(url: str) -> bool:
+    """Whether it is an address of HTTP on this machine's loopback interface. Raises ValueError: it is no URL."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname in _LOOPBACK

@@ -141,6 +141,7 @@ class FakeEngine:
                 web.get("/metrics", self._metrics),
                 web.post("/update_weights_from_disk", self._load),
                 web.post("/update_weights_from_ipc", self._load_handles),
+                web.post("/update_weights_from_tensor", self._load),
             ]
         )
         self._server = TestServer(app, port=port)

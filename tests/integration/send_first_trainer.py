@@ -27,6 +27,8 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "copied": (Behind, "take", True),
     "claimed": (Clock, "claim", True),
     "announced": (Clock, "announce", True),
+    "decided": (Transfer, "await_held", False),
+    "held": (Transfer, "await_held", True),
     "nothing sent": (Transfer, "tell", False),
     "half sent": (Transfer, "await_received", False),
     "sent": (FolderWriter, "put", False),

@@ -15,7 +15,7 @@ from consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
-from tests.integration.send_first_rig import HELD, RUN, Fork, Rigs, fork, fork_trainer, make, up, zygote
+from tests.integration.send_first_rig import HELD, RUN, Fork, Make, Rigs, fork, fork_trainer, make, up, zygote
 from tests.integration.test_transfers import PATIENCE_S, checksums, load
 from tests.integration.worker_play import until, working
 
@@ -26,6 +26,35 @@ pytestmark = pytest.mark.xdist_group("engine")
 
 def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+PUSH = "tests.integration.pushed_files:Push"
+
+
+@pytest.mark.parametrize("point", ["decided", "held"])
+async def test_T1_a_trainer_that_comes_back_in_its_send_writes_into_no_engine(
+    make: Make, up: Rigs, fork_trainer: Fork, client: redis.Redis, keys: Keys, models: list[Path], point: str
+) -> None:
+    """Its worker has given it up by then, and the engine has another version, with requests in it."""
+    async with up() as rig:
+        rig.config = make(rig.fake.url, transport=PUSH)
+        async with working(rig.config) as worker:
+            engine = worker.services.engine
+            zombie = fork_trainer(rig.config, point, "SIGSTOP")
+            await until(lambda: is_stopped(zombie.pid), limit_s=PATIENCE_S)
+            client.delete(keys.owner(RUN))
+            with Trainer(rig.config) as successor:
+                back = {"run": rig.config.run, "subscription": RUN, "batch": 0, "version": 1}
+                await asyncio.to_thread(successor.load_state_dict, back)
+                version = await asyncio.to_thread(successor.publish, load(models[3]))
+                await until(lambda: engine.version == version, limit_s=PATIENCE_S)
+                os.kill(zombie.pid, signal.SIGCONT)
+                await until(lambda: zombie.poll() is not None, limit_s=PATIENCE_S)
+                assert (engine.version, rig.fake.version) == (version, str(version))
+                assert set(rig.by_version) == {"1", str(version)}, "nothing of the zombie's was written"
+                assert rig.crashes() == dict.fromkeys(HELD, 0)
+                await rig.all_end()
+            assert worker.services.tally.engine_restarts == 0
 
 
 @pytest.mark.parametrize("point", ["claimed", "sent"])

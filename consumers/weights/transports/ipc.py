@@ -1,7 +1,8 @@
 """Weights to engines on the trainer's own GPU: handles of its memory, not bytes (SGLang's /update_weights_from_tensor).
 
-SGLang reads the handles with a pickle of its own kind, so they go straight from trainer to engine, over loopback, and
-nowhere else: nothing pickled stands in Redis, and nothing is unpickled here.
+SGLang reads the handles with a pickle of its own kind, so they go to the engine over loopback, through its worker's
+inlet (workers/weights/receive/inlet.py), and nowhere else: nothing pickled stands in Redis, and nothing is unpickled
+here.
 """
 
 import base64
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from consumers.weights.transports.device import trainers_device
 from consumers.weights.transports.sender import Sender
 from penstock.errors import EngineError
 from penstock.system.engine_http import fetch
+from penstock.system.ports import is_loopback
 
 log = logging.getLogger(__name__)
 
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 #: Place of the device's index in what torch needs to rebuild a CUDA tensor.
 _DEVICE_INDEX = 6
 #: What a worker is told that was not ready to be written to; it would wait for twice the transfer's time otherwise.
@@ -34,7 +34,7 @@ _LATE = "it did not hold its engine still in time"
 
 
 class CudaIpc(Sender):
-    """Handles of each bucket to every engine, while its worker holds it still."""
+    """Handles of each bucket to every engine, through the inlet that its worker has open while it holds it still."""
 
     def send(self, transfer: Transfer) -> None:
         transfer.decide()
@@ -42,17 +42,22 @@ class CudaIpc(Sender):
         for worker in sorted(transfer.workers.keys() - held):
             log.warning("worker %s takes this version from the disk: %s", worker, _LATE)
             transfer.end(worker, _LATE)
-        engines = {name: (one.url, one.num_ranks) for name, one in transfer.workers.items() if name in held}
-        device, version = trainers_device(self.config), str(transfer.publication.version)
+        engines = {name: (url, transfer.workers[name].num_ranks) for name, url in held.items()}
+        version = str(transfer.publication.version)
         for bucket, is_last in _marked(transfer.buckets()):
-            on_device = [(name, tensor.to(device)) for name, tensor in bucket]
-            failed = send(on_device, engines, version if is_last else None, transfer.timeout_s)
+            failed = self._give(bucket, engines, version if is_last else None, transfer.timeout_s)
             for worker, why in failed.items():
                 log.warning("worker %s takes this version from the disk: %s", worker, why)
                 transfer.end(worker, why)
                 del engines[worker]
         for worker in engines:
             transfer.end(worker)
+
+    def _give(
+        self, bucket: Bucket, engines: dict[str, tuple[str, int]], version: str | None, timeout_s: float
+    ) -> dict[str, str]:
+        device = trainers_device(self.config)
+        return send([(name, tensor.to(device)) for name, tensor in bucket], engines, version, timeout_s)
 
 
 def _marked(buckets: Iterator[Bucket]) -> Iterator[tuple[Bucket, bool]]:
@@ -84,8 +89,7 @@ def handles(bucket: Sequence[tuple[str, Tensor]]) -> str:
 
 def check_local(url: str) -> None:
     """Raise TransferFailed unless ``url`` is an engine on this machine."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname not in _LOOPBACK:
+    if not is_loopback(url):
         raise TransferFailed(f"{url} is not on this machine, and memory cannot be shared with another")
 
 
@@ -95,7 +99,7 @@ def send(
     """Have engines copy a bucket; the tensors must stay until this returns. Blocks at most ``timeout_s``.
 
     Args:
-        engines: worker -> address and number of processes that hold weights.
+        engines: worker -> address of its inlet, and number of processes of its engine that hold weights.
         version: sent with the last bucket of a version.
 
     Returns:

@@ -81,17 +81,21 @@ class Arrival:
         self._is_awaited = True
         return text
 
-    async def sent(self) -> str:
-        """Say that the engine is held still, and wait for ``Transfer.end``: '' when the trainer has written to it."""
-        return (await self._first_of("s"))[1]
+    async def sent(self, where: str = "") -> str:
+        """Say that the engine is held still, and wait for ``Transfer.end``: '' when the trainer has written to it.
+
+        Args:
+            where: address through which the trainer writes to it, where it does.
+        """
+        return (await self._first_of("s", where=where))[1]
 
     async def answer(self, failure: str) -> None:
         """Tell the trainer what came of it: that it failed, or what it waits for."""
         if failure or self._is_awaited:
             await self._report("r", failure)
 
-    async def _first_of(self, *fields: str) -> tuple[str, str]:
-        await self._report("f", "")
+    async def _first_of(self, *fields: str, where: str = "") -> tuple[str, str]:
+        await self._report("f", where)
         names = [f"{field}:{self._worker}" for field in fields]
         deadline = time.monotonic() + 2 * self._timeout_s + MARGIN_S
         while time.monotonic() < deadline:

@@ -1,11 +1,16 @@
 """Weights in the trainer's memory, on the engine's own GPU (cuda_ipc)."""
 
+from penstock.system.ports import is_loopback
 from workers.weights.receive.arrival import Arrival
+from workers.weights.receive.inlet import Inlet
 from workers.weights.receive.receiver import Receiver
 
 
 class CudaIpc(Receiver):
-    """The trainer writes to the engine; the worker says when, and waits."""
+    """The trainer writes to the engine, through an inlet of the worker's that is open for so long."""
 
     async def receive(self, arrival: Arrival) -> str:
-        return await arrival.sent()
+        if not is_loopback(self.engine.url):
+            return await arrival.sent(self.engine.url)  # which the trainer refuses, and says so
+        async with Inlet(arrival.post) as inlet:
+            return await arrival.sent(inlet.url)

@@ -24,13 +24,16 @@ class Redis:
         self.is_open = is_open
         self.decisions: list[Decision] = []
         self.reports: list[tuple[str, str]] = []
-        self.fields: dict[str, bytes] = {}
+        self.fields: dict[str, bytes] = {"id": b"3-0"}
 
     def do(self, work: Any) -> list[bytes | None]:
         return work(self)  # type: ignore[no-any-return]
 
     def hmget(self, key: str, names: list[str]) -> list[bytes | None]:
         return [self.fields.get(name) for name in names]
+
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        return {name.encode(): value for name, value in self.fields.items()}
 
     def call(self, call: Any) -> bool:
         if len(call.args) == 3:
@@ -79,9 +82,9 @@ def test_workers_that_were_left_out_are_not_waited_for() -> None:
     redis = Redis()
     transfer = a_transfer(redis)
     transfer.decide({"a": 1})
-    redis.fields = {"r:a": b""}
+    redis.fields = {"id": b"3-0", "r:a": b""}
     transfer.await_received()
-    redis.fields = {"r:a": b"no room"}
+    redis.fields = {"id": b"3-0", "r:a": b"no room"}
     with pytest.raises(TransferFailed, match="worker a did not take the weights: no room"):
         transfer.await_received()
 
@@ -89,6 +92,20 @@ def test_workers_that_were_left_out_are_not_waited_for() -> None:
 def test_a_version_that_was_overtaken_is_not_sent() -> None:
     with pytest.raises(TransferFailed, match="another version took its place"):
         a_transfer(Redis(is_open=False)).decide()
+
+
+def test_T1_what_workers_say_of_another_version_is_not_heard() -> None:
+    """A trainer that stood still goes on: its successor sends by now, and workers answer that one."""
+    redis, of_b = Redis(), Enrollment("b", "http://127.0.0.1:2", 1)
+    transfer = a_transfer(redis)
+    transfer.decide()
+    redis.fields = {"id": b"4-0", "m:b": of_b.to_bytes(), "f:a": b"", "f:b": b"", "r:a": b"", "r:b": b""}
+    for wait in (transfer.await_held, transfer.await_received):
+        with pytest.raises(TransferFailed, match="another version took its place"):
+            wait()
+    transfer.workers = {}
+    transfer.await_workers(lambda: {"b"})
+    assert transfer.workers == {}
 
 
 def test_the_walk_is_gone_to_its_end_for_the_other_ranks() -> None:

@@ -28,9 +28,9 @@ class Transfer:
     def decide(self) -> None:
         self.did.append(("decide",))
 
-    def await_held(self) -> set[str]:
+    def await_held(self) -> dict[str, str]:
         self.did.append(("held",))
-        return {"a", "b"}
+        return {name: f"http://127.0.0.1:9/{name}" for name in "ab"}
 
     def buckets(self) -> Iterator[Bucket]:
         for number in range(3):

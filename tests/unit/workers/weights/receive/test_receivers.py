@@ -37,6 +37,7 @@ class Redis:
 
 class Engine:
     def __init__(self) -> None:
+        self.url = "http://127.0.0.1:1"
         self.posts: list[tuple[str, dict[str, Any]]] = []
 
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
@@ -60,8 +61,19 @@ async def test_by_cuda_ipc_the_trainer_writes_and_says_how_it_went(fields: dict[
     redis = Redis(**fields)
     receiver, arrival, engine = receiving(CudaIpc, redis)
     assert await receiver.receive(arrival) == failure
-    assert redis.reports == [("f:w", "")]
+    ((field, url),) = redis.reports
+    assert field == "f:w"
+    assert url.startswith("http://127.0.0.1:"), "its inlet"
+    assert url != engine.url
     assert engine.posts == []
+
+
+async def test_by_cuda_ipc_an_engine_elsewhere_is_named_to_the_trainer_which_refuses_it() -> None:
+    redis = Redis(s="http://h:1 is not on this machine")
+    receiver, arrival, engine = receiving(CudaIpc, redis)
+    engine.url = "http://h:1"
+    assert await receiver.receive(arrival) == "http://h:1 is not on this machine"
+    assert redis.reports == [("f:w", "http://h:1")]
 
 
 async def test_a_trainer_that_is_silent_has_not_sent() -> None:

@@ -1,0 +1,85 @@
+"""Where a trainer writes into an engine: through its worker, while that holds the engine still for one version.
+
+    trainer ──bucket──> inlet (loopback, a path that nobody guesses) ──> engine
+
+Whoever is late finds it closed: a trainer that stood still, say, and goes on when it was taken over, or when its worker
+has given it up. A bucket that is under way when it closes is waited for, so nothing reaches the engine behind that.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+from aiohttp import web
+
+from penstock.errors import EngineDied
+from penstock.system.tokens import new_token
+
+#: Of SGLang's server.
+PATH = "/update_weights_from_tensor"
+#: Handles of a bucket's tensors, for each process of the engine.
+_MAX_BODY_BYTES = 256 * 1024**2
+#: Longest wait for a client that does not read its answer.
+_SHUTDOWN_S = 1.0
+
+#: As ``Arrival.post``.
+Post = Callable[[str, dict[str, Any]], Awaitable[str]]
+
+
+class Inlet:
+    """Open within ``async with``. Its end blocks for the bucket that is under way.
+
+    Raises:
+        EngineDied: at its end, where the engine did not answer to a bucket: what it has is not known.
+    """
+
+    def __init__(self, post: Post) -> None:
+        #: Where buckets are posted to, with ``PATH`` behind it.
+        self.url = ""
+        self._post = post
+        self._is_open = False
+        self._passing = asyncio.Lock()
+        self._lost: EngineDied | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        token = new_token()
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_post(f"/{token}{PATH}", self._pass_on)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/{token}"
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        try:
+            async with self._passing:
+                pass
+        finally:
+            assert self._runner is not None
+            await self._runner.cleanup()
+        if self._lost is not None and (exc is None or isinstance(exc, Exception)):
+            raise self._lost
+
+    async def _pass_on(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        async with self._passing:
+            if not self._is_open:
+                return _answer("its worker takes this version no more", 409)
+            try:
+                why = await self._post(PATH, body)
+            except EngineDied as exc:
+                self._lost = exc
+                return _answer(str(exc), 502)
+        return _answer(why, 400 if why else 200)
+
+
+def _answer(why: str, status: int) -> web.Response:
+    return web.json_response({"success": not why, "message": why}, status=status)
