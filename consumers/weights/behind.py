@@ -10,7 +10,7 @@ Two copies at most are in memory, the newest and the one that is being written.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from consumers.weights import publish
 from consumers.weights.copies import Arena, Copy
 from consumers.weights.copy_files import ServedCopy
 from consumers.weights.folder_writer import FolderWriter, Task
+from consumers.weights.shared_memory import SharedMemory
 from consumers.weights.sources import Source
 from penstock.config import Config
 from penstock.protocol import scripts
@@ -44,6 +45,7 @@ class Behind:
         in_use: versions that somebody holds, loads or has pinned, asked for by the given connection.
         offer: called with version, digest of its index and folder once it is whole, from the writer's thread.
         offer_copy: has a copy served until its folder is there, where that is wanted.
+        memories: of the two copies, one each; (): memory of this process alone.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class Behind:
         in_use: Callable[[Control], Collection[int]],
         offer: Callable[[int, str, Path], None],
         offer_copy: Callable[[ServedCopy], None],
+        memories: Sequence[SharedMemory] = (),
     ) -> None:
         self._config, self._subscriber, self._folder = config, subscriber, folder
         self._in_use, self._offer, self._offer_copy = in_use, offer, offer_copy
-        self._arenas = [Arena(), Arena()]
+        self._arenas = [Arena(memory) for memory in memories or (None, None)]
         self._closed = threading.Event()
         self._control: Control | None = None
         self._newest: Whole | None = None

@@ -1,6 +1,7 @@
 """One immutable copy of a version's weights in memory: what is sent, and what its folder is written from.
 
     source ─walk─> arena: pieces of memory that are taken again for a later version ─> Copy, a source of its own
+                   (of memory that other processes read, where they load from it: shared_memory.py)
 
 A copy stays as it is until its arena is taken for another one. Who reads it beside the trainer (over HTTP) does so a
 piece at a time, and is told when it is gone.
@@ -8,13 +9,14 @@ piece at a time, and is told when it is gone.
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from consumers.weights.shared_memory import SharedMemory
 from consumers.weights.sources import Source, buckets
 from penstock.errors import PublishError
 from penstock.weights.index import layout_digest
@@ -33,8 +35,10 @@ class Copy:
 
     is_sharded = False
 
-    def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
+    def __init__(self, tensors: list[tuple[str, Tensor]], memory: SharedMemory | None = None) -> None:
         self._tensors = tensors
+        #: What other processes can read it in.
+        self.memory = memory
         self._reading = threading.Lock()
         #: Whether its memory went to a later one.
         self.is_gone = False
@@ -73,9 +77,14 @@ class Copy:
 
 
 class Arena:
-    """Memory for one copy. Not thread-safe."""
+    """Memory for one copy. Not thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        memory: what it is taken from; None: memory of this process alone.
+    """
+
+    def __init__(self, memory: SharedMemory | None = None) -> None:
+        self._memory = memory
         self._pieces: list[Tensor] = []
         #: The copy that is in it.
         self.copy: Copy | None = None
@@ -93,13 +102,13 @@ class Arena:
         self.copy = None
         found: list[tuple[str, Tensor]] = []
         failure: Exception | None = None
-        places, devices = _Places(self._pieces), set()
+        places, devices = _Places(self._pieces, self._memory.piece if self._memory else _memory), set()
         for bucket in buckets(source, config, PIECE_BYTES):
             for name, tensor in bucket if failure is None else ():
                 try:
                     place = places.of(tensor)
                     place.copy_(tensor.detach(), non_blocking=True)
-                except (RuntimeError, MemoryError) as exc:
+                except (RuntimeError, MemoryError, OSError) as exc:
                     failure = exc
                     break
                 found.append((name, place))
@@ -111,15 +120,15 @@ class Arena:
             raise PublishError(f"The weights cannot be copied into memory ({failure}): there must be room for two.")
         if not found:
             raise PublishError("there is no tensor to publish; give the model or its state dict.")
-        self.copy = Copy(found)
+        self.copy = Copy(found, self._memory)
         return self.copy
 
 
 class _Places:
     """Places for tensors, one behind the other, in pieces that are there already as far as they reach."""
 
-    def __init__(self, pieces: list[Tensor]) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: list[Tensor], take: Callable[..., Tensor]) -> None:
+        self._pieces, self._take = pieces, take
         self._piece, self._filled = 0, 0
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -130,9 +139,9 @@ class _Places:
         if self._piece < len(self._pieces) and self._filled + num_bytes > self._pieces[self._piece].numel():
             self._piece, self._filled = self._piece + (self._filled > 0), 0
         if self._piece == len(self._pieces):
-            self._pieces.append(_memory(max(PIECE_BYTES, num_bytes), is_pinned=tensor.is_cuda))
+            self._pieces.append(self._take(max(PIECE_BYTES, num_bytes), is_pinned=tensor.is_cuda))
         elif self._pieces[self._piece].numel() < num_bytes:
-            self._pieces[self._piece] = _memory(num_bytes, is_pinned=tensor.is_cuda)
+            self._pieces[self._piece] = self._take(num_bytes, is_pinned=tensor.is_cuda)
         start = self._filled
         self._filled += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
         flat = self._pieces[self._piece][start : start + num_bytes]

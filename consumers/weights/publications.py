@@ -73,6 +73,7 @@ class Publications:
                 in_use=self.publisher.in_use,
                 offer=self._offer,
                 offer_copy=self._offer_copy,
+                memories=self.publisher.memories,
             )
         return self._behind
 
@@ -164,6 +165,7 @@ class Publications:
         from consumers.weights.publish import check_layout
 
         began, before = time.monotonic(), self._clock.last
+        self.publisher.leave_copies()
         self.publisher.walk(source)
         copy = self.behind.take(source)
         check_layout(copy.layout, Path(self._config.model.path))
@@ -181,7 +183,7 @@ class Publications:
             num_bytes=copy.num_bytes,
             abandoned=abandoned,
         )
-        self.publisher.open(publication)
+        self.publisher.open(publication, copy)
         self._clock.announce(publication)
         try:
             self.publisher.send(copy, publication, after=before)

@@ -10,15 +10,17 @@ missed the transfer loads it.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.subscription.subscriber import Subscriber
 from consumers.weights import publish
+from consumers.weights.copies import Copy
 from consumers.weights.deltas import deltas_of
 from consumers.weights.orders import Orders
 from consumers.weights.publish import Written
+from consumers.weights.shared_memory import SharedMemory
 from consumers.weights.sources import Source, buckets
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from consumers.weights.transports.sender import Sender, sender_of
@@ -83,6 +85,16 @@ class Publisher:
     def needs_folder(self) -> bool:
         """Whether a version needs its folder before it is sent, or made deltas of."""
         return self.deltas is not None or (self.sender is not None and self.sender.needs_folder)
+
+    @property
+    def memories(self) -> Sequence[SharedMemory]:
+        """What copies are made in; (): memory of the trainer alone."""
+        return self.sender.memories if self.sender is not None else ()
+
+    def leave_copies(self) -> None:
+        """Have the sender leave copies, whose memory is about to be taken. Blocks; raises what the sender does."""
+        if self.sender is not None:
+            self.sender.leave_copies()
 
     def close(self) -> None:
         """End what weights are sent by; what it raises is logged, as it keeps nobody from anything."""
@@ -197,8 +209,11 @@ class Publisher:
                 found.update(versions)
         return found
 
-    def open(self, publication: Publication) -> None:
+    def open(self, publication: Publication, copy: Copy | None = None) -> None:
         """Let workers enroll for a version that is about to be announced: they hear of it only then.
+
+        Args:
+            copy: what it is sent from; None: its folder is there.
 
         Raises PublishError where another trainer has the subscription: what that one sends is not disturbed.
         """
@@ -210,7 +225,10 @@ class Publisher:
                     f"Version {publication.version} of model {self._model!r} cannot be announced: another trainer has "
                     f"subscription {sub.name!r} by now, or it was rewound."
                 )
-            self.sender.begin(publication)
+            if copy is None:
+                self.sender.begin(publication)
+            else:
+                self.sender.begin_copy(publication, copy)
 
     def send(self, source: Source, publication: Publication, after: int = 0) -> Sent | None:
         """Send an announced version to the workers that are ready; whatever fails is logged and goes by disk.

@@ -9,6 +9,10 @@ from penstock.system.user_code import find
 from penstock.weights.transport import TRANSPORTS, transport
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from consumers.weights.copies import Copy
+    from consumers.weights.shared_memory import SharedMemory
     from consumers.weights.transfer import Transfer
     from penstock.config import TrainerConfig
     from penstock.protocol.records.publication import Publication
@@ -23,7 +27,10 @@ class Sender(ABC):
 
     #: True: the folder is complete before ``begin``, and named in ``publication.path``, whatever
     #: ``trainer.folder_first`` says.
-    needs_folder: ClassVar[bool] = False
+    needs_folder: bool = False
+
+    #: What the trainer makes its two copies in of versions that are sent first; (): memory of its own.
+    memories: "Sequence[SharedMemory]" = ()
 
     #: The worker's side, ``module:Class``, of one that is not penstock's own.
     receiver: ClassVar[str] = ""
@@ -40,6 +47,13 @@ class Sender(ABC):
 
         What it raises ends ``Trainer.publish``: the version is not announced.
         """
+
+    def begin_copy(self, publication: "Publication", copy: "Copy") -> None:
+        """As :meth:`begin`, in its place, of a version that is sent first: its weights are in ``copy``."""
+        self.begin(publication)
+
+    def leave_copies(self) -> None:  # noqa: B027
+        """The memory of copies is about to be taken again: see that nobody reads them any more. Blocks."""
 
     @abstractmethod
     def send(self, transfer: "Transfer") -> None:

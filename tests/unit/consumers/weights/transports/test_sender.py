@@ -5,16 +5,25 @@ import sys
 
 import pytest
 
+from consumers.weights.copies import Copy
+from consumers.weights.transfer import Transfer
 from consumers.weights.transports.sender import Sender, sender_of
-from penstock.config import Config
+from penstock.config import Config, TrainerConfig
 from penstock.errors import ConfigError
+from penstock.protocol.records.publication import Publication
 from penstock.system.user_imports import named
 from penstock.weights.transport import TRANSPORTS
 from workers.weights.receive.receiver import Receiver, receiver_of
 
 
 class Own(Sender):
-    pass
+    began: str = ""
+
+    def begin(self, publication: Publication) -> None:
+        self.began = publication.id
+
+    def send(self, transfer: Transfer) -> None:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize("name", [name for name, known in TRANSPORTS.items() if known.is_sent])
@@ -31,6 +40,15 @@ def test_by_disk_nothing_is_sent() -> None:
 
 def test_a_senders_class_is_found_by_its_import_path() -> None:
     assert sender_of(f"{__name__}:Own") is Own
+
+
+def test_a_sender_that_has_no_use_for_the_copy_begins_as_ever() -> None:
+    sender = Own(TrainerConfig())
+    assert not sender.needs_folder
+    publication = Publication(model="policy", version=3, transport="x", path="", layout="0" * 16)
+    sender.begin_copy(publication, Copy([]))
+    sender.leave_copies()
+    assert sender.began == publication.id
 
 
 @pytest.mark.parametrize("name", ["json:loads", "pathlib:Path"])
