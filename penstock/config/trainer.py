@@ -155,8 +155,8 @@ class TrainerConfig(Section):
     transport: TransportName = "disk"
     #: False: a version is announced and sent from a copy in memory, and its folder is written behind that, so that
     #: publish() does not wait for the disk; takes memory for two copies. True: its folder is written before it is
-    #: announced. null: false, but true with transports delta and checkpoint_engine, whose publications all are, and
-    #: which refuse false. The first publication of a trainer is folder first either way.
+    #: announced. null: false, but true with transports checkpoint_engine and delta, which refuses false. The first
+    #: publication of a trainer is folder first either way.
     folder_first: bool | None = None
     #: With transport delta: one of so many versions is put into ``delta_store`` whole too, beside the changes against
     #: the version before.
@@ -334,7 +334,7 @@ class TrainerConfig(Section):
         name = self.transport
         if name not in TRANSPORTS:
             return self  # the user's own may read what it likes
-        if self.folder_first is False and name in ("delta", "checkpoint_engine"):
+        if self.folder_first is False and name == "delta":
             raise ValueError(
                 f"folder_first false has no effect with transport {name}, whose versions begin with their folder: "
                 "remove it, or choose another transport"

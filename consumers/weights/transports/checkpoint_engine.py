@@ -1,10 +1,12 @@
 """Weights to engines through checkpoint-engine: the trainer's hold on its parameter servers (parameter_server.py).
 
-    begin      start those that do not run, have them read the folder of a version; engines go on generating
+    begin      start those that do not run, have them read a version: its folder, or, with folder_first: false, the copy
+               in the trainer's memory (shares.py); engines go on generating
     loaded     wait for that
     update     engines are held still: sockets at which each engine process meets the server on its GPU
     finish     engines have answered: wait for the servers
     abandon    something went wrong: end the servers, and let engines go that wait for them
+    leave      the memory of a copy is taken again: wait for those that still read it, or end them
 
 One server for each GPU, and one engine process on each of these GPUs: a server hands its buckets to the one process
 that shares its GPU's memory, so two engines on one GPU cannot both be served, and a GPU without an engine would keep
@@ -28,8 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from consumers.weights.copies import Copy
+from consumers.weights.shared_memory import SharedMemory
 from consumers.weights.transfer import Transfer, TransferFailed
-from consumers.weights.transports import ipc
+from consumers.weights.transports import ipc, shares
 from consumers.weights.transports.parameter_server import LISTENER
 from consumers.weights.transports.sender import Sender
 from penstock.config import TrainerConfig
@@ -47,24 +51,32 @@ _GONE_S = 5.0
 
 
 class CheckpointEngine(Sender):
-    """Parameter servers read the folder of a version while engines generate, and hand it to those that are ready."""
-
-    needs_folder = True
+    """Parameter servers read a version while engines generate, and hand it to those that are ready."""
 
     def __init__(self, config: TrainerConfig) -> None:
         super().__init__(config)
         TRANSPORTS["checkpoint_engine"].check_package(config.transport)
         self._servers: ParameterServers | None = None
+        self.needs_folder = config.folder_first is not False
+        self.memories = () if self.needs_folder else (SharedMemory(), SharedMemory())
 
     @property
     def servers(self) -> "ParameterServers":
         """Made when they are first asked for; raises ConfigError."""
         if self._servers is None:
-            self._servers = ParameterServers(gpu_ids(self.config.parameter_server_gpus), self.config.bucket_bytes)
+            gpus = gpu_ids(self.config.parameter_server_gpus)
+            self._servers = ParameterServers(gpus, self.config.bucket_bytes, self.memories)
         return self._servers
 
     def begin(self, publication: Publication) -> None:
         self.servers.begin(publication.id, Path(publication.path))
+
+    def begin_copy(self, publication: Publication, copy: Copy) -> None:
+        self.servers.begin_copy(publication.id, copy)
+
+    def leave_copies(self) -> None:
+        if self._servers is not None:
+            self._servers.leave_copies(self.config.transfer_timeout_s)
 
     def send(self, transfer: Transfer) -> None:
         check_served(transfer.workers, len(self.servers.gpus))
@@ -81,6 +93,11 @@ class CheckpointEngine(Sender):
     def abandon(self) -> None:
         if self._servers is not None:
             self._servers.abandon()
+
+    def close(self) -> None:
+        super().close()
+        for memory in self.memories:
+            memory.close()
 
 
 def check_served(engines: Mapping[str, Enrollment], num_gpus: int) -> None:
@@ -126,13 +143,16 @@ class ParameterServers:
         gpus: ``GPU-UUID`` of each.
         bucket_bytes: most bytes broadcast at once, in whole GiB; a server takes three times as much of its GPU
             meanwhile.
+        memories: of copies that they may read.
     """
 
-    def __init__(self, gpus: Sequence[str], bucket_bytes: int) -> None:
+    def __init__(self, gpus: Sequence[str], bucket_bytes: int, memories: Sequence[SharedMemory] = ()) -> None:
         self.gpus = list(gpus)
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self._memories = bucket_bytes, memories
         self._servers: list[_Server] = []
         self._name = ""
+        #: Whether a copy was not heard yet to be loaded.
+        self._reads_copy = False
         #: GPU -> socket of an update that is not through.
         self._handles: dict[str, str] = {}
 
@@ -143,18 +163,46 @@ class ParameterServers:
 
     def begin(self, name: str, folder: Path) -> None:
         """Have the servers read a version's files, each its share. Returns at once."""
+        files, count = sorted(str(file) for file in folder.glob("*.safetensors")), len(self.gpus)
+        self._run()
+        self._have_read(name, [{"files": files[rank::count]} for rank in range(count)])
+
+    def begin_copy(self, name: str, copy: Copy) -> None:
+        """As ``begin``, of a copy in one of the ``memories``, which must stay until ``loaded`` or ``leave_copies``.
+
+        Raises PublishError: there is no memory to say where it lies.
+        """
+        assert copy.memory is not None, "made in another arena"
+        places = shares.put(copy.memory, shares.shares_of(copy, len(self.gpus), self._bucket_bytes))
+        self._run()
+        self._reads_copy = True
+        self._have_read(name, [{"share": place} for place in places])
+
+    def _run(self) -> None:
         if any(server.process.poll() is not None for server in self._servers):
             self.abandon()
         if not self._servers:
             self._start()
+
+    def _have_read(self, name: str, each: list[dict[str, Any]]) -> None:
         self._name = name
-        files = sorted(str(file) for file in folder.glob("*.safetensors"))
-        for rank, server in enumerate(self._servers):
-            self._say(server, load=name, files=files[rank :: len(self._servers)])
+        for server, what in zip(self._servers, each, strict=True):
+            self._say(server, load=name, **what)
 
     def loaded(self, timeout_s: float) -> None:
         """Wait until every server has its share. Raises TransferFailed."""
         self._all_say("loaded", self._name, timeout_s)
+        self._reads_copy = False
+
+    def leave_copies(self, timeout_s: float) -> None:
+        """Wait until no copy is read any more; servers that are not through in time are ended."""
+        if not self._reads_copy:
+            return
+        try:
+            self.loaded(timeout_s)
+        except TransferFailed as exc:
+            log.warning("new parameter servers are started: %s", exc)
+            self.abandon()
 
     def update(self, timeout_s: float) -> dict[str, str]:
         """Begin the update; GPU -> socket at which its engine process finds it. Raises TransferFailed."""
@@ -171,7 +219,7 @@ class ParameterServers:
 
     def abandon(self) -> None:
         """End the servers; engine processes that wait for them get an error. Blocks for a few seconds at most."""
-        servers, self._servers = self._servers, []
+        servers, self._servers, self._reads_copy = self._servers, [], False
         for server in servers:
             server.process.kill()
         for server in servers:
@@ -195,6 +243,7 @@ class ParameterServers:
                 "LOGURU_LEVEL": "WARNING",
                 LISTENER: str(listener.fileno()),
             }
+            fds = [memory.fd for memory in self._memories]
             for rank, gpu in enumerate(self.gpus):
                 own = {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": gpu}
                 process = subprocess.Popen(
@@ -203,7 +252,7 @@ class ParameterServers:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    pass_fds=[listener.fileno()] if rank == 0 else [],
+                    pass_fds=[*fds, listener.fileno()] if rank == 0 else fds,
                     start_new_session=True,  # it ends with its stdin, not by the user's ^C
                 )
                 self._servers.append(_Server(process, _lines(process, rank)))

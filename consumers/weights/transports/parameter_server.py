@@ -7,6 +7,7 @@ waits without a limit for engines: hence a process of its own, which the trainer
 
     trainer (lines of JSON on stdin)                        server (lines on stdout)
     {"load": NAME, "files": [...]}                          {"loaded": NAME}
+    {"load": NAME, "share": [...]}   of a copy: shares.py   {"loaded": NAME}   it is not read any more
     {"update": NAME}                                        {"handles": {GPU: socket}}   rank 0 only
     {"taken": true}      the engines have answered          {"updated": NAME}
     end of the file                                         it ends
@@ -67,16 +68,24 @@ def _make(rank: int) -> Any:
     return server
 
 
-def register(server: Any, name: str, files: list[str]) -> None:
-    """Read this server's share of the files into pinned host memory, that of the last version where it fits.
+def register(server: Any, name: str, **what: Any) -> bool:
+    """Read this server's share into pinned host memory, that of the last version where it fits; whether it has one.
 
-    Never in place: checkpoint-engine deletes files in /dev/shm that it pins so.
+    Never in place: checkpoint-engine deletes files in /dev/shm that it pins so. Tensors it copies (0.1.2 and 0.4.2).
+
+    Args:
+        what: ``files``, or the place of a ``share`` of a copy.
     """
-    if not files:
-        return
+    if "share" in what:
+        from consumers.weights.transports import shares
+
+        what = {"named_tensors": shares.read(what["share"])}
+    if not any(what.values()):
+        return False
     known = inspect.signature(server.register_checkpoint).parameters
     wanted = {"use_shared_memory_pool": True, "use_inplace_pin_memory": False}
-    server.register_checkpoint(name, files=files, **{key: value for key, value in wanted.items() if key in known})
+    server.register_checkpoint(name, **what, **{key: value for key, value in wanted.items() if key in known})
+    return True
 
 
 def serve(rank: int, said: "queue.Queue[dict[str, Any]]", out: TextIO) -> None:
@@ -98,9 +107,9 @@ def serve(rank: int, said: "queue.Queue[dict[str, Any]]", out: TextIO) -> None:
             if "load" in command:
                 if held:  # nobody was there to take it
                     server.unregister_checkpoint(held)
-                held = command["load"] if command["files"] else ""
-                register(server, command["load"], command["files"])
-                answer(loaded=command["load"])
+                name = command.pop("load")
+                held = name if register(server, name, **command) else ""
+                answer(loaded=name)
             elif "update" in command:
                 server.gather_metas(command["update"])
                 server.update(command["update"], tell_handles)

@@ -3,12 +3,22 @@
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed
 import torch.distributed as dist
 import zmq
 from safetensors.torch import load_file
+
+#: Environment: start of a FIFO's name, which goes on with the rank: where it is there, a checkpoint waits for its end.
+HOLD = "STAND_IN_HOLD"
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """What the real one copies into pinned memory."""
+    return tensor.view(-1).view(dtype=torch.uint8).numpy().tobytes()
 
 
 class ParameterServer:
@@ -19,6 +29,7 @@ class ParameterServer:
         self._context = zmq.Context()
         self._zmq_addr_counter = 0
         self._held: dict[str, dict[str, bytes]] = {}
+        self._pool_sizes: list[int] = []
         self._every: list[Any] = []
 
     def init_process_group(self) -> None:
@@ -33,12 +44,20 @@ class ParameterServer:
         name: str,
         *,
         files: list[str] | None = None,
+        named_tensors: dict[str, torch.Tensor] | None = None,
         use_shared_memory_pool: bool = False,
         use_inplace_pin_memory: bool = True,
     ) -> None:
         assert not (use_shared_memory_pool and self._held), "the pool is in use"
+        hold = Path(f"{os.environ.get(HOLD)}.{self.rank}")
+        if hold.exists():
+            hold.read_bytes()
         tensors = {key: tensor for file in files or [] for key, tensor in load_file(file).items()}
-        self._held[name] = {key: tensor.contiguous().numpy().tobytes() for key, tensor in tensors.items()}
+        tensors |= named_tensors or {}
+        self._held[name] = {key: bytes_of(tensor) for key, tensor in tensors.items()}
+        sizes = [len(data) for _, data in sorted(self._held[name].items())]
+        assert not (use_shared_memory_pool and self._pool_sizes) or sizes == self._pool_sizes, "the pool is of others"
+        self._pool_sizes = sizes
         if use_inplace_pin_memory and not use_shared_memory_pool:
             for file in files or []:
                 os.remove(file)

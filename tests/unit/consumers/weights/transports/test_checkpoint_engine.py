@@ -94,9 +94,9 @@ def test_published_files_are_never_pinned_in_place() -> None:
         def register_checkpoint(self, name: str, *, files: list[str] | None = None) -> None:
             seen.append((name, files))
 
-    register(New(), "1-0", ["a"])
-    register(Old(), "1-0", ["a"])
-    register(New(), "1-0", [])
+    assert register(New(), "1-0", files=["a"])
+    assert register(Old(), "1-0", files=["a"])
+    assert not register(New(), "1-0", files=[])
     assert seen == [("1-0", ["a"], True, False), ("1-0", ["a"])]
 
 

@@ -1,0 +1,99 @@
+"""Shares of a copy in memory: what each parameter server loads of it, told by the trainer and read by the server.
+
+    trainer    copy ─> shares ─> tables (name, dtype, shape, offset) in the copy's own memory ─> where they lie
+    server     where its table lies ─> tensors, which are the trainer's memory, mapped to be read
+
+The tables are not sent, as a server that stands still would hold the trainer up as soon as a pipe is full.
+"""
+
+import json
+import math
+import mmap
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consumers.weights.copies import Copy
+from consumers.weights.shared_memory import SharedMemory
+from consumers.weights.sources import buckets
+from consumers.weights.transfer import Bucket
+from penstock.errors import PublishError
+
+#: Where a share is: descriptor of the memory's file, and offset and bytes of the table.
+Place = list[int]
+
+_MAX_DIMS = 64
+
+
+def shares_of(copy: Copy, num_servers: int, max_bucket_bytes: int) -> list[Bucket]:
+    """Tensors of each server: those of its files, if the copy were a folder.
+
+    checkpoint-engine takes pinned memory again only where a share has the same tensors, and a trainer's first version
+    is loaded from files.
+    """
+    filled = list(buckets(copy, {}, max_bucket_bytes))
+    return [[entry for bucket in filled[rank::num_servers] for entry in bucket] for rank in range(num_servers)]
+
+
+def put(memory: SharedMemory, shares: list[Bucket]) -> list[Place]:
+    """Write the tables of shares of a copy that is in ``memory``; where each is. Raises PublishError: no memory."""
+    tables = [
+        json.dumps(
+            [
+                (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), memory.offset_of(tensor))
+                for name, tensor in share
+            ]
+        ).encode()
+        for share in shares
+    ]
+    try:
+        start = memory.put(b"".join(tables))
+    except OSError as exc:
+        raise PublishError(f"There is no memory to tell parameter servers where the weights lie: {exc}.") from exc
+    places = []
+    for table in tables:
+        places.append([memory.fd, start, len(table)])
+        start += len(table)
+    return places
+
+
+def read(place: Place) -> dict[str, Tensor]:
+    """The tensors of a share, by name: memory of the trainer that nobody may write to, and that it will take again.
+
+    Raises:
+        ValueError: there is no such share.
+    """
+    fd, start, num_bytes = place
+    bound = os.fstat(fd).st_size
+    if not (0 <= start <= bound and 0 < num_bytes <= bound - start):
+        raise ValueError(f"no table of a share is at {place}")
+    mapped = mmap.mmap(fd, bound, prot=mmap.PROT_READ)
+    found = {}
+    for entry in json.loads(mapped[start : start + num_bytes]):
+        name, tensor = _tensor(mapped, bound, entry)
+        found[name] = tensor
+    return found
+
+
+def _tensor(mapped: mmap.mmap, bound: int, entry: Any) -> tuple[str, Tensor]:
+    name, dtype, shape, offset = entry
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else None
+    if not (
+        isinstance(name, str)
+        and isinstance(kind, torch.dtype)
+        and len(shape) <= _MAX_DIMS
+        and all(isinstance(one, int) and 0 <= one <= bound for one in (*shape, offset))
+    ):
+        raise ValueError(f"a share of a copy has no tensor like {entry!r:.200}")
+    num_bytes = math.prod(shape) * kind.itemsize
+    if num_bytes > bound - offset:
+        raise ValueError(f"{name} is not in the memory that its share is of")
+    if not num_bytes:
+        return name, torch.empty(shape, dtype=kind)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        flat = torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes, offset=offset)
+    return name, flat.view(kind).view(shape)
