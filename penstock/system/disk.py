@@ -1,13 +1,14 @@
-"""Names that outlive a power loss; and a file system without room, for which whoever writes waits and says so."""
+"""Plain files, names that outlive a power loss; and a file system without room, which whoever writes waits for."""
 
 import errno
 import logging
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from penstock.errors import DiskFull
 
@@ -22,6 +23,23 @@ ROOM_BYTES = 1024 * 1024
 WAITS_FOR_ROOM = "room on a disk"
 #: Between two tries, and between two lines that say so.
 LOOK_S, SAY_EVERY_S = 1.0, 60.0
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file, or a link to one, for reading. Blocks for the disk alone.
+
+    Raises:
+        OSError: it cannot be opened, or is something else: a FIFO would be waited for until somebody writes to it.
+        ValueError: no path is made so.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "no plain file", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.record import Record
+from penstock.system.disk import open_plain
 
 INDEX_FILE = "weights.index"
 #: A DeepSeek-sized model has 90,000 tensors, which is 10 MB.
@@ -94,7 +95,7 @@ def read_index(folder: Path, wanted: str) -> WeightsIndex:
     """
     path = folder / INDEX_FILE
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             data = file.read(MAX_INDEX_BYTES + 1)
     except (OSError, ValueError) as exc:  # a path with a NUL is the latter
         raise PublishError(f"{path} cannot be read ({exc}): the version is not whole, publish it again.") from exc

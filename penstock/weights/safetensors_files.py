@@ -2,10 +2,12 @@
 
 import json
 import operator
+import os
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import PublishError
+from penstock.system.disk import open_plain
 from penstock.weights.model_folder import read_config
 
 #: Name -> (safetensors dtype, shape).
@@ -26,11 +28,11 @@ def read_header(path: Path) -> Tensors:
     """Tensors of one safetensors file.
 
     Raises:
-        PublishError: it is not a safetensors file, or shorter or longer than its header says.
+        PublishError: it cannot be read, is not a safetensors file, or shorter or longer than its header says.
     """
-    size = path.stat().st_size
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
@@ -41,6 +43,8 @@ def read_header(path: Path) -> Tensors:
         tensors = {name: (str(entry["dtype"]), shapes[name]) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
         raise PublishError(f"{path} is not a whole safetensors file ({exc}): publish it again.") from exc
+    except OSError as exc:
+        raise PublishError(f"{path} cannot be read ({exc}): publish it again.") from exc
     if 8 + length + end != size:
         raise PublishError(f"{path} has {size} bytes where its header says {8 + length + end}: publish it again.")
     return tensors

@@ -12,11 +12,15 @@ from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 from penstock.errors import PublishError
+from penstock.system.disk import open_plain
 from penstock.weights.deltas.blocks import PIECE_BYTES
+from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import TensorEntry, read_index
 from penstock.weights.safetensors_files import MAX_HEADER_BYTES, as_safetensors
 
 T = TypeVar("T")
+#: Most bytes of the name of a file.
+MAX_NAME_BYTES = 255
 
 
 class Place(NamedTuple):
@@ -59,7 +63,7 @@ class WeightsFolder:
             raise
 
     def _open(self, name: str) -> None:
-        file = self._stack.enter_context((self.path / checked_name(name)).open("rb"))
+        file = self._stack.enter_context(open_plain(self.path / checked_name(name)))
         self._files[name] = file
         length = file.read(8)
         size = int.from_bytes(length, "little")
@@ -80,7 +84,8 @@ class WeightsFolder:
         handle, at = self._at[name]
         parts: list[bytes] = []
         while num_bytes:
-            part = os.pread(handle, num_bytes, at + start)
+            with as_publish_error(f"{self.path} cannot be read"):
+                part = os.pread(handle, num_bytes, at + start)
             if not part:
                 raise PublishError(f"{self.path} ends within {name}: it is not whole, publish it again.")
             parts.append(part)
@@ -101,9 +106,13 @@ class WeightsFolder:
 
 def checked_name(name: str) -> str:
     """The name of a file in a folder, and of none elsewhere; raises PublishError."""
-    if not name or Path(name).name != name or name in (".", "..") or "\0" in name:
+    if not name or Path(name).name != name or name in (".", "..") or "\0" in name or _is_long(name):
         raise PublishError(f"The index of the weights names a file {name!r:.100} outside its folder: publish again.")
     return name
+
+
+def _is_long(name: str) -> bool:
+    return len(name.encode(errors="replace")) > MAX_NAME_BYTES
 
 
 def places_in(header: bytes, entries: dict[str, TensorEntry], file: str) -> list[Place]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer, Range, range_digest
 from penstock.system.checksum import file_xxh3
+from penstock.system.disk import open_plain
+from penstock.weights.file_errors import as_publish_error
 from penstock.weights.http.blobs import FileBlob, is_file_name
 from penstock.weights.index import INDEX_FILE, read_index
 
@@ -144,7 +146,7 @@ def holds(folder: Path, offer: Offer) -> bool:
 
 def _is_right(folder: Path, one: Range) -> bool:
     hasher = range_digest()
-    with (folder / one.file).open("rb") as file:
+    with open_plain(folder / one.file) as file:
         file.seek(one.start)
         left = one.num_bytes
         while left and (chunk := file.read(min(_CHUNK_BYTES, left))):
@@ -160,12 +162,13 @@ def check_folder(folder: Path, digest: str) -> None:
         PublishError: it does not.
     """
     index = read_index(folder, digest)
-    found = {entry.name for entry in folder.iterdir()}
-    if other := found ^ {*index.files, INDEX_FILE}:
-        raise PublishError(f"{folder} has other files than its index names, such as {min(other)!r}: publish again.")
-    for name, checksum in index.files.items():
-        if file_xxh3(folder / name) != checksum:
-            raise PublishError(f"{folder / name} is not the file that its index names: publish again.")
+    with as_publish_error(f"{folder} cannot be read"):
+        found = {entry.name for entry in folder.iterdir()}
+        if other := found ^ {*index.files, INDEX_FILE}:
+            raise PublishError(f"{folder} has other files than its index names, such as {min(other)!r}: publish again.")
+        for name, checksum in index.files.items():
+            if file_xxh3(folder / name) != checksum:
+                raise PublishError(f"{folder / name} is not the file that its index names: publish again.")
 
 
 def _allocate(path: Path, size: int) -> None:

@@ -1,5 +1,6 @@
 """An index names files, and nothing that would end who reads them."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ def test_a_name_that_no_file_has_is_refused(tmp_path: Path, name: Any) -> None:
         read_index(tmp_path, digest(data))
 
 
-def test_a_tensor_in_a_file_of_no_name_is_refused(tmp_path: Path) -> None:
-    data = pack({"tensors": [["t", "int8", [1], 0, "a\0b"]]})
+@pytest.mark.parametrize("name", ["a\0b", "x" * 256])
+def test_a_tensor_in_a_file_of_no_name_is_refused(tmp_path: Path, name: str) -> None:
+    data = pack({"tensors": [["t", "int8", [1], 0, name]]})
     (tmp_path / INDEX_FILE).write_bytes(data)
     with pytest.raises(PublishError, match="outside its folder"):
         WeightsFolder(tmp_path, digest(data))
@@ -29,3 +31,10 @@ def test_a_tensor_in_a_file_of_no_name_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_no_name_has_no_index() -> None:
     with pytest.raises(PublishError, match="cannot be read"):
         read_index(Path("a\0b"), "0" * 32)
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_is_no_index(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / INDEX_FILE)
+    with pytest.raises(PublishError, match="no plain file"):
+        read_index(tmp_path, "0" * 32)
