@@ -6,13 +6,13 @@ No object is renamed there, so one that is whole is followed by its marker (``ch
 import io
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from penstock.errors import ConfigError, PublishError
-from penstock.system.disk import sync_folder
+from penstock.system.disk import open_plain, sync_folder
 from penstock.system.extras import check_installed
 from penstock.weights.deltas.apply import link_or_copy
 
@@ -87,7 +87,7 @@ class FolderObjects:
         return (self._folder / name).stat().st_size
 
     def open_range(self, name: str, start: int, end: int) -> BinaryIO:
-        file = (self._folder / name).open("rb")
+        file = open_plain(self._folder / name)
         file.seek(start)
         return file
 
@@ -122,16 +122,35 @@ class FsspecObjects:
     """An object store, or a file system, that fsspec knows by its URL."""
 
     def __init__(self, url: str) -> None:
-        check_installed("fsspec", f"trainer.delta_store {url.partition('://')[0]}://")
+        """Connects to nothing yet. Raises ConfigError where fsspec knows no such store."""
+        self._scheme = url.partition("://")[0]
+        check_installed("fsspec", f"trainer.delta_store {self._scheme}://")
         import fsspec
 
+        self._url, self._root = url, ""
+        #: None: not connected, or no more.
+        self._fs: Any = None
+        with self._config_errors():
+            for part in url.split("::"):
+                if "://" in part:
+                    fsspec.get_filesystem_class(part.partition("://")[0])
+
+    @contextmanager
+    def _config_errors(self) -> Iterator[None]:
         try:
-            self._fs, root = fsspec.core.url_to_fs(url)
+            yield
         except (ImportError, ValueError) as exc:
-            raise ConfigError(f"trainer.delta_store {url.partition('://')[0]}:// cannot be opened: {exc}.") from exc
+            raise ConfigError(f"trainer.delta_store {self._scheme}:// cannot be opened: {exc}.") from exc
+
+    def _connect(self) -> None:
+        import fsspec
+
+        with self._config_errors():
+            # An instance that is shared may have lost its connection long ago, and is not asked to make another.
+            fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True)
         # What it remembers of a listing is not what workers of other machines see.
-        self._fs.use_listings_cache = False
-        self._root = root.rstrip("/")
+        fs.use_listings_cache = False
+        self._fs, self._root = fs, root.rstrip("/")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -144,8 +163,9 @@ class FsspecObjects:
             except FileNotFoundError:
                 return []
 
+        found = self._do("list", find)
         root = self._root.lstrip("/") + "/"
-        return [path.lstrip("/").removeprefix(root) for path in self._do("list", find)]
+        return [path.lstrip("/").removeprefix(root) for path in found]
 
     def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
         return None
@@ -173,13 +193,17 @@ class FsspecObjects:
 
         self._do(name, delete)
 
-    @staticmethod
-    def _do(name: str, call: Callable[[], T]) -> T:
+    def _do(self, name: str, call: Callable[[], T]) -> T:
         try:
+            if self._fs is None:
+                self._connect()
             return call()
-        except OSError:
+        except (ConfigError, FileNotFoundError):
             raise
         except Exception as exc:  # each store has errors of its own
+            self._fs = None  # which may be what is broken
+            if isinstance(exc, OSError):
+                raise
             raise OSError(f"{name} in the object store: {exc!r}") from exc
 
 

@@ -22,12 +22,17 @@ class Store(FsspecObjects):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"memory://{name}/store")
+        super()._connect()
         self.resets = 0
         self.written: list[str] = []
         real, self._put_file, self._pipe_file = self._fs, self._fs.put_file, self._fs.pipe_file
         self._fs = type("Fs", (type(real),), {"cachable": False})()
         self._fs.use_listings_cache = False
         self._fs.put_file, self._fs.pipe_file = self._half_put, self._piped
+        self._breaking = self._fs
+
+    def _connect(self) -> None:
+        self._fs = self._breaking
 
     def _half_put(self, path: str, target: str, **_: Any) -> None:
         if self.resets:

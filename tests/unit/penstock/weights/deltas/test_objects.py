@@ -3,13 +3,15 @@
 import io
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from penstock.errors import PublishError
+from penstock.errors import ConfigError, PublishError
 from penstock.weights.deltas import objects
-from penstock.weights.deltas.objects import FolderObjects, FsspecObjects, ObjectStore, fetch, listed, open_objects
+from penstock.weights.deltas.objects import FolderObjects, ObjectStore, fetch, listed, open_objects
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -109,12 +111,74 @@ def test_a_store_that_never_answers_is_one_error(tmp_path: Path, monkeypatch: py
         listed(Dead(b"", 0))
 
 
-def test_errors_of_a_stores_own_are_translated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store = FsspecObjects("memory://errors")
+class Moody(MemoryFileSystem):
+    """A store that may refuse, or lose its connections."""
 
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("AccessDenied")
+    protocol = "moody"
+    refuses = False
+    made: ClassVar[list["Moody"]] = []
 
-    monkeypatch.setattr(store._fs, "size", fail)
-    with pytest.raises(OSError, match="AccessDenied"):
-        store.size("g/a")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if self.refuses:
+            raise ConnectionRefusedError(111, "Connection refused")
+        super().__init__(*args, **kwargs)
+        self.is_lost = False
+        self.made.append(self)
+
+    def size(self, path: str) -> int:
+        if self.is_lost:
+            raise EOFError
+        return int(super().size(path))
+
+
+@pytest.fixture
+def moody(monkeypatch: pytest.MonkeyPatch) -> type[Moody]:
+    fsspec.register_implementation("moody", Moody, clobber=True)
+    monkeypatch.setattr(Moody, "made", [])
+    return Moody
+
+
+def test_a_store_that_refuses_is_asked_again(moody: type[Moody], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moody, "refuses", True)
+    store = open_objects("moody://refuses")
+    with pytest.raises(PublishError, match=r"does not list what it has .*refused"):
+        listed(store)
+
+    monkeypatch.setattr(moody, "refuses", False)
+
+    assert listed(store) == []
+
+
+def test_a_connection_that_broke_is_made_again(moody: type[Moody]) -> None:
+    store = open_objects("moody://breaks")
+    store.mark("g/whole")
+    moody.made[-1].is_lost = True
+
+    with pytest.raises(OSError, match=r"g/whole in the object store: EOFError\(\)"):
+        store.size("g/whole")
+
+    assert store.size("g/whole") == 0
+    assert listed(store) == ["g/whole"]
+
+
+def test_what_is_not_there_is_an_answer_and_no_broken_connection(moody: type[Moody]) -> None:
+    store = open_objects("moody://answers")
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            store.size("g/none")
+
+    assert len(moody.made) == 1
+
+
+@pytest.mark.parametrize("place", ["nothing://a", "simplecache::nothing://a"])
+def test_a_store_that_nobody_knows_is_refused_at_once(place: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        open_objects(place)
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_is_no_object(tmp_path: Path) -> None:
+    (tmp_path / "g").mkdir()
+    os.mkfifo(tmp_path / "g" / "a")
+    with pytest.raises(OSError, match="no plain file"):
+        FolderObjects(tmp_path).open_range("g/a", 0, 1)
