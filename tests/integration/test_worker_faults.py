@@ -5,6 +5,7 @@ The worker is the real one, in this process; the engine is a fake that can be to
 
 import asyncio
 import dataclasses
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from tests.integration.worker_play import (
     working,
 )
 from workers.main import Worker
+from workers.weights import updates
 
 Make = Callable[..., Config]
 PARTS = "tests.integration.worker_parts"
@@ -596,14 +598,28 @@ def broken(publication: Publication) -> Publication:
 
 
 async def test_a_broken_publication_is_named_and_the_old_version_goes_on(
-    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    publications: list[Publication],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(updates, "RETRY_S", 0.05)
+    os.mkfifo(tmp_path / "weights.index")
     async with working(config()):
         jobs = admit(client, keys, [job(0)])
         await until(all_in(client, keys, jobs, "ready"))
         client.xadd(keys.weights("policy"), {"p": broken(publications[2]).to_bytes()}, id="2-0")
         await until(lambda: "checksum differs" in waits_of(client, keys, "weights"))
         await until(lambda: presence(client, keys)["state"] == "cannot load")
+        nowhere = dataclasses.replace(publications[2], rev=1, path="/" + "x" * 5000)
+        client.xadd(keys.weights("policy"), {"p": nowhere.to_bytes()}, id="2-1")
+        await until(lambda: "cannot be looked at" in waits_of(client, keys, "weights"))
+        fifo = dataclasses.replace(publications[2], rev=2, path=str(tmp_path), index="a" * 32)
+        client.xadd(keys.weights("policy"), {"p": fifo.to_bytes()}, id="2-2")
+        await until(lambda: "no plain file" in waits_of(client, keys, "weights"))
         jobs += admit(client, keys, [job(1)])
         await until(all_in(client, keys, jobs, "ready"))
         publish(client, keys, publications[3])

@@ -15,6 +15,7 @@ from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.deltas.objects import Objects, open_objects
+from penstock.weights.file_errors import is_folder
 from workers.weights.fetch.fetcher import LOOK_S, OFFER_WAIT_S, Fetcher
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Copies:
         self._config, self._waiting, self._fetcher = config, waiting, fetcher
         self._stop = threading.Event()
         self._made: LocalCopies | None = None
-        self._spool: Spool | None = None
+        #: The store of deltas, and what comes over HTTP; None: the store alone.
+        self._sources: tuple[Objects, Spool] | None = None
         #: Shows what the thread waits for that makes a copy.
         self._tell: Callable[[str], None] = lambda what: None
 
@@ -50,7 +52,7 @@ class Copies:
             config = self._config
             store = open_objects(config.delta_store)
             if self._fetcher is not None:
-                self._spool = Spool(self._fetcher, config.copies_dir / FETCHED, self._stop.is_set)
+                self._sources = store, Spool(self._fetcher, config.copies_dir / FETCHED, self._stop.is_set)
             self._made = LocalCopies(
                 config.copies_dir, store, config.worker.copies_bytes, self._stop.is_set, lambda what: self._tell(what)
             )
@@ -90,26 +92,26 @@ class Copies:
         """Its folder, and whether it is a copy. Blocks."""
         try:
             copies = self._copies
-            if self._spool is not None:
-                copies.objects = self._source_of(copies, self._spool, publication)
+            if self._sources is not None:
+                copies.objects = self._source_of(copies, self._sources, publication)
             return copies.get(publication), True
         except (PublishError, DiskFull) as exc:
             folder = Path(publication.path)
-            if self._stop.is_set() or not folder.is_dir():
+            if self._stop.is_set() or not _is_seen(folder, exc):
                 raise PublishError(str(exc)) from exc
             log.error("version %d is loaded from %s: %s", publication.version, folder, exc)
             return folder, False
 
-    def _source_of(self, copies: "LocalCopies", spool: "Spool", publication: Publication) -> Objects:
+    def _source_of(self, copies: "LocalCopies", sources: "tuple[Objects, Spool]", publication: Publication) -> Objects:
         """What leads to the version, without the lock of this machine; waits for it to be offered over HTTP.
 
         Raises:
             PublishError: nothing does within ``OFFER_WAIT_S``.
         """
         deadline = time.monotonic() + OFFER_WAIT_S
-        store = open_objects(self._config.delta_store)
+        _, spool = sources
         while True:
-            for source in (store, spool):
+            for source in sources:
                 try:
                     if copies.leads(source, publication.index):
                         return source
@@ -126,3 +128,11 @@ class Copies:
                     f"{failure}"
                 )
             self._stop.wait(LOOK_S)
+
+
+def _is_seen(folder: Path, why: Exception) -> bool:
+    """Whether the trainer's folder is there; raises PublishError, with ``why`` there is no copy, where none can see."""
+    try:
+        return is_folder(folder)
+    except PublishError as exc:
+        raise PublishError(f"{why} {exc}") from why

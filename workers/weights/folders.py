@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from penstock.errors import EngineDied, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
@@ -44,10 +45,24 @@ class Folders:
         self.awaits = -1
 
     async def now(self, publication: Publication) -> Publication | None:
-        """The publication with its folder; None: that is still to come. Blocks for a round trip at most."""
+        """The publication with its folder; None: that is still to come. Blocks for a round trip at most.
+
+        Raises:
+            PublishError: what tells of its folder cannot be read.
+        """
         if publication.is_whole:
             return publication
-        return await self._control.do(lambda client: read_whole_async(client, self._keys, publication))
+        try:
+            return await self._control.do(lambda client: read_whole_async(client, self._keys, publication))
+        except ProtocolError as exc:
+            raise PublishError(str(exc)) from exc
+
+    async def there(self, publication: Publication) -> Publication | None:
+        """As ``now``; None too where what tells of its folder cannot be read: who needs that one alone says so."""
+        try:
+            return await self.now(publication)
+        except PublishError:
+            return None
 
     async def of(self, publication: Publication) -> Publication:
         """The publication with its folder, or one that was fetched of its trainer's copy; waits for it, by name.
@@ -95,12 +110,8 @@ class Folders:
             return None
         key, first, last = self._keys.weights(publication.model), str(above + 1), f"({publication.version}-0"
         entries = await self._control.do(lambda client: client.xrevrange(key, last, first, count=BETWEEN))
-        for _, fields in entries:
-            try:
-                one = Publication.from_bytes(fields.get(b"p", b""), "publication")
-            except ProtocolError:
-                continue  # it was said when it was the newest
-            if fits(one) and (found := await self.now(one)) is not None:
+        for one in publications_in(entries):
+            if fits(one) and (found := await self.there(one)) is not None:
                 return found
         return None
 
@@ -140,3 +151,12 @@ class Folders:
         self._waiting.for_(
             f"the trainer's copy of {of} to be fetched over HTTP" if early.of else f"the folder of {of} to be written"
         )
+
+
+def publications_in(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Publication]:
+    """Publications of a stream, but for those that cannot be read: that is said of one while it is the newest."""
+    found = []
+    for _, fields in entries:
+        with suppress(ProtocolError):
+            found.append(Publication.from_bytes(fields.get(b"p", b""), "publication"))
+    return found

@@ -13,12 +13,13 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
+from penstock.words import MAX_SAID, writable
 from workers.health import shorten
 from workers.services import Services
 from workers.weights.apply import ApplyReport, Policy, apply_publication
 from workers.weights.costs import count_update
 from workers.weights.ends import Ends
-from workers.weights.folders import Folders, FolderToCome
+from workers.weights.folders import Folders, FolderToCome, publications_in
 from workers.weights.here import Here
 from workers.weights.memory import Memory
 from workers.weights.receive.transfers import Transfers
@@ -169,7 +170,7 @@ class Updates:
         services = self._services
         key = services.keys.aside(services.config.model.name)
         found = await services.control.do(lambda client: client.hgetall(key))
-        self.aside = {name.decode(): detail.decode(errors="replace") for name, detail in found.items()}
+        self.aside = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
         newest, staleness = self.newest, services.config.staleness
         services.stands_in_for = -1
         if newest is None or newest.id not in self.aside:
@@ -192,15 +193,15 @@ class Updates:
         loaded, fetched = self.loaded if self.loaded is not None and self.loaded.id != newest.id else None, None
         if self.loaded is not None and self.loaded.id == newest.id and self.loaded.is_whole:
             fetched = self.loaded  # of its trainer's copy
-        whole, aside = await self.folders.now(newest) or fetched, newest.id in self.aside
+        whole, aside = await self.folders.there(newest) or fetched, newest.id in self.aside
         earlier: list[Publication] = [] if loaded is None else [loaded]
         if aside or whole is None:
             entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))
-            earlier += [Publication.from_bytes(fields.get(b"p", b""), "publication") for _, fields in entries]
+            earlier += publications_in(entries)
         earlier = [one for one in earlier if not newest.abandons(one.version) and one.id != newest.id]
         if whole is None and not aside:
             earlier = [one for one in earlier if self._is_near(one, newest)]
-        found = [whole, *[await self.folders.now(one) for one in earlier if one.id not in self.aside]]
+        found = [whole, *[await self.folders.there(one) for one in earlier if one.id not in self.aside]]
         return [one for one in found if one is not None and one.id not in self.aside]
 
     async def _leave_aside(self) -> None:
@@ -392,7 +393,8 @@ class Updates:
         await self.look()
 
     def _say(self, refused: Publication, exc: PublishError) -> None:
-        if self.cannot_load != str(exc):
-            log.error("version %d is not loaded: %s", refused.version, exc)
-        self.cannot_load = str(exc)
-        self._waiting.for_(f"a version of {refused.model} that can be loaded; {refused.version} cannot: {exc}")
+        why, model = writable(str(exc), MAX_SAID), self._services.config.model.name
+        if self.cannot_load != why:
+            log.error("version %d is not loaded: %s", refused.version, why)
+        self.cannot_load = why
+        self._waiting.for_(f"a version of {model} that can be loaded; {refused.version} cannot: {why}")

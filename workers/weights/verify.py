@@ -4,11 +4,13 @@ A checkpoint with a wrong shape kills a running SGLang server, a missing tensor 
 are refused here. Reads safetensors headers only (8 bytes of length, then JSON) and the bytes for their checksums.
 """
 
+import operator
 from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
+from penstock.weights.file_errors import is_folder, shown_path
 from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import (
     Tensors,
@@ -17,6 +19,7 @@ from penstock.weights.safetensors_files import (
     has_tied_embeddings,
     read_folder,
 )
+from penstock.words import shown
 
 __all__ = ["Tensors", "has_tied_embeddings", "read_folder", "verify_publication"]
 
@@ -33,13 +36,21 @@ def verify_publication(publication: Publication, reference: Tensors, *, tied: bo
     """
     what = f"publication {publication.version} of {publication.model!r}"
     folder = Path(publication.path)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise PublishError(
-            f"{what}: there is no folder {publication.path} on this machine; publish to one that trainer and workers "
+            f"{what}: there is no folder {shown_path(folder)} on this machine; publish to one that trainer and workers "
             "share, and keep it while it is the newest."
         )
+    try:
+        _verify(what, publication, folder, reference, {"lm_head.weight"} if tied else set(), files=files)
+    except OSError as exc:
+        raise PublishError(f"{what} cannot be read ({exc}): publish to a folder that workers may read.") from exc
+
+
+def _verify(
+    what: str, publication: Publication, folder: Path, reference: Tensors, ignored: set[str], *, files: bool
+) -> None:
     announced, checksums = _announced(publication, folder)
-    ignored = {"lm_head.weight"} if tied else set()
     if announced and reference:
         compare_layouts(what, "the model that is served", announced, reference, ignored, cast=True)
     if not files:
@@ -57,17 +68,34 @@ def verify_publication(publication: Publication, reference: Tensors, *, tied: bo
 def _announced(publication: Publication, folder: Path) -> tuple[Tensors, dict[str, int]]:
     """Tensors and checksums of files that the publication promises."""
     if not publication.index:
-        said = {name: (as_safetensors(value[0]), tuple(value[1])) for name, value in publication.tensors.items()}
-        return said, publication.checksums
+        return _tensors_of(publication), publication.checksums
     index = read_index(folder, publication.index)
     return {entry.name: (as_safetensors(entry.dtype), entry.shape) for entry in index.entries()}, index.files
 
 
+def _tensors_of(publication: Publication) -> Tensors:
+    """Those that a publication without an index names itself."""
+    try:
+        return {
+            _text(name): (as_safetensors(_text(dtype)), tuple(map(operator.index, shape)))
+            for name, (dtype, shape) in publication.tensors.items()
+        }
+    except (TypeError, ValueError) as exc:
+        raise PublishError(
+            f"publication {publication.version} names what is no tensor ({exc}): publish again."
+        ) from exc
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} is no text")
+    return value
+
+
 def _check_files(what: str, folder: Path, checksums: dict[str, int]) -> None:
     for name, checksum in checksums.items():
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
-            raise PublishError(f"{what}: file {name!r} is not in {folder}; publish it again.")
+        if not isinstance(name, str) or Path(name).name != name or not (path := folder / name).is_file():
+            raise PublishError(f"{what}: file {shown(name)} is not in {folder}; publish it again.")
         if file_xxh3(path) != checksum:
             raise PublishError(
                 f"{what}: {path} is not the file that was announced (its checksum differs); publish it again."

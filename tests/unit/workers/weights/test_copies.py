@@ -2,6 +2,8 @@
 
 import asyncio
 import fcntl
+import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +102,25 @@ async def test_where_that_cannot_be_seen_either_the_failure_is_the_callers(line:
 
     with pytest.raises(PublishError, match="cannot be made from the store of deltas"):
         await copies.of(announced(line))
+
+
+async def test_where_nobody_can_look_at_it_both_failures_are_the_callers(line: Line) -> None:
+    copies, _ = copies_of(line)
+    for marker in line.path.glob("store/*/whole"):
+        marker.unlink()
+
+    with pytest.raises(PublishError, match=r"cannot be made from the store of deltas: .* cannot be looked at"):
+        await copies.of(replace(announced(line), path="/" + "x" * 5000))
+
+
+async def test_a_store_that_refuses_is_a_failure_of_the_callers(line: Line) -> None:
+    copies, _ = copies_of(line)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        copies._config.delta_store = f"ftp://127.0.0.1:{silent.getsockname()[1]}/store"
+
+        with pytest.raises(PublishError, match=r"does not list what it has .*refused"):
+            await copies.of(replace(announced(line), path="/nowhere"))
 
 
 async def test_a_worker_that_ends_ends_the_making_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:

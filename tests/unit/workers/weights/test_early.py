@@ -21,14 +21,19 @@ class Run:
 
     def __init__(self, told: bytes = Copied(2, INDEX).to_bytes()) -> None:
         self.told, self.newest, self.asked = told, NEWEST, list[Publication]()
+        #: What tells of the folder of version 2.
+        self.whole: bytes | None = None
         self.comes: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.folders = Folders(Keys("r"), self, self, self.look, fetch=self.fetch)  # type: ignore[arg-type]
 
     async def do(self, ask: Any) -> Any:
         return await ask(self)
 
-    async def hget(self, *_: str) -> None:
-        return None
+    async def hget(self, *_: str) -> bytes | None:
+        return self.whole
+
+    async def xrevrange(self, *_: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        return [(b"0-0", {b"p": data}) for data in (b"no record", Publication("policy", 1, "disk", "/1").to_bytes())]
 
     async def get(self, _: str) -> bytes:
         return self.told
@@ -98,3 +103,18 @@ async def test_one_that_failed_is_begun_again_and_gives_no_more_time(monkeypatch
     found = await coming.got(NEWEST)
     assert found is not None
     assert found.path == "/here"
+
+
+async def test_a_folder_that_is_told_of_in_no_words_is_an_error_of_that_version() -> None:
+    run = Run()
+    run.whole = b"no record"
+    with pytest.raises(PublishError, match="The folder of version 2 of model 'policy' is not a record"):
+        await run.folders.of(NEWEST)
+    assert await run.folders.there(NEWEST) is None
+
+
+async def test_of_earlier_versions_those_that_cannot_be_read_are_passed_over() -> None:
+    run = Run()
+    found = await run.folders._before(NEWEST, -1, lambda one: True)
+    assert found is not None
+    assert found.path == "/1"

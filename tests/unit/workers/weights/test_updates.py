@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from penstock.config.staleness import Mode
+from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from workers.weights import updates
@@ -12,10 +14,10 @@ from workers.weights.updates import Updates
 
 
 class Redis:
-    """Has one publication."""
+    """Has publications, the newest first; what tells of their folders is no record."""
 
-    def __init__(self, publication: Publication) -> None:
-        self.entries = [(b"1-0", {b"p": publication.to_bytes()})]
+    def __init__(self, *publications: bytes) -> None:
+        self.entries = [(b"1-0", {b"p": publication}) for publication in publications]
 
     async def do(self, work: Any) -> Any:
         return await work(self)
@@ -23,13 +25,12 @@ class Redis:
     async def xrevrange(self, key: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         return self.entries
 
+    async def hget(self, *_: str) -> bytes:
+        return b"no record"
 
-async def test_memory_that_is_wanted_back_waits_for_weights_that_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transport that is refused costs no engine: its weights are still to come, and the next version may be good."""
-    monkeypatch.setattr(updates, "RETRY_S", 0.0)
-    lost: list[int] = []
-    waits: list[str] = []
-    services: Any = SimpleNamespace(
+
+def services_of(lost: list[int], redis: Redis | None = None) -> Any:
+    return SimpleNamespace(
         engine=SimpleNamespace(offloaded={"weights"}, version=1, rev=0),
         engine_lost=SimpleNamespace(is_set=lambda: False),
         lose_engine=lambda birth, why="": lost.append(birth),
@@ -37,16 +38,24 @@ async def test_memory_that_is_wanted_back_waits_for_weights_that_may_be_loaded(m
         keys=Keys("run"),
         worker="w",
         valves=None,
-        control=None,
+        control=redis,
         config=SimpleNamespace(
             model=SimpleNamespace(name="policy"),
             trainer=SimpleNamespace(transport="gloo", transfer_timeout_s=1.0),
-            staleness=SimpleNamespace(rules=SimpleNamespace(drains=False)),
+            staleness=SimpleNamespace(rules=SimpleNamespace(drains=False), mode=Mode.ASYNC, bound=2),
             worker=SimpleNamespace(apply="abort"),
             serving=SimpleNamespace(enabled=False),
         ),
     )
-    reader: Any = Redis(Publication(model="policy", version=2, transport="pigeon", path="/weights"))
+
+
+async def test_memory_that_is_wanted_back_waits_for_weights_that_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transport that is refused costs no engine: its weights are still to come, and the next version may be good."""
+    monkeypatch.setattr(updates, "RETRY_S", 0.0)
+    lost: list[int] = []
+    waits: list[str] = []
+    services = services_of(lost)
+    reader: Any = Redis(Publication(model="policy", version=2, transport="pigeon", path="/weights").to_bytes())
     waiting: Any = SimpleNamespace(for_=waits.append)
     followed = Updates(services, reader, waiting)
 
@@ -56,3 +65,21 @@ async def test_memory_that_is_wanted_back_waits_for_weights_that_may_be_loaded(m
     assert services.engine.offloaded == {"weights"}
     assert "publication 2 of 'policy' is by 'pigeon'" in followed.cannot_load
     assert len(waits) == 1
+
+
+async def test_a_worker_starts_though_earlier_publications_and_what_tells_of_the_newest_cannot_be_read() -> None:
+    newest, earlier = Publication("policy", 3, "gloo", ""), Publication("policy", 1, "gloo", "/weights")
+    redis: Any = Redis(newest.to_bytes(), b"no record", earlier.to_bytes())
+    followed = Updates(services_of([], redis), redis, waiting=SimpleNamespace())  # type: ignore[arg-type]
+
+    assert await followed._to_start_with(newest) == [earlier]
+
+
+def test_what_is_said_of_a_publication_is_bounded() -> None:
+    waits: list[str] = []
+    followed = Updates(services_of([]), Redis(), SimpleNamespace(for_=waits.append))  # type: ignore[arg-type]
+
+    followed._say(Publication("policy", 3, "disk", "/"), PublishError("x" * 10_000_000))
+
+    assert len(followed.cannot_load) < 5_000
+    assert len(waits[0]) < 5_000

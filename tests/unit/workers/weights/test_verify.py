@@ -1,10 +1,12 @@
 """A publication is refused before an engine is touched."""
 
 import json
+import os
 import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,3 +124,49 @@ def test_missing_and_strange_files_are_refused(good: Publication, reference: Ten
     Path(good.path).mkdir()
     with pytest.raises(PublishError, match="no safetensors"):
         verify_publication(replace(good, checksums={}), reference)
+
+
+@pytest.mark.parametrize("path", ["/" + "x" * 5000, "loop", "a\0b"])
+def test_a_folder_that_cannot_be_looked_at_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """As one below a folder that this user may not enter."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(PublishError, match="cannot be looked at on this machine") as refused:
+        verify_publication(Publication("policy", 2, "disk", path, index="a" * 32), {})
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["weights.index", "model.safetensors", "other.safetensors"])
+def test_a_fifo_is_refused_and_not_waited_for(good: Publication, reference: Tensors, name: str) -> None:
+    path = Path(good.path) / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    index = "a" * 32 if name == "weights.index" else ""
+    with pytest.raises(PublishError, match="no plain file"):
+        verify_publication(replace(good, index=index, checksums={}), reference)
+
+
+def test_files_that_cannot_be_opened_are_refused(good: Publication, reference: Tensors) -> None:
+    with pytest.raises(PublishError, match="File name too long"):
+        verify_publication(replace(good, checksums={"x" * 300: 1}), reference)
+    path = Path(good.path) / "model.safetensors"
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(PublishError, match="cannot be read"):
+        verify_publication(replace(good, checksums={}), reference)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"tensors": {"a": value}} for value in ([], ["F32"], ["F32", 5], [[], [5]], ["F32", [[1]]])]
+    + [{"tensors": {b"a": ["F32", [1]]}}, {"checksums": {b"a": 1}}],
+)
+def test_what_names_no_tensor_and_no_file_is_refused(
+    good: Publication, reference: Tensors, record: dict[str, Any]
+) -> None:
+    known = Publication.from_bytes(replace(good, **record).to_bytes())
+    with pytest.raises(PublishError, match=r"no tensor|is not in"):
+        verify_publication(known, reference)
