@@ -30,13 +30,14 @@ from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Shelf, Way, shelf_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
 from penstock.weights.deltas.objects import Objects, fetch, listed
+from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from workers.weights.fetch.store import FETCHING
 from workers.weights.machine_lock import Stopped, alone_in
 
 log = logging.getLogger(__name__)
 
-_MAKING, _LOCK, _HOLDS = ".making-", ".lock", ".holds"
+_MAKING, _LOCK, _HOLDS, _COPIES = ".making-", ".lock", ".holds", "v*-*"
 #: Of the folder of copies, where what comes over HTTP is.
 FETCHED = ".fetched"
 #: Versions that one engine may have to read: what it has, and what it is about to load.
@@ -109,14 +110,15 @@ class LocalCopies:
 
     def leads(self, objects: Objects, index: str) -> bool:
         """Whether a version is here, or there is a way to it by ``objects``; raises PublishError where they fail."""
-        here = self._copies()
+        with as_publish_error(f"copies in {self._folder} cannot be seen"):
+            here = self._copies()
         return index in here or bool(ways(shelf_of(listed(objects)), index, here))
 
     # --- what is here -----------------------------------------------------------------------------------------------
 
     def _copies(self) -> dict[str, Path]:
         """Digest -> folder."""
-        return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob("v*-*")) if path.is_dir()}
+        return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob(_COPIES)) if _is_own(path)}
 
     def _here(self, publication: Publication) -> Fetched | None:
         path = self._copies().get(publication.index)
@@ -189,10 +191,11 @@ class LocalCopies:
             index = read_index(into, anchor.index)
             if near is None:
                 self._make_room(sum(entry.num_bytes for entry in index.entries()))
-            for name in index.files:
-                num_bytes += self._fetch(near, f"{anchor.group}/{checked_name(name)}", into / name, self._max_bytes)
-            prove(into, anchor.index)
-            sync_folder(into)
+            with as_publish_error(f"{anchor.group} cannot be taken"):
+                for name in index.files:
+                    num_bytes += self._fetch(near, f"{anchor.group}/{checked_name(name)}", into / name, self._max_bytes)
+                prove(into, anchor.index)
+                sync_folder(into)
         except PublishError as exc:
             self._give_up(exc)
             raise _Broken(exc, {anchor.group}) from exc
@@ -211,8 +214,9 @@ class LocalCopies:
                 # A delta is as large as what it changes at most.
                 copies = 2 if near is None else 1
                 self._make_room(copies * sum(entry.num_bytes for entry in base.entries.values()), at, near)
-                num_bytes = self._fetch(near, f"{delta.group}/{DELTA}", file, self._max_bytes)
-                apply_delta(file, base, into, delta.index, self._stopped)
+                with as_publish_error(f"{delta.group} cannot be applied"):
+                    num_bytes = self._fetch(near, f"{delta.group}/{DELTA}", file, self._max_bytes)
+                    apply_delta(file, base, into, delta.index, self._stopped)
             except PublishError as exc:
                 self._give_up(exc)
                 if is_local and not self._is_whole(at, delta):
@@ -276,26 +280,28 @@ class LocalCopies:
     def _fetched(self) -> list[Path]:
         """Groups that came over HTTP, whole or in part."""
         folder = self._folder / FETCHED
-        return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+        return list(folder.iterdir()) if folder.is_dir() else []
 
     def _leave_old(self, shelf: Shelf) -> None:
         """Delete what was fetched and is offered no more, and an anchor that became a copy, which is the same files."""
         offered = {one.group for one in shelf.anchors} | {one.group for one in shelf.deltas}
         for path in self._fetched():
-            if path.name.removeprefix(FETCHING) not in offered or (self._folder / path.name).is_dir():
+            is_needed = path.name.removeprefix(FETCHING) in offered and not (self._folder / path.name).is_dir()
+            if not is_needed or not _is_own(path):
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """Its name goes first."""
         doomed = self._folder / f"{_MAKING}{os.getpid()}-gone-{path.name}"
         path.rename(doomed)
-        shutil.rmtree(doomed)
+        _delete(doomed)
 
     def _remove_leftovers(self) -> None:
         """Nobody else makes anything while this process has the lock."""
-        for path in self._folder.glob(f"{_MAKING}*"):
-            log.info("what a killed worker left is removed: %s", path)
-            shutil.rmtree(path)
+        strays = [path for path in self._folder.glob(_COPIES) if not _is_own(path)]
+        for path in [*self._folder.glob(f"{_MAKING}*"), *strays]:
+            log.info("what a killed worker left, or what is no copy, is removed: %s", path)
+            _delete(path)
         for hold in (self._folder / _HOLDS).iterdir():
             if hold.name not in self._copies() and hold.name not in self._held and not self._is_held(hold.name):
                 hold.unlink()
@@ -335,18 +341,29 @@ class _Broken(Exception):
 def prove(path: Path, digest: str) -> None:
     """Raise PublishError unless a folder is the whole version of that index. Blocks while it reads all of it."""
     index = read_index(path, digest)
-    for name, checksum in index.files.items():
-        file = path / checked_name(name)
-        if not file.is_file() or file_xxh3(file) != checksum:
-            raise PublishError(f"{file} is not the file that its version has: it is fetched again.")
-    if strangers := {file.name for file in path.iterdir()} - index.files.keys() - {INDEX_FILE}:
+    with as_publish_error(f"{path} cannot be read"):
+        for name, checksum in index.files.items():
+            file = path / checked_name(name)
+            if not file.is_file() or file_xxh3(file) != checksum:
+                raise PublishError(f"{file} is not the file that its version has: it is fetched again.")
+        strangers = {file.name for file in path.iterdir()} - index.files.keys() - {INDEX_FILE}
+    if strangers:
         raise PublishError(f"{path} also holds {min(strangers)!r}, which its version does not have.")
 
 
 def size_of(path: Path) -> int:
     """Bytes of a copy's files."""
-    return sum(file.stat().st_size for file in path.iterdir())
+    return sum(file.lstat().st_size for file in path.iterdir())
 
 
 def _oldest_first(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: path.stat().st_mtime)
+    return sorted(paths, key=lambda path: path.lstat().st_mtime)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a folder is in this place, and no link to one elsewhere."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path) if _is_own(path) else path.unlink()

@@ -10,7 +10,7 @@ import xxhash
 
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import sync_folder
+from penstock.system.disk import open_plain, sync_folder
 from penstock.weights.deltas.blocks import decode
 from penstock.weights.deltas.folder import (
     Place,
@@ -23,6 +23,7 @@ from penstock.weights.deltas.folder import (
     places_in,
 )
 from penstock.weights.deltas.head import BlockClaim, DeltaFile
+from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, TensorEntry
 from penstock.weights.safetensors_files import MAX_HEADER_BYTES
 
@@ -49,7 +50,7 @@ def apply_delta(
             index; what is in ``into`` is worth nothing then.
         OSError: the disk refuses.
     """
-    with delta.open("rb") as file:
+    with open_plain(delta) as file:
         _Patch(DeltaFile(file, delta), base, into, wanted, stopped).run()
 
 
@@ -84,8 +85,10 @@ class _Patch:
 
     def _from_base(self, name: str, path: Path) -> None:
         source = self._base.path / name
-        link_or_copy(source, path)
-        if file_xxh3(path) != self._delta.index.files[name]:
+        with as_publish_error(f"{source} is not what its version had"):
+            link_or_copy(source, path)
+            checksum = file_xxh3(path)
+        if checksum != self._delta.index.files[name]:
             raise PublishError(f"{source} is not what its version had (its checksum differs): load a whole version.")
 
     def _bytes(self, size: int) -> Iterator[bytes]:
@@ -152,13 +155,13 @@ class _Patch:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Another name of the same file, or a synced copy where the file system has none."""
+    """Another name of the same file, or a synced copy where the file system has none. Raises OSError."""
     try:
         os.link(source, path)
     except FileExistsError:
         raise
     except OSError:
-        with source.open("rb") as old, path.open("xb") as new:
+        with open_plain(source) as old, path.open("xb") as new:
             shutil.copyfileobj(old, new, _COPY_BYTES)
             new.flush()
             os.fsync(new.fileno())

@@ -11,6 +11,7 @@ from penstock.errors import PublishError
 from penstock.weights.deltas import objects
 from penstock.weights.deltas.objects import FolderObjects, open_objects
 from tests.unit.consumers.weights.test_deltas import Line
+from tests.unit.penstock.weights.deltas.test_delta import joined, split
 from workers.weights.local_copies import LocalCopies
 
 GIB = 2**30
@@ -266,3 +267,69 @@ def test_no_handle_stays_open(line: Line, caplog: pytest.LogCaptureFixture) -> N
     copies.close()
 
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_base_that_lost_a_file_is_dropped_and_the_anchor_taken(line: Line) -> None:
+    copies = copies_of(line)
+    (get(copies, line, 5) / "config.json").unlink()
+
+    get(copies, line, 6)
+
+    assert last(copies) == (True, 1)
+    assert here(line) == [6]
+
+
+def test_a_delta_that_claims_a_file_which_its_base_lacks_is_no_way_and_the_base_stays(tmp_path: Path) -> None:
+    line = Line(tmp_path, anchor_every=1)
+    line.publish(1)
+    (tmp_path / "source" / "generation_config.json").write_text("{}")
+    line.publish(2)
+    copies = copies_of(line)
+    get(copies, line, 1)
+    (delta,) = line.path.glob("store/d00000001-*/delta")
+    head, body = split(delta.read_bytes())
+    files = [
+        [name, "base", 0] if name == "generation_config.json" else [name, how, size] for name, how, size in head.files
+    ]
+    delta.unlink()
+    delta.write_bytes(joined(head.to_map() | {"files": files}, body))
+
+    get(copies, line, 2)
+
+    assert last(copies) == (True, 0)
+    assert here(line) == [1, 2]
+
+
+@pytest.mark.parametrize("name", [".making-x", "v00000009-x", ".fetched/v00000009-x"])
+@pytest.mark.parametrize("kind", ["file", "link", "lost link"])
+def test_what_is_no_folder_is_removed_and_what_it_leads_to_stays(line: Line, name: str, kind: str) -> None:
+    elsewhere, stray = line.path / "elsewhere", line.path / "copies" / name
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("")
+    stray.parent.mkdir(parents=True)
+    if kind == "file":
+        stray.write_text("")
+    else:
+        stray.symlink_to(elsewhere if kind == "link" else line.path / "nowhere")
+
+    get(copies_of(line), line, 6)
+
+    assert not os.path.lexists(stray)
+    assert (elsewhere / "file").exists()
+
+
+def test_a_link_in_the_place_of_a_copy_is_none(line: Line) -> None:
+    copies = copies_of(line)
+    path = get(copies, line, 6)
+    path.rename(line.path / "elsewhere")
+    path.symlink_to(line.path / "elsewhere")
+
+    assert not get(copies, line, 6).is_symlink()
+    assert contents(line.path / "elsewhere") == contents(path)
+
+
+def test_a_link_to_nothing_in_an_old_copy_stands_in_nobodys_way(line: Line) -> None:
+    copies = copies_of(line)
+    (get(copies, line, 5) / "stray").symlink_to("nowhere")
+
+    get(copies, line, 6)
