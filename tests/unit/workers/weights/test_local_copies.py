@@ -1,5 +1,6 @@
 """Copies on a worker's machine: made by the best way, proven, held, bounded; no base that is not there is believed."""
 
+import errno
 import logging
 import os
 import threading
@@ -7,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import PublishError
+from penstock.errors import DiskFull, PublishError
 from penstock.weights.deltas import objects
 from penstock.weights.deltas.objects import FolderObjects, open_objects
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.test_delta import joined, split
+from workers.weights import local_copies
 from workers.weights.local_copies import LocalCopies
 
 GIB = 2**30
@@ -277,6 +279,20 @@ def test_a_base_that_lost_a_file_is_dropped_and_the_anchor_taken(line: Line) -> 
 
     assert last(copies) == (True, 1)
     assert here(line) == [6]
+
+
+def test_a_full_disk_is_the_callers_error_and_no_broken_way(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    copies = copies_of(line)
+    get(copies, line, 5)
+    monkeypatch.setattr(local_copies, "apply_delta", full)
+
+    with pytest.raises(DiskFull, match="No space left"):
+        get(copies, line, 6)
+
+    assert here(line) == [5]
 
 
 def test_a_delta_that_claims_a_file_which_its_base_lacks_is_no_way_and_the_base_stays(tmp_path: Path) -> None:
