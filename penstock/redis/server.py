@@ -23,7 +23,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.redis.append_only import IDENT, AppendOnlySync, ToldByKeeper
 from penstock.redis.connect import MIN_VERSION, connect
-from penstock.system.disk import put
+from penstock.system.disk import own_file, put
 from penstock.system.log_files import mark
 from penstock.system.ports import free_port
 from penstock.system.processes import die_with
@@ -283,7 +283,7 @@ class RedisServer:
     def _only_server(self) -> Iterator[IO[str]]:
         """Two servers on one append-only file would ruin it."""
         deadline = time.monotonic() + LOCK_WAIT_S
-        with (self.folder / "lock").open("w") as lock:
+        with os.fdopen(own_file(self.folder / "lock"), "w") as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

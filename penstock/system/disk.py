@@ -1,4 +1,7 @@
-"""Plain files, names that outlive a power loss; and a file system without room, which whoever writes waits for."""
+"""Plain files, names that outlive a power loss, what no other user may touch; and a file system without room.
+
+For room whoever writes waits, and says so.
+"""
 
 import errno
 import logging
@@ -7,6 +10,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -49,6 +53,69 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def own_folder(path: Path) -> None:
+    """Have a folder that this user alone reads and writes, made where it is missing. Blocks for the disk.
+
+    One of ours is closed to others: who may write in it can put a link there, and who may only read can lock its files.
+
+    Raises:
+        PermissionError: it is another user's, or its disk has others write in it whatever its mode. OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    link = path.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{path} is a link of another user (uid {link.st_uid}): name another folder")
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(handle).st_uid
+        if owner != os.geteuid() and owner != _owner_of_new_files(path):
+            raise PermissionError(
+                f"{path} belongs to another user (uid {owner}): name another folder, or one below it, which is made"
+            )
+        if os.fstat(handle).st_mode & 0o077:
+            with suppress(PermissionError):  # a disk without modes
+                os.fchmod(handle, 0o700)
+        if os.fstat(handle).st_mode & 0o022:
+            raise PermissionError(f"other users may write in {path}, and its disk keeps no mode: name another folder")
+    finally:
+        os.close(handle)
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """Whose a file is that this process makes there: a share may give all that root makes to another user."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid
+    except PermissionError:
+        return os.geteuid()
+
+
+def own_file(path: Path) -> int:
+    """A handle, to read and write, of a plain file of this user alone, made where it is missing; no link is followed.
+
+    Raises:
+        PermissionError: another user's file, a link, or no plain file is there. OSError.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise PermissionError(f"{path} is a link, and must be a file of penstock's: remove it") from exc
+        raise
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise PermissionError(f"{path} is no plain file, and must be one of penstock's: remove it")
+        if mode & 0o077:
+            os.fchmod(handle, 0o600)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def is_full(exc: BaseException | None) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.protocol.records.field_checks import checks_of
+from penstock.system.disk import own_file
 from penstock.words import shown
 
 RunState = Literal["running", "stopped", "failed", "finished"]
@@ -83,7 +84,7 @@ class RunFolder:
         with contextlib.ExitStack() as stack:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(lock.open("a+"))
+                file = stack.enter_context(os.fdopen(own_file(lock), "r+"))
             except OSError as exc:
                 raise unwritable(self.path.parent, exc) from exc
             try:
@@ -95,18 +96,19 @@ class RunFolder:
                     "or give this one another name with --run=NAME."
                 ) from None
             file.truncate(0)
+            file.seek(0)
             file.write(str(os.getpid()))
             file.flush()
             yield
 
     def is_held(self) -> bool:
-        """Whether a launcher on this machine has the run's name now."""
+        """Whether a launcher on this machine has the run's name now; of another user's it is taken to be so."""
         try:
             with self.path.with_name(f".{self.path.name}.lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             return True
         return False
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from penstock.errors import ConfigError
+from penstock.system.disk import own_file, own_folder
 
 
 class Ports:
@@ -50,13 +51,22 @@ class Reservation:
         """Reserve ports; returns those that are not free: reserved by another, or something listens there.
 
         Those that were free stay reserved. Does not block.
+
+        Raises:
+            ConfigError: another user made what they are reserved in.
         """
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            return self._hold(ports)
+        except PermissionError as exc:
+            raise ConfigError(f"fleet.ports cannot be reserved ({exc}): set TMPDIR to a folder of your own.") from exc
+
+    def _hold(self, ports: Iterable[int]) -> list[int]:
+        own_folder(self._folder)
         refused = []
         for port in ports:
             if port in self._held:
                 continue
-            lock = os.open(self._folder / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = own_file(self._folder / str(port))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import free_bytes, is_full, sync_folder
+from penstock.system.disk import free_bytes, is_full, own_file, own_folder, sync_folder
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Shelf, Way, shelf_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
@@ -60,7 +60,8 @@ class LocalCopies:
     """Copies in one folder of this machine, for one engine. Calls block, for gigabytes too; one thread at a time.
 
     Args:
-        folder: on a disk of this machine, made where it is missing. Any number of workers may share it.
+        folder: on a disk of this machine, made where it is missing, and closed to other users. Any number of workers of
+            one user may share it.
         objects: where anchors and deltas come from; may be another one before any call.
         max_bytes: most bytes of all copies in it, that which is being made and what was fetched for it included.
         stopped: asked often; true ends a call with PublishError.
@@ -91,7 +92,8 @@ class LocalCopies:
         """
         began = time.monotonic()
         try:
-            (self._folder / _HOLDS).mkdir(parents=True, exist_ok=True)
+            own_folder(self._folder)
+            own_folder(self._folder / _HOLDS)
             with alone_in(self._folder / _LOCK, self._tell, self._stopped):
                 self._remove_leftovers()
                 fetched = self._here(publication) or self._make(publication)
@@ -308,7 +310,7 @@ class LocalCopies:
 
     def _hold(self, digest: str) -> None:
         if digest not in self._held:
-            handle = os.open(self._folder / _HOLDS / digest, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = own_file(self._folder / _HOLDS / digest)
             fcntl.flock(handle, fcntl.LOCK_SH)
             self._held[digest] = handle
         self._held.move_to_end(digest)

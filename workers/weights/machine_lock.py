@@ -4,7 +4,6 @@ The kernel ends the lock with its holder's process, but not while that stands st
 holds it says so in the file, every ``BEAT_S``, and who waits names that process, and gives up on one that says nothing.
 """
 
-import errno
 import fcntl
 import logging
 import os
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
+from penstock.system.disk import FULL, own_file
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ def alone_in(
 ) -> Iterator[None]:
     """Hold the lock of ``file``, made where it is missing. Blocks while another process that lives holds it.
 
+    The file must be in an ``own_folder``: who may open it, for reading too, can hold its lock for ever.
+
     Args:
         tell: called now and then with what is waited for; '' at its end.
         stopped: asked often; true ends the wait.
@@ -41,9 +43,9 @@ def alone_in(
     Raises:
         PublishError: the process that holds it stands still.
         Stopped: ``stopped`` said so.
-        OSError: the disk refuses.
+        OSError: the disk refuses, or another user's file or a link is there.
     """
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = own_file(file)
     try:
         _wait(handle, file, tell, stopped)
         with telling(handle):
@@ -131,5 +133,5 @@ def _sign(handle: int) -> None:
     try:
         os.pwrite(handle, str(os.getpid()).encode(), 0)
     except OSError as exc:
-        if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if exc.errno not in FULL:
             raise

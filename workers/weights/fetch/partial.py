@@ -44,6 +44,8 @@ class Partial:
 
     def _prepare(self) -> None:
         """Make the files in their whole length, so that a full disk is seen now; and see what an earlier try left."""
+        if self.folder.is_symlink():
+            self.folder.unlink()  # files where it leads to are not ours to delete
         is_new = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         for entry in list(self.folder.iterdir()):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from penstock.errors import PenstockError, PublishError
+from penstock.system.disk import own_folder
 from penstock.weights.deltas.chains import MARKER
 from workers.weights.fetch.fetcher import Fetcher
 
@@ -48,7 +49,7 @@ class Spool:
             return False
 
     def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        own_folder(self._folder)
         try:
             return self._await(self._fetcher.bring(group, self._folder, room), stopped)
         except PublishError:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.system.disk import free_bytes
+from penstock.system.disk import free_bytes, own_file, own_folder
 from penstock.weights.http.blobs import is_object
 from workers.weights.machine_lock import Holder, locks, telling
 
@@ -28,7 +28,7 @@ class Hold:
         self.path = path
         #: Objects that it is served as, the newest last: a tick gives the same weights another number.
         self.names: list[str] = []
-        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.flock(self._handle, fcntl.LOCK_SH)
 
     def close(self) -> None:
@@ -61,11 +61,11 @@ class Store:
 
         Raises:
             PublishError: the one that fetches stands still.
-            OSError: the disk refuses.
+            OSError: the disk refuses, or the folder is another user's.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        own_folder(self.folder)
         file = self.folder / _LOCK
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = own_file(file)
         holder = Holder(handle, file)
         try:
             while not locks(handle):
@@ -110,7 +110,7 @@ class Store:
     def remove(self, path: Path) -> bool:
         """Delete a folder that nobody uses; whether it could be. Its name goes first."""
         with suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if not locks(handle):
                     return False

@@ -324,3 +324,10 @@ def test_a_reserved_port_is_nobody_elses(tmp_path: Path) -> None:
         mine.close()
         assert other.hold([free]) == []
         other.close()
+
+
+def test_ports_are_not_reserved_where_a_file_leads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "20000").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"20000 is a link.* set TMPDIR"):
+        Reservation(tmp_path).hold([20000])
+    assert not (tmp_path / "elsewhere").exists()

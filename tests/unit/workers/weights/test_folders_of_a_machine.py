@@ -1,0 +1,69 @@
+"""What workers share on a machine is closed to its other users: they neither lead them elsewhere nor hold them up."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PublishError
+from penstock.protocol.records.offer import Offer
+from tests.unit.consumers.weights.test_deltas import Line
+from tests.unit.workers.weights.test_local_copies import copies_of, get
+from workers.weights.fetch.partial import Partial
+from workers.weights.fetch.store import Store
+from workers.weights.machine_lock import alone_in
+
+
+def modes(folder: Path) -> list[str]:
+    """Of a folder, and of all in it that is locked."""
+    locked = [folder / ".lock", *(folder / ".holds").glob("*")]
+    return [f"{path.stat().st_mode & 0o777:o}" for path in (folder, *locked)]
+
+
+async def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
+    fetched, copies = tmp_path / "fetched", tmp_path / "copies"
+    for folder in (fetched, copies, copies / ".holds"):
+        folder.mkdir()
+        folder.chmod(0o755)  # as an earlier release left it
+    for lock in (fetched / ".lock", copies / ".lock"):
+        lock.touch()
+        lock.chmod(0o644)
+    line = Line(tmp_path)
+    line.publish(1)
+    get(copies_of(line), line, 1)
+    async with Store(fetched, 2**20).fetching("v1", print):
+        pass
+    assert [modes(fetched), modes(copies)] == [["700", "600"], ["700", "600", "600"]]
+
+
+async def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> None:
+    kept = tmp_path / "checkpoint"
+    kept.write_text("8 TB")
+    line = Line(tmp_path)
+    line.publish(1)
+    line.announce(1)
+    assert line.announced is not None
+    for link in ("a/.lock", f"b/.holds/{line.announced.index}", "c/.lock"):
+        (tmp_path / link).parent.mkdir(parents=True)
+        (tmp_path / link).symlink_to(kept)
+    with pytest.raises(PublishError, match="is a link, and must be a file of penstock's"):
+        copies_of(line, "a").get(line.announced)
+    get(copies_of(line, "b"), line, 1)
+    with pytest.raises(PermissionError, match="is a link"):
+        async with Store(tmp_path / "c", 2**20).fetching("v1", print):
+            pytest.fail("it went on")
+    with pytest.raises(PermissionError, match="is a link"), alone_in(tmp_path / "c" / ".lock"):
+        pytest.fail("it went on")
+    assert kept.read_text() == "8 TB"
+
+
+def test_a_link_in_the_place_of_what_is_fetched_deletes_no_file(tmp_path: Path) -> None:
+    theirs = tmp_path / "checkpoints"
+    (theirs / "step_9000").mkdir(parents=True)
+    (theirs / "notes").touch()
+    at = Store(tmp_path, 2**20).temporary("v1")
+    at.symlink_to(theirs)
+    Partial(at, Offer("http://127.0.0.1:1", 1, "a" * 32, 10, [["f", 10]], bytes(16)))
+    assert sorted(os.listdir(theirs)) == ["notes", "step_9000"]
+    assert not at.is_symlink()
+    assert os.listdir(at) == ["f"]
