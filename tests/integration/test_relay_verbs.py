@@ -5,7 +5,7 @@ import redis
 
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
-from penstock.protocol.scripts import read_names, relay_claim, relay_have, relay_offer, run
+from penstock.protocol.scripts import read_names, read_peers, relay_claim, relay_have, relay_offer, run
 from penstock.redis.connect import connect_async
 from penstock.redis.server import RedisServer
 
@@ -146,3 +146,20 @@ async def test_what_is_offered_is_known_by_name_until_its_offer_ends(
     assert await read_names(asker, keys, "policy") == [other], "whose time is over is left out"
     assert client.pttl(keys.relay_names) > 1, "one that ends at once ends no other"
     await asker.aclose()
+
+
+async def test_what_peers_say_is_believed_as_far_as_a_version_goes(
+    play: Play, client: redis.Redis, keys: Keys, redis_server: RedisServer
+) -> None:
+    """Nobody's word may cost more memory than a worker's."""
+    for worker in "abc":
+        play.have(worker, *range(NUM))
+    client.set(keys.relay_have(THING, "b"), b"\xff" * 2**20)
+    client.delete(keys.relay_have(THING, "c"))
+    asker = connect_async(redis_server.url)
+    found = await read_peers(asker, keys, THING, NUM)
+    await asker.aclose()
+    assert {worker: len(peer.bitmap) for worker, peer in found.items()} == {"a": 3, "b": 3}
+    play.dies("a")
+    assert play.claim("d") == 0, "no worker says so much"
+    assert not client.exists(keys.relay_taken(THING))

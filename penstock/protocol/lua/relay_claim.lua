@@ -23,15 +23,15 @@ for _, key in ipairs({slot_key, other_slot_key}) do
 end
 if not free then return -1 end
 
--- a peer whose word has run out is gone, and what it alone had is given out again
-local having = {}
+-- a peer whose word has run out is gone, and what it alone had is given out again; so is what no worker says so
+local longest = math.ceil(num_ranges / 8)
+redis.call('DEL', taken_key)
 for _, peer in ipairs(redis.call('HKEYS', peers_key)) do
   local have_key = prefix .. 'relay_have:' .. object .. ':' .. peer
-  if redis.call('EXISTS', have_key) == 1 then having[#having + 1] = have_key
+  local length = redis.call('STRLEN', have_key)
+  if length > 0 and length <= longest then redis.call('BITOP', 'OR', taken_key, taken_key, have_key)
   else redis.call('HDEL', peers_key, peer) end
 end
-redis.call('DEL', taken_key)
-if #having > 0 then redis.call('BITOP', 'OR', taken_key, unpack(having)) end
 for _, range in ipairs(claimed) do redis.call('SETBIT', taken_key, range, 1) end
 local range, is_taken = redis.call('BITPOS', taken_key, 0), false
 redis.call('DEL', taken_key)

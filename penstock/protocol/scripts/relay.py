@@ -3,7 +3,6 @@
 An object is named ``MODEL:OBJECT`` here, ``OBJECT`` by the digest of its index (penstock/weights/http/blobs.py).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
@@ -21,6 +20,8 @@ HAVE_MS, HAVE_EVERY_S = 12_000, 3.0
 CLAIM_MS = 10_000
 #: Most names of objects that are looked at: a trainer offers a few dozen.
 MAX_NAMES = 4096
+#: Most peers of an object that are looked at.
+MAX_PEERS = 256
 
 
 def relay_offer(keys: Keys, thing: str, offer: Offer, ttl_ms: int = OFFER_MS) -> Call[int]:
@@ -63,6 +64,11 @@ def relay_claim(
     return Call(script("relay_claim"), names, args, int)
 
 
+def bitmap_bytes(num_ranges: int) -> int:
+    """Bytes of the bitmap of an object's ranges."""
+    return -(-num_ranges // 8)
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A worker that has ranges of an object."""
@@ -71,22 +77,23 @@ class Peer:
     bitmap: bytes
 
 
-async def read_peers(client: AsyncClient, keys: Keys, thing: str) -> dict[str, Peer]:
-    """Who has what of an object, by worker. Two round trips. Raises ProtocolError, and redis' errors."""
-    found = await client.hgetall(keys.relay_peers(thing))
-    urls = {name_in(name, "A peer"): url for name, url in found.items()}
-    if not urls:
+async def read_peers(client: AsyncClient, keys: Keys, thing: str, num_ranges: int) -> dict[str, Peer]:
+    """Who has what of an object, by worker; of more than ``MAX_PEERS`` any such. Two round trips.
+
+    Raises:
+        ProtocolError: a worker's name cannot be read. redis' errors.
+    """
+    found = await client.hrandfield(keys.relay_peers(thing), MAX_PEERS)
+    workers = [name_in(name, "A peer") for name in found]
+    if not workers:
         return {}
-    bitmaps = await client.mget([keys.relay_have(thing, worker) for worker in urls])
-    return _peers(urls, dict(zip(urls, bitmaps, strict=True)))
-
-
-def _peers(urls: Mapping[str, bytes], bitmaps: Mapping[str, bytes | None]) -> dict[str, Peer]:
-    return {
-        worker: Peer(url.decode(errors="replace"), bitmap)
-        for worker, url in urls.items()
-        if (bitmap := bitmaps[worker]) is not None
-    }
+    pipe = client.pipeline(transaction=False)
+    pipe.hmget(keys.relay_peers(thing), workers)
+    for worker in workers:
+        pipe.getrange(keys.relay_have(thing, worker), 0, bitmap_bytes(num_ranges) - 1)
+    urls, *bitmaps = await pipe.execute()
+    peers = zip(workers, urls, bitmaps, strict=True)
+    return {worker: Peer(url.decode(errors="replace"), bitmap) for worker, url, bitmap in peers if url and bitmap}
 
 
 async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | None:

@@ -63,6 +63,8 @@ class Fetcher:
         self._told: dict[str, Told] = {}
         #: Objects that somebody else keeps, as long as their folder is there.
         self._brought: dict[str, Path] = {}
+        #: Addresses of peers that gave wrong bytes.
+        self._liars: dict[str, None] = {}
         #: Bytes that came, from trainers and from other workers.
         self.from_trainer = self.from_peers = 0
         #: What is waited for, in words; '' for nothing.
@@ -204,7 +206,8 @@ class Fetcher:
         self.server.shelf.put(name, partial.blobs())
         self._told[name] = told
         downloads = Downloads(self._config.serving, self._token)
-        swarm = Swarm(name, offer, partial, told, downloads, fetches=self._config.serving.fetches)
+        fetches, liars = self._config.serving.fetches, self._liars
+        swarm = Swarm(name, offer, partial, told, downloads, fetches=fetches, liars=liars)
         try:
             await told.say()
             await swarm.run()

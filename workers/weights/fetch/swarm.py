@@ -1,11 +1,13 @@
 """One object fetched by one worker: from peers what they have, from the trainer what nobody has.
 
     look    who has what, as Redis says; now and then, where the trainer is by now
-    peers   rarest range first, from whoever of those that have it is asked least; one that does not give is left alone
+    peers   rarest range first, from whoever of those that have it is asked least; one that does not give is left alone,
+            one that gave nothing yet has one range under way, and one that takes much longer than others is left for
+            another, or for the trainer
     claim   a range that nobody has, or that those who have it do not give: from the trainer, two workers at a time
 
 So the trainer's link carries an object about once, however many workers fetch it; a peer that dies costs the range that
-was under way.
+was under way, and whoever says that he has all of it holds nobody up.
 """
 
 import asyncio
@@ -32,6 +34,7 @@ from penstock.protocol.scripts import (
 )
 from penstock.redis.control import AsyncControl
 from workers.weights.fetch.download import Downloads, NotGiven
+from workers.weights.fetch.pace import Pace
 from workers.weights.fetch.partial import Partial
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,8 @@ GIVE_UP_S = 60.0
 GONE_LOOKS = 3
 #: Between two tries of a trainer that does not give.
 TRY_S = 0.5
+#: Most addresses that gave wrong bytes which are remembered.
+MAX_LIARS = 1024
 
 
 @dataclass(slots=True)
@@ -71,16 +76,35 @@ class Told:
             )
 
 
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A range that is under way. ``peer``: '' is the trainer."""
+
+    wanted: Range
+    peer: str
+    task: "asyncio.Task[None]"
+    since: float = field(default_factory=time.monotonic)
+
+
 class Swarm:
     """Fetches what is missing of ``partial``.
 
     Args:
         name: of the object, as servers have it.
         fetches: ranges at once from peers.
+        liars: addresses that gave wrong bytes, of this object or another, and are asked for nothing; added to.
     """
 
     def __init__(
-        self, name: str, offer: Offer, partial: Partial, told: Told, downloads: Downloads, *, fetches: int
+        self,
+        name: str,
+        offer: Offer,
+        partial: Partial,
+        told: Told,
+        downloads: Downloads,
+        *,
+        fetches: int,
+        liars: dict[str, None],
     ) -> None:
         #: Bytes that came, by whether from the trainer or from peers.
         self.from_trainer = self.from_peers = 0
@@ -91,9 +115,12 @@ class Swarm:
         self._downloads = downloads
         self._fetches = fetches
         self._peers: dict[str, Peer] = {}
-        #: Ranges that are under way, and how much each peer is asked for.
-        self._under_way: set[int] = set()
+        self._liars = liars
+        self._pace = Pace(offer.range_bytes)
+        #: Ranges that are under way, how much each peer is asked for, and which gave something.
+        self._under_way: dict[int, _Asked] = {}
         self._asked: Counter[str] = Counter()
+        self._gave: set[str] = set()
         #: Until when a peer is left alone, and how often in turn it did not give.
         self._resting: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
@@ -130,12 +157,12 @@ class Swarm:
             self._told.claim = -1
 
     async def _look(self) -> None:
-        told, looked_at = self._told, time.monotonic()
+        told, looked_at, count = self._told, time.monotonic(), len(self._partial.ranges)
         while self._partial.missing:
             if time.monotonic() - looked_at > OFFER_EVERY_S:
                 looked_at = time.monotonic()
                 await self._look_at_offer()
-            found = await told.control.do(lambda client: read_peers(client, told.keys, told.thing))
+            found = await told.control.do(lambda client: read_peers(client, told.keys, told.thing, count))
             found.pop(told.worker, None)
             self._peers = found
             self._wake()
@@ -155,8 +182,7 @@ class Swarm:
             )
 
     def _given_by_peers(self) -> bool:
-        peers = list(self._peers)
-        return bool(peers) and bool(self._have(peers)[:, self._partial.missing].any())
+        return not self._had_by([*self._peers]).isdisjoint(self._partial.missing)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -174,9 +200,18 @@ class Swarm:
             await self._fetch(wanted, self._peers[peer].url, peer)
 
     def _choose(self) -> tuple[Range, str] | None:
-        """The rarest range that is missing, and the one of those that have it who is asked least."""
-        wanted = [number for number in self._partial.missing if number not in self._under_way]
-        names = [name for name in self._peers if not self._rests(name)]
+        """The rarest range that is missing, and the one of those that have it who is asked least.
+
+        Where there is none, one that a peer gives much too slowly, and another who gave some.
+        """
+        free = [name for name in self._peers if not self._rests(name) and self._asked[name] < self._most(name)]
+        chosen = self._rarest([number for number in self._partial.missing if number not in self._under_way], free)
+        if chosen is None and self._pace.is_known and (late := self._late(self._pace.patience)):
+            slow = {self._under_way[number].peer for number in late}
+            chosen = self._rarest(late, [name for name in free if name in self._gave and name not in slow])
+        return chosen
+
+    def _rarest(self, wanted: list[int], names: list[str]) -> tuple[Range, str] | None:
         if not wanted or not names:
             return None
         has = self._have(names)[:, wanted]
@@ -190,6 +225,15 @@ class Swarm:
         random.shuffle(able)
         return self._partial.ranges[wanted[at]], min(able, key=lambda name: self._asked[name])
 
+    def _most(self, peer: str) -> int:
+        """Ranges that a peer is asked for at once: one by itself must not hold all that are."""
+        return max(1, self._fetches // 2) if peer in self._gave else 1
+
+    def _late(self, patience: float = 1.0) -> list[int]:
+        """Ranges that peers give much more slowly than others."""
+        asked = [one for one in self._under_way.values() if one.peer]
+        return [one.wanted.number for one in asked if self._pace.is_late(one.wanted.num_bytes, one.since, patience)]
+
     def _have(self, names: list[str]) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
         """[peers, ranges] 1 where a peer has a range."""
         count = len(self._partial.ranges)
@@ -198,7 +242,7 @@ class Swarm:
         return np.unpackbits(np.stack(rows), axis=1)[:, :count]
 
     def _rests(self, peer: str) -> bool:
-        return self._resting.get(peer, 0.0) > time.monotonic()
+        return self._peers[peer].url in self._liars or self._resting.get(peer, 0.0) > time.monotonic()
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
@@ -212,7 +256,7 @@ class Swarm:
                 continue
             told.claim = number
             wanted, came = self._partial.ranges[number], False
-            if number in self._partial.missing and number not in self._under_way:
+            if number in self._partial.missing and (number not in self._under_way or number in self._late()):
                 going_on = asyncio.create_task(self._renew())
                 try:
                     came = await self._fetch(wanted, self._offer.url, "")
@@ -225,15 +269,17 @@ class Swarm:
                 await asyncio.sleep(random.uniform(TRY_S, 2 * TRY_S))
 
     def _not_given(self) -> int:
-        """A missing range that only peers have which do not give; -1: none."""
-        names = [name for name in self._peers if self._rests(name)]
-        if not names:
-            return -1
-        wanted = [number for number in self._partial.missing if number not in self._under_way]
-        others = [name for name in self._peers if name not in names]
-        given = set(np.flatnonzero(self._have(others).sum(axis=0)).tolist()) if others else set()
-        left = [number for number in wanted if number not in given]
+        """A missing range that only peers have which do not give, or give much too slowly; -1: none."""
+        # Where nothing comes, it does not matter what they say that they have.
+        giving = [] if self._pace.is_idle() else [name for name in self._peers if not self._rests(name)]
+        not_given = self._had_by([*self._peers]) - self._had_by(giving) - self._under_way.keys()
+        left = [*not_given.intersection(self._partial.missing)]
+        if not left and not self._failures[""]:
+            left = self._late()
         return random.choice(left) if left else -1
+
+    def _had_by(self, peers: list[str]) -> set[int]:
+        return set(np.flatnonzero(self._have(peers).any(axis=0)).tolist()) if peers else set()
 
     async def _renew(self) -> None:
         while True:
@@ -243,29 +289,57 @@ class Swarm:
     # --- both -------------------------------------------------------------------------------------------------------
 
     async def _fetch(self, wanted: Range, url: str, peer: str) -> bool:
-        """Whether the range is here now, and said to be. ``peer``: '' is the trainer."""
-        self._under_way.add(wanted.number)
+        """Whether the range is here now, and said to be. ``peer``: '' is the trainer.
+
+        One that is under way already is taken over.
+        """
+        before = self._under_way.get(wanted.number)
+        task = asyncio.create_task(self._take(wanted, url, peer, before.task if before is not None else None))
+        asked = self._under_way[wanted.number] = _Asked(wanted, peer, task)
         self._asked[peer] += 1
+        if peer:
+            self._pace.asked(is_again=before is not None)
         try:
-            with self._partial.writing(wanted) as write:
-                await self._downloads.fetch(url, self._name, wanted, self._seen(wanted, write))
-        except NotGiven as exc:
-            self._left_alone(peer, exc)
-            return False
+            await asyncio.wait([task])
         finally:
-            self._under_way.discard(wanted.number)
-            self._grew_at.pop(wanted.number, None)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if self._under_way.get(wanted.number) is asked:
+                del self._under_way[wanted.number]
+                self._grew_at.pop(wanted.number, None)
             self._asked[peer] -= 1
             self._wake()
-        self._failures[peer] = 0
+        try:
+            if task.cancelled():
+                raise NotGiven(f"{url} gives much less than others do")
+            task.result()
+        except NotGiven as exc:
+            self._left_alone(peer, url, exc)
+            return False
+        if peer:
+            await self._told.say()
+        return True
+
+    async def _take(self, wanted: Range, url: str, peer: str, before: "asyncio.Task[None] | None") -> None:
+        """Have the range from there, unless who was asked ``before``, and writes no more now, gave it."""
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        if wanted.number not in self._partial.missing:
+            return
+        began = time.monotonic()
+        with self._partial.writing(wanted) as write:
+            await self._downloads.fetch(url, self._name, wanted, self._seen(wanted, write))
+        # All of it at once: whoever finds the range here finds it counted, and writes it no more.
         self._partial.is_here(wanted.number)
+        self._failures[peer] = 0
         self._came_at = time.monotonic()
         if peer:
+            self._gave.add(peer)
+            self._pace.came(wanted.num_bytes, self._came_at - began)
             self.from_peers += wanted.num_bytes
-            await self._told.say()
         else:
             self.from_trainer += wanted.num_bytes
-        return True
 
     def _seen(self, wanted: Range, write: Callable[[int, bytes], None]) -> Callable[[int, bytes], None]:
         def seen(at: int, data: bytes) -> None:
@@ -274,11 +348,13 @@ class Swarm:
 
         return seen
 
-    def _left_alone(self, peer: str, exc: NotGiven) -> None:
+    def _left_alone(self, peer: str, url: str, exc: NotGiven) -> None:
         self._why = str(exc)
         self._failures[peer] += 1
-        if exc.is_wrong:
-            self._resting[peer] = float("inf")  # it would give them again
+        if exc.is_wrong and peer:
+            self._liars[url] = None  # it would give them again
+            while len(self._liars) > MAX_LIARS:
+                del self._liars[next(iter(self._liars))]
         else:
             rest = REST_S * 2 ** min(self._failures[peer], 16)
             self._resting[peer] = time.monotonic() + (LONGEST_REST_S if exc.is_silent else min(rest, LONGEST_REST_S))
