@@ -319,6 +319,30 @@ async def test_an_offer_that_no_trainer_writes_is_refused(play: Play, files: lis
     assert not (play.folder / "escape").exists()
 
 
+async def test_what_was_offered_and_never_came_keeps_no_room(
+    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever offers more than there is must not leave the disk full; what did come is gone on with."""
+    monkeypatch.setattr(swarm, "GIVE_UP_S", 1.0)
+    trainer, worker = play.trainer(), play.worker("a")
+    trainer.offer(version.number, version.index, version.folder)
+    real, files = play.offer(version), [["model.safetensors", 100 * RANGE_BYTES], ["empty.txt", 0]]
+    forged = Offer(real.url, version.number, version.index, RANGE_BYTES, files, bytes(16 * 101))
+    trainer.close()
+    run(play.client, relay_offer(play.keys, play.thing(version), forged, 10**6))
+    with pytest.raises(PublishError, match="100 of its 101 ranges do not come"):
+        await fetched(worker, version)
+    assert [one.name for one in worker._store.folder.iterdir()] == [".lock"]
+    temporary = worker._store.temporary(object_name(version.number, version.index))
+    temporary.mkdir()
+    half = version.folder / "model-00001.safetensors"
+    (temporary / half.name).write_bytes(half.read_bytes())
+    run(play.client, relay_offer(play.keys, play.thing(version), real, 10**6))
+    with pytest.raises(PublishError, match="ranges do not come"):
+        await fetched(worker, version)
+    assert (temporary / half.name).read_bytes() == half.read_bytes()
+
+
 async def test_a_trainer_offers_nothing_but_what_was_announced_and_goes_on(
     play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -211,8 +211,10 @@ class Fetcher:
         try:
             await told.say()
             await swarm.run()
-        except BaseException:
+        except BaseException as exc:
             self._forget(name)
+            if isinstance(exc, PublishError) and not partial.has_any:
+                await asyncio.to_thread(partial.discard)  # whatever was offered, its room is not kept for it
             raise
         finally:
             self.from_trainer += swarm.from_trainer

@@ -69,6 +69,16 @@ class Partial:
             return [one.number for one in self.ranges if one.number not in self._here]
 
     @property
+    def has_any(self) -> bool:
+        """Whether any byte of it is here."""
+        with self._lock:
+            return any(self.ranges[number].num_bytes for number in self._here)
+
+    def discard(self) -> None:
+        """Give its room back. Blocks for the disk."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
     def num_bytes(self) -> int:
         return sum(self._sizes.values())
 
@@ -124,7 +134,7 @@ class Partial:
         try:
             check_folder(self.folder, digest)
         except PublishError:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.discard()
             raise
         self.seal(target)
 
