@@ -140,6 +140,7 @@ def test_two_servers_never_share_a_folder(server: RedisServer, monkeypatch: pyte
 
     with pytest.raises(ConfigError, match="Another Redis server works on"):
         RedisServer(server.folder).start()
+    assert (server.folder / "lock").stat().st_mode & 0o077 == 0, "whoever can open it can keep a server from starting"
 
 
 def test_who_has_the_password_cannot_make_the_server_write_files_or_load_code(tmp_path: Path) -> None:
