@@ -9,18 +9,21 @@ and it begins when all are there: rank 0 may wait for a disk for hours, and no c
 
 import logging
 import time
+from typing import TypeVar
+
+from redis.exceptions import ResponseError
 
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import OwnershipLost, PublishError, WaitTimeout
 from penstock.protocol import scripts
-from penstock.words import writable
+from penstock.protocol.records.order import Order
+from penstock.redis.refusals import in_words
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Between two looks at what the others said; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.01
-#: Most characters of an order.
-MAX_WORD = 4000
 
 
 class Orders:
@@ -42,35 +45,36 @@ class Orders:
 
     # --- rank 0 -----------------------------------------------------------------------------------------------------
 
-    def give(self, word: str) -> None:
+    def give(self, order: Order) -> None:
         """Give an order once all ranks wait for it; blocks until they have heard it.
 
         Raises:
             WaitTimeout: a rank did not come; names it.
             OwnershipLost: another trainer has the subscription, or it was rewound.
+            ProtocolError: the key of the orders is of another type.
         """
         deadline = time.monotonic() + self._timeout_s
-        self._until(self._place, "", deadline)
-        self._until(self._place + 1, word, deadline)
+        self._until(self._place, None, deadline)
+        self._until(self._place + 1, order, deadline)
         self._subscriber.waiting.end()
         self._place += 1
 
-    def end(self, word: str) -> None:
-        """The last order of a publication. Blocks for a round trip."""
-        self._subscriber.control.call(self._order(word))
+    def end(self, order: Order) -> None:
+        """The last order of a publication. Blocks for a round trip. Raises ProtocolError as ``give``."""
+        self._ask(self._order(order))
 
     def fail(self, why: str) -> None:
         """As ``end``, tried once; where Redis is gone they see the lease end. Blocks for a round trip."""
         try:
-            scripts.run(self._subscriber.control.client, self._order(f"failed {why}"))
+            scripts.run(self._subscriber.control.client, self._order(Order("failed", reason=why)))
         except Exception as exc:  # why it failed is what matters
             log.warning("the other ranks are not told that nothing is published: %s", exc)
 
-    def _until(self, place: int, word: str, deadline: float) -> None:
-        """Say ``word`` until every rank waits for the order of this place."""
+    def _until(self, place: int, order: Order | None, deadline: float) -> None:
+        """Say ``order`` until every rank waits for the order of this place."""
         seat, waiting, pause_s = self._subscriber.seat, self._subscriber.waiting, LOOK_S
         while True:
-            places = self._subscriber.control.call(self._order(word))
+            places = self._ask(self._order(order))
             if places is None:
                 raise self._subscriber.ownership.not_ours()
             absent = ", ".join(seat.name_of(rank) for rank, at in enumerate(places, start=1) if at < place)
@@ -84,7 +88,7 @@ class Orders:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
-    def _order(self, word: str) -> scripts.Call[list[int] | None]:
+    def _order(self, order: Order | None) -> scripts.Call[list[int] | None]:
         sub = self._subscriber
         return scripts.order(
             sub.keys,
@@ -93,23 +97,24 @@ class Orders:
             gen=sub.gen,
             call=self._call,
             place=self._place,
-            word=writable(word, MAX_WORD),
+            word="" if order is None else order.to_text(),
             ranks=sub.seat.ranks,
         )
 
     # --- other ranks ------------------------------------------------------------------------------------------------
 
-    def hear(self) -> str:
+    def hear(self) -> Order:
         """The next order; blocks until it is given.
 
         Raises:
             OwnershipLost: another trainer has the subscription, or rank 0 renewed its lease for ``timeout_s`` no more.
             PublishError: rank 0 is at another publication.
+            ProtocolError: what stands in Redis is no order.
         """
         sub, pause_s, alive_s = self._subscriber, LOOK_S, time.monotonic()
         while True:
             heard = self._look()
-            if heard.order:
+            if heard.order is not None:
                 self._place += 1
                 self._look()  # rank 0 goes on when all have heard it
                 sub.waiting.end()
@@ -137,6 +142,13 @@ class Orders:
             call = scripts.hear(
                 sub.keys, sub.name, owner=sub.owner, call=self._call, place=self._place, rank=sub.seat.rank
             )
-            if (heard := sub.control.call(call)) is not None:
+            if (heard := self._ask(call)) is not None:
                 return heard
             sub.ownership.refollow()
+
+    def _ask(self, call: scripts.Call[T]) -> T:
+        """Its answer; a key of another type, which is a mistake of who wrote it, is said in words."""
+        try:
+            return self._subscriber.control.call(call)
+        except ResponseError as exc:
+            raise in_words(exc) or exc from exc

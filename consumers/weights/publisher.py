@@ -29,6 +29,7 @@ from penstock.errors import Fenced, PublishError, QueueFull, QueueUnavailable
 from penstock.names import Lane
 from penstock.protocol import transfers
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
+from penstock.protocol.records.order import Order
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import loading_of
 from penstock.redis.control import Control
@@ -106,21 +107,20 @@ class Publisher:
     def follow(self, source: Source) -> int:
         """Rank other than 0: walk with rank 0 until it says that it is done; returns the version.
 
-        Blocks for rank 0. Raises PublishError with rank 0's reason.
+        Blocks for rank 0. Raises PublishError with rank 0's reason, and as ``Orders.hear``.
         """
         if not source.is_sharded:
             return 0
         config = publish.read_config(Path(self.config.model.path))
         self._orders.begin()
         while True:
-            word, _, value = self._orders.hear().partition(" ")
-            if word == "walk":
-                for _ in source.tensors(config):
-                    pass
-            elif word == "done":
-                return int(value)
-            else:
-                raise PublishError(f"Rank 0 could not publish: {value}")
+            order = self._orders.hear()
+            if order.kind == "done":
+                return order.version
+            if order.kind == "failed":
+                raise PublishError(f"Rank 0 could not publish: {order.reason}")
+            for _ in source.tensors(config):
+                pass
 
     def _leads(self, source: Source) -> bool:
         """Whether other ranks hold parts of these weights."""
@@ -134,12 +134,12 @@ class Publisher:
     def walk(self, source: Source) -> None:
         """Rank 0: have the others walk through their parts; blocks until all do. Raises WaitTimeout, OwnershipLost."""
         if self._leads(source):
-            self._orders.give("walk")
+            self._orders.give(Order("walk"))
 
     def done(self, source: Source, version: int) -> None:
         """Rank 0: the others may go on. Blocks for one round trip."""
         if self._leads(source):
-            self._orders.end(f"done {version}")
+            self._orders.end(Order("done", version))
 
     def failed(self, source: Source, exc: BaseException) -> None:
         """Rank 0 gives up: no other rank may wait for it."""

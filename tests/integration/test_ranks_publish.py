@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import DiskFull, PublishError, WaitTimeout
+from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
@@ -112,6 +112,24 @@ def test_T14_a_rank_that_does_not_come_to_publish_is_named(config: Config) -> No
         pytest.raises(WaitTimeout, match=r"rank 1 did not come to publish in 0\.2 s"),
     ):
         trainer.publish(shards(0))
+
+
+def test_an_order_that_no_rank_0_gives_is_refused_in_words(config: Config, client: redis.Redis, keys: Keys) -> None:
+    """Whoever writes to Redis can put anything there: a version that is none must not become what publish returns."""
+    with Trainer(config, dp_rank=0, dp_size=2) as trainer, Trainer(config, dp_rank=1, dp_size=2) as other:
+        sub = trainer.session.subscriber
+        orders = keys.orders(sub.name)
+        for call, word in enumerate((b"done -7", b"done x", b"failed \xff", b"failed " + b"y" * 2**20), start=1):
+            client.hset(orders, "o:0", f"{sub.owner} {call} ".encode() + word)
+            with pytest.raises(ProtocolError, match="rank 0 of subscription 'actor' orders") as caught:
+                other.publish(shards(1))
+            assert len(str(caught.value)) < 500
+
+        client.delete(orders)
+        client.set(orders, "x")
+        for rank, one in enumerate((trainer, other)):
+            with pytest.raises(ProtocolError, match="A key in Redis is of another type"):
+                one.publish(shards(rank))
 
 
 def test_I8_a_rank_that_waits_for_room_on_a_disk_is_waited_for_and_not_taken_for_dead(

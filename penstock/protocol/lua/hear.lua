@@ -1,11 +1,13 @@
 -- hear: a rank other than 0 says for which order of a publication it waits, and hears it (each of them).
 -- KEYS: sub:NAME, orders:NAME, owner:NAME
--- ARGV: prefix, owner, call (its publications of sharded weights so far), place of the order, rank, seconds it is kept
+-- ARGV: prefix, owner, call (its publications of sharded weights so far), place of the order, rank, seconds it is kept,
+--       most bytes of an order that are passed on
 -- Returns: {'owner'}, or {'ok', order ('': not given yet), call of rank 0's last order (0: none), 1 where the owner's
 --          lease runs}
 -- Atomic because a rank of an older owner must not count as one that has come.
 local sub_key, orders_key, owner_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, owner, call, place, rank, ttl_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local most = tonumber(ARGV[7])
 
 freeing(prefix)
 if redis.call('HGET', sub_key, 'owner') ~= owner then return {'owner'} end
@@ -15,5 +17,5 @@ redis.call('EXPIRE', orders_key, ttl_s)
 local order = redis.call('HGET', orders_key, 'o:' .. place) or ''
 local at = redis.call('HGET', orders_key, 'at') or ''
 local last = string.sub(at, 1, #owner + 1) == owner .. ' ' and string.match(at, ' (%d+) %d+$') or '0'
-local heard = string.sub(order, 1, #mark) == mark and string.sub(order, #mark + 1) or ''
+local heard = string.sub(order, 1, #mark) == mark and string.sub(order, #mark + 1, #mark + most) or ''
 return {'ok', heard, tonumber(last), redis.call('GET', owner_key) == owner and 1 or 0}

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.order import MAX_BYTES, Order
 from penstock.redis.call import Call, Value, script, text
 
 #: What was said is forgotten after so long; a clock that is set ahead by a day must not make anybody forget.
@@ -12,8 +13,8 @@ TTL_S = 7 * 86400
 class Heard(NamedTuple):
     """What a rank hears of rank 0."""
 
-    #: '' where it is not given yet.
-    order: str
+    #: None where it is not given yet.
+    order: Order | None
     #: Publication of rank 0's last order; 0: it has given none.
     call: int
     #: Whether the owner's lease runs.
@@ -36,12 +37,16 @@ def order(
 
 
 def hear(keys: Keys, sub: str, *, owner: str, call: int, place: int, rank: int) -> Call[Heard | None]:
-    """Wait for order ``place`` of publication ``call`` as ``rank``. None: another trainer has the subscription."""
+    """Wait for order ``place`` of publication ``call`` as ``rank``. None: another trainer has the subscription.
+
+    Its answer is refused with ProtocolError where what stands there is no order.
+    """
 
     def parse(answer: Any) -> Heard | None:
         if text(answer[0]) != "ok":
             return None
-        return Heard(text(answer[1]), int(answer[2]), bool(answer[3]))
+        given = Order.from_text(answer[1], f"What rank 0 of subscription {sub!r} orders") if answer[1] else None
+        return Heard(given, int(answer[2]), bool(answer[3]))
 
-    args: list[Value] = [keys.prefix, owner, call, place, rank, TTL_S]
+    args: list[Value] = [keys.prefix, owner, call, place, rank, TTL_S, MAX_BYTES + 1]
     return Call(script("hear"), [keys.sub(sub), keys.orders(sub), keys.owner(sub)], args, parse)

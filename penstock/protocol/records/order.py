@@ -1,0 +1,50 @@
+"""What rank 0 of a trainer orders the others while it publishes; in Redis as text, so that a person can read it."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from penstock.errors import ProtocolError
+from penstock.words import shown, writable
+
+#: Largest version, of as many digits as a count in Redis has.
+MAX_VERSION = 10**18 - 1
+#: Most characters of a reason.
+MAX_REASON = 4000
+#: Most bytes of an order: a lone surrogate is written as six characters, no other takes more than four.
+MAX_BYTES = 6 * (MAX_REASON + len("failed  ... "))
+_DONE = re.compile(rb"done ([1-9][0-9]{0,17})")
+_FAILED = b"failed "
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``walk`` through the weights; ``done``: the version is published; ``failed``: none is."""
+
+    kind: Literal["walk", "done", "failed"]
+    #: Of ``done``, 1 to ``MAX_VERSION``.
+    version: int = 0
+    #: Of ``failed``.
+    reason: str = ""
+
+    def to_text(self) -> str:
+        """Of a longer reason than ``MAX_REASON`` the middle is left out."""
+        if self.kind == "done":
+            return f"done {self.version}"
+        return f"failed {writable(self.reason, MAX_REASON)}" if self.kind == "failed" else self.kind
+
+    @classmethod
+    def from_text(cls, data: bytes, what: str) -> Self:
+        """An order as it stands in Redis; raises ProtocolError that begins with ``what`` where it is none."""
+        if data == b"walk":
+            return cls("walk")
+        if done := _DONE.fullmatch(data):
+            return cls("done", int(done[1]))
+        if data.startswith(_FAILED) and len(data) <= MAX_BYTES:
+            try:
+                return cls("failed", reason=data.removeprefix(_FAILED).decode())
+            except UnicodeDecodeError:
+                pass
+        raise ProtocolError(
+            f"{what} is {shown(data)} in Redis, which no verb writes: stop all ranks, and find out what else does."
+        )
