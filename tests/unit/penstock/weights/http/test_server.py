@@ -1,5 +1,6 @@
 """Who has the token gets ranges of what is announced; nobody gets anything else, and nobody holds the server."""
 
+import contextlib
 import logging
 import os
 import socket
@@ -175,6 +176,16 @@ def test_a_client_that_says_nothing_or_half_a_request_is_cut(folder: Path) -> No
         half.sendall(b"GET /" + OBJECT.encode())
         assert ends(silent)
         assert ends(half)
+
+
+def test_a_head_without_end_is_not_kept(folder: Path) -> None:
+    """aiohttp before 3.14 takes headers for as long as they come."""
+    headers = b"".join(b"x%d: %s\r\n" % (number, b"y" * 1000) for number in range(4000))
+    with serving(folder, stall_s=600.0) as server, connected(server) as endless:
+        with contextlib.suppress(ConnectionError):
+            endless.sendall(b"GET / HTTP/1.1\r\n" + headers)
+        assert ends(endless)
+        assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
 
 
 def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
