@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from penstock.errors import ConfigError, EngineError
+from penstock.weights.http.bad_requests import BAD_REQUESTS
 from workers.hooks.draws import Draws
 
 #: Most bytes of a request.
@@ -35,7 +36,7 @@ async def door(draws: Draws) -> AsyncIterator[int]:
             return web.json_response({"error": {"message": str(exc)}}, status=503)
 
     app.add_routes([web.post("/generate", generate)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, access_log=None, logger=BAD_REQUESTS, shutdown_timeout=0.1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, HOST, 0)

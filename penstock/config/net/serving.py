@@ -35,7 +35,8 @@ class ServingConfig(Section):
     #: Name or address by which workers of other machines reach a part; None: ``host``, or the machine's name where that
     #: means all.
     reached_at: str | None = None
-    #: Connections that a part has open at once; one more is ended at once, and who asked tries another part.
+    #: Connections that a part has open at once; where all have shown the token one more is ended at once, and who asked
+    #: tries another part, else the oldest that has not is ended.
     max_connections: Annotated[int, Field(gt=0, le=4096)] = 32
     #: A connection on which no byte moves for so long is cut, by either side.
     stall_s: Seconds = 20.0

@@ -1,26 +1,33 @@
 """The server of weights: GET and HEAD of ranges of what is on a shelf, ``/OBJECT/FILE``, for who has the run's token.
 
 A connection carries one request, so that none is held open for nothing: its head must come, and its bytes move, within
-``serving.stall_s``, or it is cut; those beyond ``serving.max_connections`` are cut at once. Trainer and workers serve
-by this same class.
+``serving.stall_s``, or it is cut. Where ``serving.max_connections`` are open, the oldest that has not shown the token
+makes room (places.py). Trainer and workers serve by this same class.
 """
 
 import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import PurePosixPath
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 
 from penstock.config.net.hosts import cannot_listen, host_in_url
 from penstock.config.net.serving import ServingConfig
+from penstock.weights.http.bad_requests import BAD_REQUESTS
 from penstock.weights.http.blobs import AnyBlob, Read, Shelf
 from penstock.weights.http.loop_thread import LoopThread
+from penstock.weights.http.places import Places
 from penstock.weights.http.rate import Rate
 from penstock.weights.http.tls import server_context
 from penstock.weights.http.token import is_authorized
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +60,7 @@ class WeightsServer:
         self._config = config
         self._token = token
         self._rate = Rate(bytes_per_s)
-        #: Connections with a request.
-        self._begun: set[web.RequestHandler] = set()
+        self._places = Places(config.max_connections, config.stall_s)
         tls = server_context(config)
         self._thread = LoopThread("weights-server")
         try:
@@ -72,19 +78,20 @@ class WeightsServer:
 
     async def _start(self, tls: ssl.SSLContext | None) -> int:
         config = self._config
-        server = web.Server(
+        server = _Server(
             self._answer,
+            self._places,
             handler_cancellation=True,
             access_log=None,
+            logger=BAD_REQUESTS,
             lingering_time=0.0,
             max_line_size=HEAD_BYTES,
             max_field_size=HEAD_BYTES,
         )
 
         def connection() -> asyncio.Protocol:
-            if len(server.connections) >= config.max_connections:
-                return _Refused()
-            return self._awaited(server())
+            handler = server()
+            return handler if self._places.take(handler, lambda: _abort(handler)) else _Refused()
 
         loop = asyncio.get_running_loop()
         if tls is not None:
@@ -96,14 +103,16 @@ class WeightsServer:
         listening = await loop.create_server(connection, config.host, config.port)
         return int(listening.sockets[0].getsockname()[1])
 
-    def _awaited(self, handler: web.RequestHandler) -> web.RequestHandler:
-        """The head of its one request comes within its time, or it never does."""
-        asyncio.get_running_loop().call_later(self._config.stall_s, self._cut_idle, handler)
-        return handler
-
-    async def _accept(self, place: socket.socket, server: web.Server, tls: ssl.SSLContext) -> None:
+    async def _accept(self, place: socket.socket, server: "_Server", tls: ssl.SSLContext) -> None:
         """Take connections for TLS. They count from now on; a loop that serves TLS counts none before its handshake."""
-        loop, shaking = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        loop, shaking = asyncio.get_running_loop(), dict[web.RequestHandler, asyncio.Task[None]]()
+
+        def cut(handler: web.RequestHandler, plain: socket.socket) -> None:
+            if (task := shaking.get(handler)) is not None:
+                task.cancel()
+                plain.close()
+            _abort(handler)
+
         with place:
             while True:
                 try:
@@ -112,37 +121,33 @@ class WeightsServer:
                     log.warning("a connection cannot be taken: %s", exc)
                     await asyncio.sleep(AGAIN_S)
                     continue
-                if len(server.connections) + len(shaking) >= self._config.max_connections:
+                handler = server()
+                if not self._places.take(handler, partial(cut, handler, plain)):
                     plain.close()
                     continue
-                task = loop.create_task(self._shake(plain, server, tls))
-                shaking.add(task)
-                task.add_done_callback(shaking.discard)
+                task = shaking[handler] = loop.create_task(self._shake(plain, handler, tls))
+                task.add_done_callback(lambda _, handler=handler: shaking.pop(handler))  # type: ignore[misc]
 
-    async def _shake(self, plain: socket.socket, server: web.Server, tls: ssl.SSLContext) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._awaited(server()), plain, ssl=tls, ssl_handshake_timeout=self._config.stall_s
-            )
-        except OSError:
-            plain.close()
+    async def _shake(self, plain: socket.socket, handler: web.RequestHandler, tls: ssl.SSLContext) -> None:
+        with suppress(OSError):
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: handler, plain, ssl=tls, ssl_handshake_timeout=self._config.stall_s
+                )
+            except BaseException:
+                plain.close()
+                self._places.leave(handler)
+                raise
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._begun.add(request.protocol)
-        try:
-            response = await self._respond(request)
-            response.force_close()
-            return response
-        finally:
-            self._begun.discard(request.protocol)
-
-    def _cut_idle(self, handler: web.RequestHandler) -> None:
-        if handler.transport is not None and handler not in self._begun:
-            handler.transport.abort()
+        response = await self._respond(request)
+        response.force_close()
+        return response
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if not is_authorized(request.headers.get("Authorization"), self._token):
             return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
+        self._places.prove(request.protocol)
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
         blob = self._find(request.path)
@@ -185,7 +190,7 @@ class WeightsServer:
             while start < end:
                 chunk = await asyncio.to_thread(read, start, min(CHUNK_BYTES, end - start))
                 if not chunk:
-                    raise ConnectionAbortedError(f"{request.path} became shorter")
+                    raise OSError("it became shorter")
                 await self._rate.take(len(chunk))
                 async with asyncio.timeout(self._config.stall_s):
                     await response.write(chunk)
@@ -194,11 +199,30 @@ class WeightsServer:
             async with asyncio.timeout(self._config.stall_s):
                 await response.write_eof()
         except (TimeoutError, OSError) as exc:
+            if not isinstance(exc, TimeoutError | ConnectionError):
+                log.warning("%s is not served to its end: %s", request.path, exc)
             # The head said how many bytes come: whoever gets fewer sees it.
             if request.transport is not None:
                 request.transport.abort()
-            raise ConnectionAbortedError("a client that takes nothing was cut off") from exc
+            raise ConnectionAbortedError("a client was cut off") from exc
         return response
+
+
+class _Server(web.Server):
+    """Has connections leave their places as they end."""
+
+    def __init__(self, answer: Answer, places: Places, **options: Any) -> None:
+        super().__init__(answer, **options)
+        self._places = places
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if handler not in self._places:
+            transport.abort()  # it lost its place before it was there
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self._places.leave(handler)
+        super().connection_lost(handler, exc)
 
 
 class _Refused(asyncio.Protocol):
@@ -206,6 +230,11 @@ class _Refused(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
+
+
+def _abort(handler: web.RequestHandler) -> None:
+    if handler.transport is not None:
+        handler.transport.abort()
 
 
 def _span(request: web.BaseRequest, size: int) -> tuple[int, int] | None:

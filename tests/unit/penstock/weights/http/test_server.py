@@ -1,12 +1,15 @@
 """Who has the token gets ranges of what is announced; nobody gets anything else, and nobody holds the server."""
 
 import contextlib
+import errno
+import http.client
 import logging
 import os
 import socket
 import ssl
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +17,7 @@ import pytest
 
 from penstock.config import ServingConfig
 from penstock.errors import ConfigError, PublishError
-from penstock.weights.http.blobs import BufferBlob, FileBlob, files_of
+from penstock.weights.http.blobs import BufferBlob, FileBlob, Read, files_of
 from penstock.weights.http.server import WeightsServer
 from tests.unit.penstock.weights.http.serving_parts import BYTES, OBJECT, TOKEN, ask, serving
 
@@ -153,15 +156,34 @@ def ends(connection: socket.socket) -> bool:
     return True
 
 
-def test_connections_beyond_the_bound_are_cut_and_their_place_is_free_again(folder: Path) -> None:
-    with serving(folder, max_connections=2) as server:
+def test_who_has_not_shown_the_token_makes_room(folder: Path) -> None:
+    """Or whoever reaches the port keeps all others out, by connections that say nothing."""
+    with serving(folder, max_connections=3, stall_s=600.0) as server, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connected(server)) for _ in range(20)]
+        held[-1].sendall(f"GET /{OBJECT}/weights.index HTTP/1.1\r\nHost: a\r\n".encode())
+
+        assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
+
+        assert all(map(ends, held[:-2])), "the oldest first"
+        assert len(server._places) <= 3
+        held[-1].sendall(f"Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        assert held[-1].recv(12) == b"HTTP/1.1 200"
+
+
+def test_who_has_shown_the_token_stays_and_its_place_is_free_again(tmp_path: Path) -> None:
+    size = 256 * 1024**2
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+    (tmp_path / "weights.index").write_bytes(b"index")
+    with serving(tmp_path, max_connections=2, stall_s=600.0) as server:
         held = [connected(server), connected(server)]
         for one in held:
-            one.sendall(b"GET")
+            one.sendall(f"GET /{OBJECT}/large HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+            assert one.recv(1)
         with connected(server) as third:
             assert ends(third)
-        for one in held:
-            one.close()
+        assert len(server._places) == 2
+        held.pop().close()
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -169,6 +191,7 @@ def test_connections_beyond_the_bound_are_cut_and_their_place_is_free_again(fold
                 break
             except ConnectionError:
                 assert time.monotonic() < deadline
+        held.pop().close()
 
 
 def test_a_client_that_says_nothing_or_half_a_request_is_cut(folder: Path) -> None:
@@ -188,7 +211,7 @@ def test_a_head_without_end_is_not_kept(folder: Path) -> None:
         assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
 
 
-def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
+def test_a_client_that_takes_nothing_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     size = 256 * 1024**2
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
@@ -197,11 +220,12 @@ def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
         slow.sendall(f"GET /{OBJECT}/large HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         assert slow.recv(1)
         deadline = time.monotonic() + 30
-        while server._begun and time.monotonic() < deadline:
+        while len(server._places) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not server._begun
+        assert not len(server._places)
         assert ends(slow)
         assert server.sent_bytes < size
+    assert "Traceback" not in caplog.text
 
 
 def test_the_rate_bounds_all_clients_together(folder: Path) -> None:
@@ -210,6 +234,55 @@ def test_the_rate_bounds_all_clients_together(folder: Path) -> None:
         for _ in range(3):
             ask(server, f"/{OBJECT}/model.safetensors")
         assert time.monotonic() - began >= 0.5, "three quarters of a second, less what a rest saves"
+
+
+GARBAGE = [
+    b"\0\1\2 garbage\r\n\r\n",
+    b"GET / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    b"GET /\xff\xfe%00 HTTP/9.9\r\nHost:\r\n\r\n",
+    b"GET http://[ HTTP/1.1\r\n\r\n",
+    b"GET //[ HTTP/1.1\r\nHost: [\r\n\r\n",
+    b"GET * HTTP/1.1\r\nRange: bytes=9-1,\xd9\xa3\r\nAuthorization: \xff\r\n\r\n",
+    b"CONNECT a:b HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: upgrade\r\nExpect: foo\r\n\r\n",
+    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST / HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+]
+
+
+def test_what_strangers_send_does_not_fill_the_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), serving(folder) as server:
+        caplog.clear()
+        for garbage in GARBAGE:
+            with connected(server) as stranger:
+                stranger.sendall(garbage)
+                assert ends(stranger)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_mistake_of_our_own_is_logged(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(folder) as server:
+        monkeypatch.setattr(server, "_find", lambda path: 1 / 0)
+        assert ask(server, f"/{OBJECT}/weights.index")[0] == 500
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_disk_that_fails_while_a_file_is_sent_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Torn(FileBlob):
+        @contextlib.contextmanager
+        def opened(self) -> Iterator[Read]:
+            def read(start: int, num_bytes: int) -> bytes:
+                raise OSError(errno.EIO, "Input/output error")
+
+            yield read
+
+    with serving() as server:
+        server.shelf.put(OBJECT, {"torn": Torn(folder / "weights.index", 5)})
+        with pytest.raises(http.client.IncompleteRead):
+            ask(server, f"/{OBJECT}/torn")
+    assert f"/{OBJECT}/torn is not served to its end: [Errno 5] Input/output error" in caplog.text
 
 
 def test_the_token_is_in_no_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -58,13 +58,14 @@ def answers(server: WeightsServer, context: ssl.SSLContext) -> None:
 def test_a_connection_counts_before_its_tls_is_agreed_on(folder: Path, pair: tuple[Path, Path]) -> None:
     """Or whoever reaches the port takes every handle of the trainer, without the token."""
     context = ssl.create_default_context(cafile=pair[0])
-    with serving(folder, max_connections=2, tls_cert=pair[0], tls_key=pair[1]) as server:
-        held = [connected(server), connected(server)]
-        with connected(server) as third, contextlib.suppress(ConnectionError):
-            assert third.recv(1) == b"", "cut at once"
-        for one in held:
-            one.close()
-        answers(server, context)
+    tls = {"tls_cert": pair[0], "tls_key": pair[1]}
+    with serving(folder, max_connections=2, stall_s=600.0, **tls) as server, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connected(server)) for _ in range(20)]
+        assert ask(server, f"/{OBJECT}/weights.index", tls=context)[2] == b"index"
+        for one in held[:-1]:
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1) == b"", "the oldest make room"
+        assert len(server._places) <= 2
 
 
 def test_who_goes_in_the_middle_leaves_a_free_place(folder: Path, pair: tuple[Path, Path]) -> None:
