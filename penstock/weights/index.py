@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.records.codec import pack
+from penstock.protocol.records.field_checks import MOST
 from penstock.protocol.records.record import Record
 from penstock.system.disk import open_plain
+from penstock.words import shown
 
 INDEX_FILE = "weights.index"
+#: Most dimensions of a tensor (torch's own bound), and most numbers in one.
+MAX_DIMENSIONS = 64
+MAX_ELEMENTS = 2**49
 #: A DeepSeek-sized model has 90,000 tensors, which is 10 MB.
 MAX_INDEX_BYTES = 60 * 1024 * 1024
 
@@ -59,15 +64,29 @@ class WeightsIndex(Record):
 
     def entries(self) -> list[TensorEntry]:
         """The tensors. Raises PublishError on what cannot be one."""
-        try:
-            found = [TensorEntry(str(n), str(d), tuple(map(int, s)), int(c), str(f)) for n, d, s, c, f in self.tensors]
-        except (TypeError, ValueError, OverflowError) as exc:
-            raise PublishError(
-                f"The index of the weights names something that is not a tensor ({exc}): publish again."
-            ) from exc
-        if unknown := {entry.dtype for entry in found} - DTYPE_BYTES.keys():
-            raise PublishError(f"The index of the weights has dtypes that cannot be loaded: {sorted(unknown)}.")
-        return found
+        return list(map(_entry, self.tensors))
+
+
+def _entry(listed: list[Any]) -> TensorEntry:
+    """A tensor of an index, which somebody else may have written; raises PublishError."""
+    kinds = [type(one) for one in listed]
+    if kinds != [str, str, list, int, str] or not _is_shape(listed[2]) or not 0 <= listed[3] <= MOST:
+        raise PublishError(
+            f"The index of the weights names something that is not a tensor ({shown(listed)}): publish again."
+        )
+    name, dtype, shape, checksum, file = listed
+    if dtype not in DTYPE_BYTES:
+        raise PublishError(f"The index of the weights has a dtype that cannot be loaded: {shown(dtype)}.")
+    return TensorEntry(name, dtype, tuple(shape), checksum, file)
+
+
+def _is_shape(shape: list[Any]) -> bool:
+    """Whether a tensor can have it. The product counts even where a dimension is 0."""
+    return (
+        len(shape) <= MAX_DIMENSIONS
+        and all(type(one) is int and 0 <= one <= MAX_ELEMENTS for one in shape)
+        and math.prod(max(1, one) for one in shape) <= MAX_ELEMENTS
+    )
 
 
 def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int]) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.protocol.records.codec import pack
 from penstock.weights.deltas.folder import WeightsFolder
-from penstock.weights.index import INDEX_FILE, digest, read_index
+from penstock.weights.index import INDEX_FILE, digest, index_in, read_index
 
 
 @pytest.mark.parametrize("name", ["a\0b", b"config.json"])
@@ -38,3 +38,37 @@ def test_a_fifo_is_no_index(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / INDEX_FILE)
     with pytest.raises(PublishError, match="no plain file"):
         read_index(tmp_path, "0" * 32)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        ["t", "float32", [1] * 65, 0, "f"],
+        ["t", "float32", [2**50], 0, "f"],
+        ["t", "float32", [2**30, 2**30], 0, "f"],
+        ["t", "float32", [-1], 0, "f"],
+        ["t", "float32", [True], 0, "f"],
+        ["t", "float32", ["1"], 0, "f"],
+        ["t", "float32", "1", 0, "f"],
+        ["t", "float32", [1], "0", "f"],
+        ["t", "float32", [1], -1, "f"],
+        [["t"], "float32", [1], 0, "f"],
+        ["t", "float32", [1], 0, 1],
+        ["t", ["float32"], [1], 0, "f"],
+        ["t", "x" * 2**20, [1], 0, "f"],
+        ["t" * 2**20, "float32", [1] * 2**20, 0, "f", "more"],
+        ["t" * 2**20],
+    ],
+)
+def test_what_is_no_tensor_is_refused_shortly(tensor: list[Any]) -> None:
+    """A shape of 100,000 numbers would take half a minute to multiply."""
+    index = index_in(pack({"tensors": [["a", "int8", [], 1, "f"], tensor]}), "it")
+    with pytest.raises(PublishError, match=r"not a tensor|cannot be loaded") as caught:
+        index.entries()
+    assert len(str(caught.value)) < 300
+
+
+def test_the_largest_tensors_are_taken() -> None:
+    tensors = [["t", "int8", [1] * 63 + [2**49], 2**64 - 1, "f"], ["u", "int8", [0, 2**49], 0, "f"]]
+    first, second = index_in(pack({"tensors": tensors}), "it").entries()
+    assert (first.num_bytes, len(first.shape), second.num_bytes) == (2**49, 64, 0)
