@@ -1,6 +1,6 @@
 """Bytes of records: msgpack with bounds on everything decoded, never pickle."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -13,6 +13,9 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 #: Most entries of one list or map inside a record.
 MAX_ITEMS = 4 * 1024 * 1024
+#: Most values of one record, those inside of lists and maps included: an empty list is one byte, and 64 once it is
+#: made. The index of 500,000 tensors has 5 million.
+MAX_VALUES = 2 * MAX_ITEMS
 #: A record of more bytes is gone through without building anything first: what it claims to hold, it must hold.
 SKIP_BYTES = 64 * 1024
 
@@ -28,7 +31,7 @@ def unpack(data: bytes, what: str) -> Any:
     try:
         if len(data) > SKIP_BYTES:
             _unpacker(data).skip()
-        return msgpack.unpackb(data, **_limits(len(data)))
+        return msgpack.unpackb(data, **_limits(len(data)), **_counting(data))
     except (ValueError, RecursionError, msgpack.UnpackException) as exc:
         raise _foreign(what, exc) from exc
 
@@ -36,14 +39,18 @@ def unpack(data: bytes, what: str) -> Any:
 def unpack_each(data: bytes, what: str, max_bin_bytes: int = MAX_TEXT_BYTES) -> Iterator[Any]:
     """Decode records that stand one after another, each when it is asked for; raises as ``unpack``.
 
+    ``MAX_VALUES`` is of all of them together.
+
     ``max_bin_bytes``: most bytes of one binary value inside a record.
     """
     _check_size(data, what)
     try:
         if len(data) > SKIP_BYTES:
             _skip_all(_unpacker(data, max_bin_bytes), len(data))
-        unpacker = _unpacker(data, max_bin_bytes)
+        unpacker, left = _unpacker(data, max_bin_bytes, _counting(data)), MAX_VALUES
         while unpacker.tell() < len(data):
+            if (left := left - 1) < 0:
+                raise _too_many()
             yield unpacker.unpack()
     except (ValueError, RecursionError, msgpack.UnpackException) as exc:
         raise _foreign(what, exc) from exc
@@ -72,8 +79,43 @@ def _limits(num_bytes: int, max_bin_bytes: int = MAX_TEXT_BYTES) -> dict[str, An
     }
 
 
-def _unpacker(data: bytes, max_bin_bytes: int = MAX_TEXT_BYTES) -> msgpack.Unpacker:
-    unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, **_limits(len(data), max_bin_bytes))
+class _Count:
+    """Refuses a record while it is made: lists and maps are counted as they come, from the inside to the outside."""
+
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+
+    def of_list(self, made: list[Any]) -> list[Any]:
+        self._take(1 + len(made))
+        return made
+
+    def of_map(self, made: dict[Any, Any]) -> dict[Any, Any]:
+        self._take(1 + 2 * len(made))
+        return made
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise _too_many()
+
+
+def _too_many() -> ValueError:
+    return ValueError(f"it has more than {MAX_VALUES} values")
+
+
+def _counting(data: bytes) -> dict[str, Any]:
+    """Nothing for a record that has not so many bytes: a call for each list and map costs more than they do."""
+    if len(data) <= SKIP_BYTES:
+        return {}
+    count = _Count()
+    return {"list_hook": count.of_list, "object_hook": count.of_map}
+
+
+def _unpacker(
+    data: bytes, max_bin_bytes: int = MAX_TEXT_BYTES, counting: Mapping[str, Any] | None = None
+) -> msgpack.Unpacker:
+    limits = _limits(len(data), max_bin_bytes)
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, **limits, **(counting or {}))
     unpacker.feed(data)
     return unpacker
 

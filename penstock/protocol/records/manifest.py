@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.protocol.records.field_checks import column_checks_of, pairs
-from penstock.protocol.records.record import Record, build, defaults_of
+from penstock.protocol.records.record import Record, build, defaults_of, names_shown
 
 
 # Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.
@@ -136,7 +136,7 @@ def _rows(columns: Any, what: str) -> list[Row]:
     if not isinstance(columns, dict) or not {name for name, d in known if d is MISSING} <= columns.keys():
         raise ProtocolError(f"{what} lacks columns that rows have.")
     if unknown := columns.keys() - {name for name, _ in known}:
-        raise ProtocolError(f"{what} has columns that this version of penstock does not know: {sorted(unknown)}.")
+        raise ProtocolError(f"{what} has columns that this version of penstock does not know: {names_shown(unknown)}.")
     if any(not isinstance(column, list) for column in columns.values()):
         raise ProtocolError(f"{what} has columns that are no lists.")
     for name, check in column_checks_of(Row).items():

@@ -69,7 +69,7 @@ def build(cls: type[T], value: Any, what: str) -> T:
     except TypeError as exc:
         if unknown := value.keys() - {name for name, _ in defaults_of(cls)}:  # type: ignore[arg-type]
             raise ProtocolError(
-                f"{what} has fields that this version of penstock does not know: {_names(unknown)}."
+                f"{what} has fields that this version of penstock does not know: {names_shown(unknown)}."
             ) from exc
         raise ProtocolError(f"{what} lacks a field: {exc}.") from exc
 
@@ -78,7 +78,7 @@ def build(cls: type[T], value: Any, what: str) -> T:
 _NAMED = 8
 
 
-def _names(fields: set[Any]) -> str:
+def names_shown(fields: set[Any]) -> str:
     """The first of them, whatever they are: a map that somebody else wrote may have bytes for names, and many."""
     named = sorted(map(shown, fields))[:_NAMED]
     return ", ".join(named) + (f" and {more} more" if (more := len(fields) - len(named)) else "")

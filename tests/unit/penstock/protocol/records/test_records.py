@@ -120,6 +120,35 @@ def test_damaged_metadata_names_the_group() -> None:
         list(iter_metas(b"\xc1", "metadata of group g"))
 
 
+def test_columns_that_no_manifest_has_are_named_shortly() -> None:
+    values = unpack(manifest(1), "it")
+    values["rows"] |= {b"\xff" * 1000: [], "colour": []} | {f"more-{n}": [] for n in range(1000)}
+    with pytest.raises(ProtocolError, match=r"columns that this version .* more") as caught:
+        Manifest.from_bytes(pack(values))
+    assert len(str(caught.value)) < 1000
+
+
+EMPTY: list[Any] = [[], {}, [[]], {"a": {}}]
+
+
+@pytest.mark.parametrize("value", EMPTY)
+def test_a_record_of_more_values_than_any_has_is_refused_before_they_are_made(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """57 MiB of empty lists would take 4.5 GiB."""
+    monkeypatch.setattr(codec, "MAX_VALUES", 150_000)
+    few, many = [[value] * 1000] * 20, [[value] * 1000] * 200
+    assert unpack(pack(few), "thing") == few
+    with pytest.raises(ProtocolError, match=r"^thing is not a record .*: it has more than 150000 values"):
+        unpack(pack(many), "thing")
+    with pytest.raises(ProtocolError, match="more than 150000 values"):
+        list(codec.unpack_each(pack(many) * 2, "thing"))
+    with pytest.raises(ProtocolError, match="more than 150000 values"):
+        list(codec.unpack_each(pack(few) * 20, "thing"))
+    with pytest.raises(ProtocolError, match="more than 150000 values"):
+        list(codec.unpack_each(pack(None) * 150_001, "thing"))
+
+
 def test_a_digest_names_the_bytes_of_a_manifest() -> None:
     assert Manifest.digest(manifest(1)) == Manifest.digest(manifest(1))
     assert Manifest.digest(manifest(1)) != Manifest.digest(manifest(2))
