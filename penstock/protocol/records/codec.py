@@ -1,6 +1,6 @@
 """Bytes of records: msgpack with bounds on everything decoded, never pickle."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -16,6 +16,8 @@ MAX_ITEMS = 4 * 1024 * 1024
 #: Most values of one record, those inside of lists and maps included: an empty list is one byte, and 64 once it is
 #: made. The index of 500,000 tensors has 5 million.
 MAX_VALUES = 2 * MAX_ITEMS
+#: Most fields, and bytes of a text, of a record of which a few are looked at.
+MAX_SKIMMED = 256
 #: A record of more bytes is gone through without building anything first: what it claims to hold, it must hold.
 SKIP_BYTES = 64 * 1024
 
@@ -53,6 +55,29 @@ def unpack_each(data: bytes, what: str, max_bin_bytes: int = MAX_TEXT_BYTES) -> 
                 raise _too_many()
             yield unpacker.unpack()
     except (ValueError, RecursionError, msgpack.UnpackException) as exc:
+        raise _foreign(what, exc) from exc
+
+
+def skim(data: bytes, fields: Collection[str], what: str) -> dict[str, Any]:
+    """Those fields of a record that is a map, which hold plain values; the others are gone past and not made.
+
+    Raises ProtocolError that names ``what``.
+    """
+    _check_size(data, what)
+    try:
+        unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, **_limits(0) | {"max_str_len": MAX_SKIMMED})
+        unpacker.feed(data)
+        num_fields = unpacker.read_map_header()
+        if num_fields > MAX_SKIMMED:
+            raise ValueError(f"it has {num_fields} fields")
+        found = {}
+        for _ in range(num_fields):
+            if (name := unpacker.unpack()) in fields:
+                found[name] = unpacker.unpack()
+            else:
+                unpacker.skip()
+        return found
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
         raise _foreign(what, exc) from exc
 
 

@@ -16,6 +16,7 @@ from penstock.weights.deltas.folder import (
     Place,
     WeightsFolder,
     checked_name,
+    header_rooms,
     in_order,
     num_pieces,
     num_threads,
@@ -25,7 +26,6 @@ from penstock.weights.deltas.folder import (
 from penstock.weights.deltas.head import BlockClaim, DeltaFile
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, TensorEntry
-from penstock.weights.safetensors_files import MAX_HEADER_BYTES
 
 _COPY_BYTES = 16 * 1024 * 1024
 
@@ -51,20 +51,16 @@ def apply_delta(
         OSError: the disk refuses.
     """
     with open_plain(delta) as file:
-        _Patch(DeltaFile(file, delta), base, into, wanted, stopped).run()
+        _Patch(DeltaFile(file, delta, wanted), base, into, stopped).run()
 
 
 class _Patch:
-    def __init__(
-        self, delta: DeltaFile, base: WeightsFolder, into: Path, wanted: str, stopped: Callable[[], bool]
-    ) -> None:
-        head = delta.head
-        if head.index != wanted:
-            raise PublishError(f"{delta.path} leads to another version than is wanted: load a whole version.")
-        if head.base_index != base.digest:
+    def __init__(self, delta: DeltaFile, base: WeightsFolder, into: Path, stopped: Callable[[], bool]) -> None:
+        if delta.head.base_index != base.digest:
             raise PublishError(f"{delta.path} is no change of {base.path}: load a whole version.")
         self._delta, self._base, self._into, self._stopped = delta, base, into, stopped
-        self._entries = {entry.name: entry for entry in delta.index.entries()}
+        self._entries = {entry.name: entry for entry in delta.entries}
+        self._rooms = header_rooms(delta.entries)
 
     def run(self) -> None:
         delta, what = self._delta, str(self._delta.path)
@@ -97,7 +93,7 @@ class _Patch:
             size -= min(size, _COPY_BYTES)
 
     def _tensors(self, name: str, size: int) -> Iterator[bytes]:
-        if not 8 <= size <= 8 + MAX_HEADER_BYTES:
+        if not 8 <= size <= 8 + self._rooms.get(name, 0):
             raise PublishError(f"{self._delta.path} has a header of {size} bytes: load a whole version.")
         header = self._delta.take(size)
         places = places_in(header, self._entries, name)

@@ -3,6 +3,7 @@
 import json
 import operator
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +22,9 @@ from penstock.weights.safetensors_files import MAX_HEADER_BYTES, as_safetensors
 T = TypeVar("T")
 #: Most bytes of the name of a file.
 MAX_NAME_BYTES = 255
+
+#: Room in a safetensors header beside its tensors.
+METADATA_BYTES = 64 * 1024
 
 
 class Place(NamedTuple):
@@ -53,8 +57,8 @@ class WeightsFolder:
         self._at: dict[str, tuple[int, int]] = {}
         self._stack = ExitStack()
         try:
-            for name in {entry.file for entry in self.entries.values()}:
-                self._open(name)
+            for name, room in header_rooms(self.entries.values()).items():
+                self._open(name, room)
         except OSError as exc:
             self.close()
             raise PublishError(f"{path} cannot be read ({exc}): publish it again.") from exc
@@ -62,13 +66,15 @@ class WeightsFolder:
             self.close()
             raise
 
-    def _open(self, name: str) -> None:
+    def _open(self, name: str, room: int) -> None:
         file = self._stack.enter_context(open_plain(self.path / checked_name(name)))
         self._files[name] = file
         length = file.read(8)
         size = int.from_bytes(length, "little")
-        if len(length) < 8 or size > MAX_HEADER_BYTES:
-            raise PublishError(f"{self.path / name} is not a safetensors file: publish it again.")
+        if len(length) < 8 or size > room:
+            raise PublishError(
+                f"{self.path / name} is not a safetensors file (a header of {size} bytes): publish it again."
+            )
         header = length + file.read(size)
         self.headers[name], self.places[name] = header, places_in(header, self.entries, name)
         for place in self.places[name]:
@@ -113,6 +119,15 @@ def checked_name(name: str) -> str:
 
 def _is_long(name: str) -> bool:
     return len(name.encode(errors="replace")) > MAX_NAME_BYTES
+
+
+def header_rooms(entries: Iterable[TensorEntry]) -> dict[str, int]:
+    """File -> most bytes of its safetensors header, whoever wrote it: once it is read it takes thirty times as many."""
+    rooms: dict[str, int] = defaultdict(lambda: METADATA_BYTES)
+    for entry in entries:
+        # Of a name every byte may be escaped by six characters; a number of a shape has no more than 15 digits.
+        rooms[entry.file] += 6 * len(entry.name.encode(errors="replace")) + 20 * len(entry.shape) + 160
+    return {name: min(room, MAX_HEADER_BYTES) for name, room in rooms.items()}
 
 
 def places_in(header: bytes, entries: dict[str, TensorEntry], file: str) -> list[Place]:

@@ -7,16 +7,18 @@ it is believed: sizes are held against the file's own, and the result against th
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.records.codec import skim
 from penstock.protocol.records.field_checks import bounds
 from penstock.protocol.records.record import Record
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights.deltas.blocks import KINDS, PIECE_BYTES, Block
-from penstock.weights.index import MAX_INDEX_BYTES, digest, index_in
+from penstock.weights.index import MAX_INDEX_BYTES, TensorEntry, digest, index_in
 
 MAGIC = b"pstdelt1"
 TAIL = struct.Struct("<QQ8s")
@@ -82,38 +84,59 @@ class DeltaHead(Record):
 class DeltaFile:
     """A delta on disk, open for reading from its first byte to its last. Blocks for the disk.
 
+    Args:
+        wanted: digest of the target's index, as it was announced: the head is held to what that index needs before it
+            is made.
+
     Raises:
-        PublishError: it is not a whole delta.
+        PublishError: it is not a whole delta, or leads elsewhere.
     """
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BinaryIO, path: Path, wanted: str) -> None:
         self._file, self.path = file, path
         self._size = path.stat().st_size
-        self.head = self._read_head()
-        self._end = self._size - TAIL.size - self._head_bytes
+        head = self._read_head()
+        self._end = self._size - TAIL.size - len(head)
         self._file.seek(len(MAGIC))
-        data = self.take(self.head.index_bytes)
-        if digest(data) != self.head.index:
-            raise _spoilt(path, "another index than it names")
-        self.index_data = data
-        self.index = index_in(data, str(path))
+        self.index_data = self._read_index(head, wanted)
+        self.index = index_in(self.index_data, str(path))
+        #: Its tensors.
+        self.entries = self.index.entries()
+        if len(head) > _head_room(self.index.files, self.entries):
+            raise _spoilt(path, "a head of more bytes than its index needs")
+        try:
+            self.head = DeltaHead.from_bytes(head, str(path))
+        except ProtocolError as exc:
+            raise PublishError(str(exc)) from exc
 
-    def _read_head(self) -> DeltaHead:
+    def _read_index(self, head: bytes, wanted: str) -> bytes:
+        try:
+            found = skim(head, ("index", "index_bytes"), str(self.path))
+        except ProtocolError as exc:
+            raise PublishError(str(exc)) from exc
+        size = found.get("index_bytes")
+        if found.get("index") != wanted:
+            raise PublishError(f"{self.path} leads to another version than is wanted: load a whole version.")
+        if type(size) is not int or not 0 <= size <= MAX_INDEX_BYTES:
+            raise _spoilt(self.path, "an index of a length that none has")
+        data = self.take(size)
+        if digest(data) != wanted:
+            raise _spoilt(self.path, "another index than it names")
+        return data
+
+    def _read_head(self) -> bytes:
         if self._size < len(MAGIC) + TAIL.size or self._file.read(len(MAGIC)) != MAGIC:
             raise _spoilt(self.path, "no delta")
         self._file.seek(self._size - TAIL.size)
-        self._head_bytes, checksum, magic = TAIL.unpack(self._file.read(TAIL.size))
+        head_bytes, checksum, magic = TAIL.unpack(self._file.read(TAIL.size))
         room = self._size - TAIL.size - len(MAGIC)
-        if magic != MAGIC or self._head_bytes > min(room, MAX_HEAD_BYTES):
+        if magic != MAGIC or head_bytes > min(room, MAX_HEAD_BYTES):
             raise _spoilt(self.path, "no end of a delta")
-        self._file.seek(self._size - TAIL.size - self._head_bytes)
-        data = self._file.read(self._head_bytes)
-        if len(data) != self._head_bytes or bytes_xxh3(data) != checksum:
+        self._file.seek(self._size - TAIL.size - head_bytes)
+        data = self._file.read(head_bytes)
+        if len(data) != head_bytes or bytes_xxh3(data) != checksum:
             raise _spoilt(self.path, "a head with another checksum")
-        try:
-            return DeltaHead.from_bytes(data, str(self.path))
-        except ProtocolError as exc:
-            raise PublishError(str(exc)) from exc
+        return data
 
     def take(self, num_bytes: int) -> bytes:
         """The next bytes, all of them; raises PublishError where there are not so many before the head."""
@@ -132,6 +155,15 @@ class DeltaFile:
         """Raise PublishError where bytes are left."""
         if self._file.tell() != self._end:
             raise _spoilt(self.path, "more bytes than it names")
+
+
+def _head_room(files: Iterable[str], entries: Iterable[TensorEntry]) -> int:
+    """Most bytes of the head of a delta to such an index: texts, and numbers of at most 9 bytes."""
+    of_files = sum(40 + len(name.encode(errors="replace")) for name in files)
+    of_blocks = sum(
+        20 + len(one.name.encode(errors="replace")) + 40 * -(-one.num_bytes // PIECE_BYTES) for one in entries
+    )
+    return 1024 + of_files + of_blocks
 
 
 def _spoilt(path: "Path | str", what: str) -> PublishError:

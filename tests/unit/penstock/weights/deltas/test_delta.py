@@ -1,6 +1,7 @@
 """A delta leads from one folder of weights to another byte for byte, or ends with one error."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +16,11 @@ from penstock.errors import PublishError
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights.deltas import blocks, folder, head
 from penstock.weights.deltas.apply import apply_delta
-from penstock.weights.deltas.folder import WeightsFolder
+from penstock.weights.deltas.folder import WeightsFolder, header_rooms
 from penstock.weights.deltas.head import MAGIC, TAIL, DeltaHead
 from penstock.weights.deltas.write import DeltaWritten, write_delta
+from penstock.weights.index import TensorEntry
+from penstock.weights.tensor_file import header_of
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
 
@@ -222,6 +225,55 @@ def test_a_head_that_claims_anything_makes_no_room_for_it(step: Step, tmp_path: 
     else:
         fields[place] = value
     is_target_or_error(step, tmp_path, joined(fields, body))
+
+
+def test_a_head_is_held_to_its_index_before_it_is_made(
+    step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of empty lists would take seventy times its bytes."""
+    own, body = split(step.delta.read_bytes())
+    (tmp_path / "delta").write_bytes(joined(own.to_map() | {"files": [[]] * 100_000}, body))
+    monkeypatch.setattr(DeltaHead, "from_bytes", None)
+
+    with pytest.raises(PublishError, match="a head of more bytes than its index needs"):
+        apply(step, tmp_path / "into", tmp_path / "delta")
+
+
+def test_a_header_is_held_to_its_index_before_it_is_read(
+    step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, body = split(step.delta.read_bytes())
+    name = next(name for name, how, _ in own.files if how == "tensors")
+    text = b'{"a":[' + b"{}," * 100_000 + b"0]}"
+    header = len(text).to_bytes(8, "little") + text
+    files = [[name, "tensors", len(header)]] + [one for one in own.files if one[0] != name]
+    start = len(MAGIC) + own.index_bytes
+    (tmp_path / "delta").write_bytes(joined(own.to_map() | {"files": files}, body[:start] + header + body[start:]))
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(step.before.path, spoilt)
+    (spoilt / name).write_bytes(header)
+
+    with WeightsFolder(step.before.path, step.before.index_digest) as base:
+        monkeypatch.setattr(folder.json, "loads", None)
+        (tmp_path / "into").mkdir()
+        with pytest.raises(PublishError, match="a header of 300017 bytes"):
+            apply_delta(tmp_path / "delta", base, tmp_path / "into", step.after.index_digest)
+    with pytest.raises(PublishError, match=r"is not a safetensors file \(a header of 300009 bytes\)"):
+        WeightsFolder(spoilt, step.before.index_digest)
+
+
+@pytest.mark.parametrize("name", ["w", '\u00e9"\n\\', "\U0001f600" * 50])
+def test_any_header_and_head_that_a_trainer_writes_are_taken(name: str, tmp_path: Path) -> None:
+    before = {f"{name}{n}": torch.full((1,) * dims, 1.0) for n, dims in enumerate((0, 1, 4, 9))}
+    step = a_step(tmp_path, before, {one: tensor + 1 for one, tensor in before.items()})
+
+    apply(step, tmp_path / "into")
+
+    assert contents(tmp_path / "into") == contents(step.after.path)
+    entries = [TensorEntry(one, "float32", (2**20, 1, 1, 1, 2**20, 1, 1), 0, "f") for one in before] * 1000
+    layout = {f"{entry.name}{n}": ("float32", entry.shape) for n, entry in enumerate(entries)}
+    listed = [entry._replace(name=one) for one, entry in zip(layout, entries, strict=True)]
+    assert len(header_of(layout)) <= header_rooms(listed)["f"] - folder.METADATA_BYTES + 100
 
 
 @SLOW
