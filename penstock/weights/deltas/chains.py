@@ -10,14 +10,20 @@ killed trainer left under a number is not what the next one announces under it.
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from penstock.errors import PublishError
 
 MARKER, DELTA = "whole", "delta"
 #: Deltas that a local copy is led through rather than that a whole version is fetched; deltas that stay behind the
 #: newest for those who hold an older version.
 LONGEST = 24
+#: Ways that are told of at once.
+MOST_WAYS = 8
+#: Most anchors and deltas of a store; a run keeps a few hundred.
+MAX_GROUPS = 100_000
 _ANCHOR = re.compile(r"v(\d{8,18})-([0-9a-f]{32})")
 _DELTA = re.compile(r"d(\d{8,18})-([0-9a-f]{32})-(\d{8,18})-([0-9a-f]{32})")
 
@@ -65,8 +71,16 @@ class Way(NamedTuple):
 
 
 def shelf_of(names: Iterable[str]) -> Shelf:
-    """Anchors and deltas that have their marker; other names are left out."""
+    """Anchors and deltas that have their marker; other names are left out.
+
+    Raises PublishError where they are more than any run has.
+    """
     marked = {name.removesuffix(f"/{MARKER}") for name in names if name.endswith(f"/{MARKER}")}
+    if len(marked) > MAX_GROUPS:
+        raise PublishError(
+            f"the store of deltas has {len(marked)} versions, more than the {MAX_GROUPS} that one run may have: give a "
+            "run a place of its own (trainer.delta_store)."
+        )
     anchors, deltas = [], []
     for group in sorted(marked):
         if match := _ANCHOR.fullmatch(group):
@@ -96,34 +110,50 @@ def version_of(group: str) -> int:
 def ways(shelf: Shelf, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Way]:
     """Ways to the version of ``index``, best first: from near local copies, from anchors, from local copies far away.
 
+    The best ``MOST_WAYS`` of them: whoever finds one of these spoilt asks again.
+
     Args:
         local: indices of copies that are here.
         avoid: groups that were found spoilt.
     """
     anchors = {one.index: one for one in shelf.anchors if one.group not in avoid}
-    into: dict[str, list[Delta]] = defaultdict(list)
-    for delta in shelf.deltas:
-        if delta.group not in avoid and delta.base_index != delta.index:
-            into[delta.index].append(delta)
-    found: list[Way] = []
-    queue: deque[tuple[str, tuple[Delta, ...]]] = deque([(index, ())])
-    seen = {index}
+    into = _by(lambda delta: delta.index, (one for one in shelf.deltas if one.group not in avoid))
+    #: Index -> what leads on from there, on a shortest way; None: nothing has to.
+    onward: dict[str, Delta | None] = {index: None}
+    found: list[tuple[tuple[int, int], Anchor | None, str]] = []
+    queue = deque([(index, 0)])
     while queue:
-        at, deltas = queue.popleft()
+        at, length = queue.popleft()
         if at in local:
-            found.append(Way(None, at, deltas))
+            found.append((_cost(None, length), None, at))
         if at in anchors:
-            found.append(Way(anchors[at], at, deltas))
-        for delta in into[at]:
-            if delta.base_index not in seen:
-                seen.add(delta.base_index)
-                queue.append((delta.base_index, (delta, *deltas)))
-    return sorted(found, key=_cost)
+            found.append((_cost(anchors[at], length), anchors[at], at))
+        for delta in into.get(at, ()):
+            if delta.base_index not in onward:
+                onward[delta.base_index] = delta
+                queue.append((delta.base_index, length + 1))
+    best = sorted(found, key=lambda one: one[0])[:MOST_WAYS]
+    return [Way(start, at, tuple(_chain(onward, at))) for _, start, at in best]
 
 
-def _cost(way: Way) -> tuple[int, int]:
-    is_near = way.start is None and len(way.deltas) <= LONGEST
-    return (0 if is_near else 1 if way.start is not None else 2), len(way.deltas)
+def _by(key: Callable[[Delta], str], deltas: Iterable[Delta]) -> dict[str, list[Delta]]:
+    """Deltas by an index, without those that lead nowhere else."""
+    found: dict[str, list[Delta]] = defaultdict(list)
+    for delta in deltas:
+        if delta.base_index != delta.index:
+            found[key(delta)].append(delta)
+    return found
+
+
+def _chain(onward: Mapping[str, Delta | None], at: str) -> Iterator[Delta]:
+    while (delta := onward[at]) is not None:
+        yield delta
+        at = delta.index
+
+
+def _cost(start: Anchor | None, length: int) -> tuple[int, int]:
+    is_near = start is None and length <= LONGEST
+    return (0 if is_near else 1 if start is not None else 2), length
 
 
 def kept(shelf: Shelf, wanted: Collection[int], newest: int) -> set[str]:
@@ -134,17 +164,37 @@ def kept(shelf: Shelf, wanted: Collection[int], newest: int) -> set[str]:
     as far as ``LONGEST`` deltas reach.
     """
     groups: set[str] = set()
+    before, into = _nearest(shelf), _by(lambda delta: delta.index, shelf.deltas)
+    seen: set[str] = set()
     for version in {*wanted, newest}:
         for index in _indices(shelf, version):
-            # Where nobody can come to it, what leads to it may still lead on from a local copy.
-            way = next(iter(ways(shelf, index, ())), None)
-            deltas = way.deltas if way is not None else [delta for delta in shelf.deltas if delta.index == index]
-            groups |= {delta.group for delta in deltas}
-            groups |= {way.start.group} if way is not None and way.start is not None else set()
+            if index not in before:
+                # Where nobody can come to it, what leads to it may still lead on from a local copy.
+                groups |= {delta.group for delta in into.get(index, ())}
+                continue
+            at = index
+            while at not in seen:
+                seen.add(at)
+                groups.add(before[at].group)
+                if isinstance(step := before[at], Delta):
+                    at = step.base_index
     oldest = min((version for version in wanted if version < newest), default=newest)
     behind = sorted((delta for delta in shelf.deltas if delta.version > oldest), key=lambda one: -one.version)
     groups |= {delta.group for delta in behind[:LONGEST]}
     return groups
+
+
+def _nearest(shelf: Shelf) -> dict[str, "Anchor | Delta"]:
+    """Index -> its anchor, or else the last step of a shortest chain from any anchor."""
+    out = _by(lambda delta: delta.base_index, shelf.deltas)
+    before: dict[str, Anchor | Delta] = {one.index: one for one in shelf.anchors}
+    queue = deque(before)
+    while queue:
+        for delta in out.get(queue.popleft(), ()):
+            if delta.index not in before:
+                before[delta.index] = delta
+                queue.append(delta.index)
+    return before
 
 
 def _indices(shelf: Shelf, version: int) -> set[str]:

@@ -1,9 +1,23 @@
 """Ways to a version, and what of them may be deleted."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.weights.deltas.chains import LONGEST, Anchor, Delta, Shelf, Way, groups_of, kept, shelf_of, ways
+from penstock.errors import PublishError
+from penstock.weights.deltas import chains
+from penstock.weights.deltas.chains import (
+    LONGEST,
+    MOST_WAYS,
+    Anchor,
+    Delta,
+    Shelf,
+    Way,
+    groups_of,
+    kept,
+    shelf_of,
+    ways,
+)
 
 
 def index(version: int) -> str:
@@ -109,3 +123,44 @@ def test_whatever_is_deleted_every_wanted_version_can_be_reached(
         if newest - version <= LONGEST:
             assert ways(after, index(newest), {index(version)})[0].start is None
     assert kept(after, wanted, newest) == left
+
+
+@settings(deadline=None)
+@given(
+    st.sets(st.integers(0, 12), max_size=4),
+    st.sets(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=30),
+    st.sets(st.integers(0, 12), max_size=3),
+    st.integers(0, 12),
+)
+def test_what_stays_leads_on_as_shortly_whatever_somebody_put_there(
+    anchors: set[int], steps: set[tuple[int, int]], wanted: set[int], newest: int
+) -> None:
+    shelf = Shelf([anchor(v) for v in anchors], [Delta(base, index(base), v, index(v)) for base, v in steps])
+
+    left = kept(shelf, wanted, newest)
+
+    after = Shelf([one for one in shelf.anchors if one.group in left], [d for d in shelf.deltas if d.group in left])
+    for version in {*wanted, newest}:
+        before, behind = ways(shelf, index(version), ()), ways(after, index(version), ())
+        assert [len(way.deltas) for way in before[:1]] == [len(way.deltas) for way in behind[:1]]
+    for way in ways(shelf, index(newest), {index(v) for v in wanted}):
+        ends = [way.base, *(delta.index for delta in way.deltas)]
+        assert ends[-1] == index(newest)
+        assert [delta.base_index for delta in way.deltas] == ends[:-1]
+
+
+def test_of_many_ways_the_best_are_told() -> None:
+    """All of them, each with its chain, would be the square of what somebody put into the store."""
+    many = Shelf([anchor(v) for v in range(1, 101)], [step(v) for v in range(2, 101)])
+
+    found = ways(many, index(100), {index(v) for v in range(1, 101)})
+
+    assert [way.base for way in found] == [index(v) for v in range(100, 100 - MOST_WAYS, -1)]
+    assert [way.start for way in ways(many, index(100), ())] == [anchor(v) for v in range(100, 100 - MOST_WAYS, -1)]
+
+
+def test_more_versions_than_a_run_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "MAX_GROUPS", 9)
+    assert shelf_of(names_of(LINE)) == Shelf(sorted(LINE.anchors), sorted(LINE.deltas))
+    with pytest.raises(PublishError, match="has 10 versions, more than the 9 that one run may have"):
+        shelf_of([*names_of(LINE), f"{anchor(7).group}/whole"])
