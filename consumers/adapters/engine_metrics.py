@@ -8,7 +8,7 @@ themselves comes along.
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
 
@@ -20,12 +20,17 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from penstock.errors import EngineError
 from penstock.protocol.presence import WorkerPresence
 from penstock.system.engine_http import fetch
+from penstock.system.metrics.bounded_threads import STALL_S, BoundedThreads
 
 log = logging.getLogger(__name__)
 
 PATH = "/engine_metrics"
 #: Longest wait for one engine.
 SCRAPE_S = 5.0
+
+
+class _Server(BoundedThreads, HTTPServer):
+    """One that whoever reaches it cannot fill."""
 
 
 class EngineMetrics(Collector):
@@ -39,8 +44,7 @@ class EngineMetrics(Collector):
     def __init__(self, workers: Callable[[], Iterable[WorkerPresence]], host: str = "127.0.0.1") -> None:
         self._workers = workers
         registry = CollectorRegistry(auto_describe=False)
-        self._server = ThreadingHTTPServer((host, 0), _handler(registry))
-        self._server.daemon_threads = True
+        self._server = _Server((host, 0), _handler(registry))
         registry.register(self)
         Thread(target=self._server.serve_forever, name="engine-metrics", daemon=True).start()
 
@@ -85,6 +89,8 @@ def _scrape(url: str) -> list[Metric]:
 
 def _handler(registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = STALL_S
+
         def do_GET(self) -> None:
             if self.path.partition("?")[0] not in (PATH, "/metrics"):
                 self.send_error(404)

@@ -1,10 +1,13 @@
 """The server of one part's metrics: answers whoever scrapes, from threads of its own."""
 
 import logging
+import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -15,6 +18,7 @@ from penstock.config.net.watching import MetricsConfig
 from penstock.errors import PenstockError
 from penstock.redaction import redact
 from penstock.redis.control import PASSING
+from penstock.system.metrics.bounded_threads import STALL_S, BoundedThreads
 from penstock.system.metrics.series import counter, gauge
 
 log = logging.getLogger(__name__)
@@ -70,9 +74,11 @@ class MetricsServer:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(part)
         try:
-            self._server, self._thread = start_http_server(config.port or 0, addr=config.host, registry=registry)
+            self._server = _server(config.host, config.port or 0, registry)
         except OSError as exc:
             raise cannot_listen("metrics", config.host, config.port or 0, exc) from exc
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         #: Where others reach it.
         self.url = f"http://{host_in_url(config.host, config.reached_at)}:{self._server.server_port}/metrics"
         log.info("metrics at %s", self.url)
@@ -82,6 +88,23 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = STALL_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not logged."""
+
+
+def _server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
+    """Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+    class Server(BoundedThreads, WSGIServer):
+        address_family = found[0][0]
+
+    return make_server(str(found[0][4][0]), port, make_wsgi_app(registry), Server, _Handler)
 
 
 def serve(config: Config, part: str, name: str, *collectors: Collector) -> MetricsServer | None:
