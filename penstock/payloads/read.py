@@ -25,6 +25,7 @@ from penstock.payloads.format import (
     checksum_of,
 )
 from penstock.protocol.records.codec import SKIP_BYTES
+from penstock.words import shown
 
 #: Every value that a mask may hold: what bears loss was drawn (T8). And those of what was drawn.
 _MASKS = bytes((0, GENERATED, GENERATED | LOSS))
@@ -161,18 +162,22 @@ def _read_arrays(view: memoryview, entries: Any, body: int, sample_id: str) -> d
             name, dtype_name, shape, offset = entry
             dtype = DTYPES[dtype_name]
             if name in arrays or not isinstance(name, str):
-                raise PayloadError(f"sample {sample_id}: its payload names an array {name!r} twice or not at all.")
+                raise PayloadError(f"sample {sample_id}: its payload names an array {shown(name)} twice or not at all.")
             if not _is_count(offset) or not _is_shape(shape):
-                raise PayloadError(f"sample {sample_id}: array {name!r} has shape {shape!r} at offset {offset!r}.")
+                raise PayloadError(
+                    f"sample {sample_id}: array {shown(name)} has shape {shown(shape)} at offset {shown(offset)}."
+                )
         except KeyError as exc:
-            raise PayloadError(f"sample {sample_id}: array {entry[0]!r} has the unknown dtype {entry[1]!r}.") from exc
+            raise PayloadError(
+                f"sample {sample_id}: array {shown(entry[0])} has the unknown dtype {shown(entry[1])}."
+            ) from exc
         except (TypeError, ValueError) as exc:
-            raise PayloadError(f"sample {sample_id}: {entry!r} does not describe an array.") from exc
+            raise PayloadError(f"sample {sample_id}: {shown(entry)} does not describe an array.") from exc
         start, count = body + offset, math.prod(shape)
         end = start + count * dtype.itemsize
         if start < last or start % 8 or end > len(view):
             raise PayloadError(
-                f"sample {sample_id}: array {name!r} lies at bytes {start} to {end} of {len(view)}: "
+                f"sample {sample_id}: array {shown(name)} lies at bytes {start} to {end} of {len(view)}: "
                 "the payload is cut off, or its arrays overlap."
             )
         array: Array = np.frombuffer(view, dtype, count, start) if count else np.empty(0, dtype)

@@ -6,12 +6,14 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from consumers.batch import column_values
 from consumers.batch.column_values import Layout
+from penstock.errors import PayloadError
 from penstock.payloads import sides
 from penstock.payloads.format import MAGIC
 from penstock.payloads.read import decode
@@ -87,3 +89,12 @@ def test_a_header_is_not_made_room_for_before_it_is_read() -> None:
 
     is_read_or_refused(decode, framed(MAGIC, claims, b""), "d/0/1/0")
     is_read_or_refused(decode, framed(MAGIC, msgpack.packb([]) * 10, b""), "d/0/1/0")
+
+
+@pytest.mark.parametrize(
+    "array", [["x" * 10**5, "int32", [-1], 0], ["a", "x" * 10**5, [1], 0], ["x" * 10**5], [2] * 10**5]
+)
+def test_a_payload_is_refused_shortly(array: list[Any]) -> None:
+    with pytest.raises(PayloadError, match="d/0/1/0") as caught:
+        decode(framed(MAGIC, msgpack.packb(HEADER | {"arrays": [array]}), bytes(32)), "d/0/1/0")
+    assert len(str(caught.value)) < 500
