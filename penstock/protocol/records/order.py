@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from penstock.errors import ProtocolError
-from penstock.words import shown, writable
+from penstock.words import printable, shown, writable
 
 #: Largest version, of as many digits as a count in Redis has.
 MAX_VERSION = 10**18 - 1
@@ -42,7 +42,7 @@ class Order:
             return cls("done", int(done[1]))
         if data.startswith(_FAILED) and len(data) <= MAX_BYTES:
             try:
-                return cls("failed", reason=data.removeprefix(_FAILED).decode())
+                return cls("failed", reason=printable(data.removeprefix(_FAILED).decode()))
             except UnicodeDecodeError:
                 pass
         raise ProtocolError(

@@ -20,6 +20,10 @@ def test_the_longest_reason_is_cut_and_still_an_order(char: str) -> None:
     assert Order.from_text(text, "it").kind == "failed"
 
 
+def test_a_reason_moves_no_cursor() -> None:
+    assert Order.from_text(b"failed \x1b]0;owned\x07", "it").reason == r"\x1b]0;owned\x07"
+
+
 @pytest.mark.parametrize(
     "data",
     [
