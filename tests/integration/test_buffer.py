@@ -592,7 +592,11 @@ def test_a_name_that_was_dropped_cannot_be_taken_again(
     with buffering(config):
         with Trainer(config) as trainer:
             publish(trainer)
+            owner = trainer.session.subscriber.owner
+            assert run(client, scripts.hear(keys, "actor", owner=owner, call=1, place=0, rank=1)) is not None
+        assert client.exists(keys.orders("actor"))
         assert run(client, scripts.unsubscribe(keys, "actor"))
+        assert not client.exists(keys.orders("actor"))
         with pytest.raises(ConfigError, match=r"'actor' of run .* was dropped: take another name"):
             Trainer(config).__enter__()
 

@@ -1,10 +1,10 @@
 -- unsubscribe: drop a subscription; its groups no longer wait for it (operator, or a trainer that is finished).
--- KEYS: subs, sub:NAME, batches:NAME, owner:NAME
+-- KEYS: subs, sub:NAME, batches:NAME, owner:NAME, orders:NAME
 -- ARGV: prefix, name
 -- Returns: 1, or 0 when there was none
 -- Atomic because a seal must see either all of it or none. The name cannot come back: groups remember its uses.
 -- What a member of a pool had in hand goes to the other members; what it had committed stays consumed.
-local subs_key, sub_key, batches_key, owner_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local subs_key, sub_key, batches_key, owner_key, orders_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, name = ARGV[1], ARGV[2]
 
 freeing(prefix)
@@ -22,7 +22,7 @@ if share ~= '' then
   end
   if not left then redis.call('HSET', subs_key, 'was:share:' .. share, 1) end
 end
-redis.call('DEL', sub_key, batches_key, owner_key, prefix .. 'trained:' .. name)
+redis.call('DEL', sub_key, batches_key, owner_key, orders_key, prefix .. 'trained:' .. name)
 redis.call('HINCRBY', subs_key, 'rev', 1)
 event(prefix, 'subs', '', '')
 poke(prefix .. 'gate')

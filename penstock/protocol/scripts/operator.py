@@ -43,9 +43,8 @@ def collect(keys: Keys, job: str, lane: str) -> Call[str]:
 
 def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
     """Drop a subscription with its batches, for good: its name cannot be used again."""
-    return Call(
-        script("unsubscribe"), [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)], [keys.prefix, sub], bool
-    )
+    names = [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub), keys.orders(sub)]
+    return Call(script("unsubscribe"), names, [keys.prefix, sub], bool)
 
 
 def check_group(keys: Keys, job: str) -> Call[str]:
