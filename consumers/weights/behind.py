@@ -111,7 +111,10 @@ class Behind:
         if told is not None and not control.do(lambda client: client.hexists(keys.whole(model), str(told.version))):
             self._tell(control, told)
         is_needed = copied is not None and (told is None or told.version < copied.version)
-        if copied is not None and is_needed and not control.do(lambda client: client.exists(keys.copied(model))):
+        if copied is None or not is_needed:
+            return
+        # A failover may have gone back to an earlier one.
+        if control.do(lambda client: client.get(keys.copied(model))) != copied.to_bytes():
             self._tell_of_copy(control, copied)
 
     def close(self) -> None:

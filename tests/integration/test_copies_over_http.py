@@ -308,3 +308,5 @@ async def test_a_copy_that_redis_forgot_is_told_of_again(rig: Rig) -> None:
         told = await until(rig.copied)
         rig.client.delete(rig.keys.copied("policy"))
         await until(lambda: trainer.session._keep_announced() or rig.copied() == told)
+        rig.client.set(rig.keys.copied("policy"), Copied(1, "a" * 32).to_bytes())  # as after a failover
+        await until(lambda: trainer.session._keep_announced() or rig.copied() == told)
