@@ -79,7 +79,7 @@ def test_the_lock_of_a_full_disk_is_held_without_a_name(small_disk: Callable[[st
         pass
     disk.fill()
     with alone_in(disk.path / ".lock"):
-        assert (disk.path / ".lock").read_bytes() == b""
+        assert (disk.path / ".lock").read_bytes() == b"\0"
     disk.make_room()
     with alone_in(disk.path / ".lock"):
         assert (disk.path / ".lock").read_bytes() == str(os.getpid()).encode()

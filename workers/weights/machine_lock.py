@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 #: How often a lock that another process holds is tried; how often its holder says that it is there.
 LOOK_S, BEAT_S = 0.05, 2.0
-#: Who says nothing for so long stands still.
-STILL_S = 30.0
+#: Who says nothing for so long stands still; of the time between two looks so much counts, as he who looks may have
+#: stood still himself, together with all of his machine's or container's.
+STILL_S, LOOK_COUNTS_S = 30.0, 1.0
 
 
 class Stopped(PublishError):
@@ -59,15 +60,16 @@ class Holder:
 
     def __init__(self, handle: int, file: Path) -> None:
         self._handle, self._file = handle, file
-        self._seen, self._since = (b"", 0), time.monotonic()
+        self._seen, self._looked_at, self._still_s = (b"", 0), time.monotonic(), 0.0
 
     def name(self) -> str:
-        """Its process. Raises PublishError where that stands still."""
-        now = time.monotonic()
-        if (shown := _shown(self._handle)) != self._seen:
-            self._seen, self._since = shown, now
+        """Its process. Raises PublishError where that stands still, of which one that never signed says nothing."""
+        now, shown = time.monotonic(), _shown(self._handle)
+        is_still = shown == self._seen and shown[0] != b""
+        self._still_s = self._still_s + min(now - self._looked_at, LOOK_COUNTS_S) if is_still else 0.0
+        self._seen, self._looked_at = shown, now
         who = f"process {shown[0].decode()}" if shown[0].isdigit() else "another process"
-        if now - self._since > STILL_S:
+        if self._still_s > STILL_S:
             raise PublishError(
                 f"{who} of this machine holds {self._file} and has stood still for {STILL_S:g} s: have it go on "
                 "(kill -CONT), or end it."
@@ -105,7 +107,7 @@ def _shown(handle: int) -> tuple[bytes, int]:
 def telling(handle: int) -> Iterator[None]:
     """Say that this process has the lock of ``handle``, and from a thread of its own that it is still there.
 
-    A lock that nobody holds names nobody and takes no room. On a full disk its holder stays without a name, as it may
+    A lock that nobody holds names nobody and takes no room. On a full disk its holder signs without a name, as it may
     be there to make room. Raises OSError where the disk refuses otherwise.
     """
     os.ftruncate(handle, 0)
@@ -135,3 +137,4 @@ def _sign(handle: int) -> None:
     except OSError as exc:
         if exc.errno not in FULL:
             raise
+        os.ftruncate(handle, 1)  # takes no room
