@@ -1,5 +1,6 @@
 """Workers of one machine make each copy once: who waits for another one names it, and not for ever."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from tests.integration.small_disk import SmallDisk, small_disk
 from tests.integration.test_local_copies import WORKER, contents
 from tests.integration.test_send_first_zombies import is_stopped
 from tests.unit.consumers.weights.test_deltas import Line
-from workers.weights import machine_lock
+from workers.weights import local_copies, machine_lock
 from workers.weights.local_copies import LocalCopies
 from workers.weights.machine_lock import alone_in
 
@@ -49,6 +50,36 @@ def test_a_worker_that_stands_still_holds_no_other_up_for_ever(tmp_path: Path, m
         holder.kill()
         holder.wait()
         copies.close()
+
+
+def test_what_is_here_waits_for_nobody_who_makes_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, kept, prove = Line(tmp_path), list[bool](), local_copies.prove
+    line.publish(1)
+    assert line.announced is not None
+    one, other = (LocalCopies(tmp_path / "copies", FolderObjects(tmp_path / "store"), 2**30) for _ in range(2))
+    path = one.get(line.announced)
+    one.close()  # as where all workers were started again
+
+    def proven(folder: Path, digest: str) -> None:
+        with other._holds.alone(digest) as may_go:
+            kept.append(not may_go)
+        prove(folder, digest)
+
+    monkeypatch.setattr(local_copies, "prove", proven)
+    monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
+    with (tmp_path / "copies" / ".lock").open("w") as lock:
+        lock.write("4711")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert one.get(line.announced) == path
+        assert kept == [True], "nobody deletes it while it is proven"
+        with other._holds.alone(line.announced.index) as may_go:
+            assert not may_go, "nor after that"
+        one.close()
+        with other._holds.alone(line.announced.index) as may_go:
+            assert may_go
+            with pytest.raises(PublishError, match="process 4711"):
+                one.get(line.announced)  # what is being deleted is not taken
 
 
 def test_who_is_at_work_says_so_in_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

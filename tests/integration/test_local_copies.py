@@ -43,9 +43,12 @@ def test_I9_kill_9_at_points_of_the_making_leaves_whole_copies_and_a_folder_that
         again = make(line, 2)
         assert again.returncode == 0, again.stderr
         assert contents(Path(again.stdout.split()[0])) == contents(line.written[2].path)
-        assert not list((tmp_path / "copies").glob(".making*"))
+        if int(again.stdout.split("acts ")[1]):  # else it is here, and leaves this to whoever makes the next one
+            assert not list((tmp_path / "copies").glob(".making*"))
         (copy,) = (tmp_path / "copies").glob("v00000002*")
         for file in copy.iterdir():
             file.unlink()
         copy.rmdir()
+    assert make(line, 2).returncode == 0
+    assert not list((tmp_path / "copies").glob(".making*"))
     assert contents(next((tmp_path / "copies").glob("v00000001*"))) == contents(line.written[1].path)

@@ -1,37 +1,39 @@
 """Versions of weights on this machine, for ``transport: delta``: fetched and patched before an engine is touched.
 
-    under the lock of this folder:  believed copy? ─no─> way ─> anchor or base ─> delta after delta ─> proven ─> rename
+    held, without the lock:         believed copy? ─no──┐
+    under the lock of this folder:  believed copy? <────┘
+                                    └─no─> way ─> anchor or base ─> delta after delta ─> proven ─> rename
 
     COPIES/v00000042-DIGEST/    a whole version, never changed
     COPIES/.fetched/GROUP/      an anchor or a delta that came over HTTP (fetch/spool.py)
     COPIES/.making-PID-.../     one that is being made: what a killed worker left is removed by the next
     COPIES/.lock                held while one is made, so that a machine makes each version once (machine_lock.py)
-    COPIES/.holds/DIGEST        locked, shared, by every process whose engine may read that copy: it is not deleted
+    COPIES/.holds/DIGEST        of the copies that engines may read, which are not deleted (copy_holds.py)
 
 A copy is believed when its index is the announced one and its files have their checksums. Whatever goes wrong on a way
 is logged, and the next best way is tried; at the end of them the error is the caller's.
 """
 
-import fcntl
 import logging
 import os
 import shutil
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import free_bytes, is_full, own_file, own_folder, sync_folder
+from penstock.system.disk import free_bytes, is_full, own_folder, sync_folder
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Shelf, Way, shelf_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
 from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
+from workers.weights.copy_holds import CopyHolds
 from workers.weights.fetch.store import FETCHING
 from workers.weights.machine_lock import Stopped, alone_in
 
@@ -40,8 +42,6 @@ log = logging.getLogger(__name__)
 _MAKING, _LOCK, _HOLDS, _COPIES = ".making-", ".lock", ".holds", "v*-*"
 #: Of the folder of copies, where what comes over HTTP is.
 FETCHED = ".fetched"
-#: Versions that one engine may have to read: what it has, and what it is about to load.
-HELD = 2
 
 
 class Fetched(NamedTuple):
@@ -78,8 +78,7 @@ class LocalCopies:
     ) -> None:
         self._folder, self._max_bytes, self._stopped, self._tell = folder, max_bytes, stopped, tell
         self.objects = objects
-        #: Digest -> open file of its hold.
-        self._held: OrderedDict[str, int] = OrderedDict()
+        self._holds = CopyHolds(folder / _HOLDS)
         #: What became of the last version.
         self.last: Fetched | None = None
 
@@ -93,11 +92,13 @@ class LocalCopies:
         began = time.monotonic()
         try:
             own_folder(self._folder)
-            own_folder(self._folder / _HOLDS)
-            with alone_in(self._folder / _LOCK, self._tell, self._stopped):
-                self._remove_leftovers()
-                fetched = self._here(publication) or self._make(publication)
-                self._hold(publication.index)
+            own_folder(self._holds.folder)
+            fetched = self._held_here(publication.index)
+            if fetched is None:
+                with alone_in(self._folder / _LOCK, self._tell, self._stopped):
+                    self._remove_leftovers()
+                    fetched = self._here(publication) or self._make(publication)
+                    self._holds.hold(publication.index)
         except OSError as exc:
             kind = DiskFull if is_full(exc) else PublishError
             raise kind(f"version {publication.version} cannot be copied to {self._folder}: {exc}.") from exc
@@ -107,8 +108,7 @@ class LocalCopies:
 
     def close(self) -> None:
         """No copy is held any more."""
-        while self._held:
-            os.close(self._held.popitem()[1])
+        self._holds.close()
 
     def leads(self, objects: Objects, index: str) -> bool:
         """Whether a version is here, or there is a way to it by ``objects``; raises PublishError where they fail."""
@@ -121,6 +121,20 @@ class LocalCopies:
     def _copies(self) -> dict[str, Path]:
         """Digest -> folder."""
         return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob(_COPIES)) if _is_own(path)}
+
+    def _held_here(self, digest: str) -> Fetched | None:
+        """A copy, proven while it is held: without the lock, whoever else makes one or stands still.
+
+        One that is not right, or goes, is looked at again by whoever has the lock.
+        """
+        if (path := self._copies().get(digest)) is None:
+            return None
+        with suppress(OSError, PublishError), self._holds.meanwhile(digest):
+            prove(path, digest)
+            os.utime(path)
+            self._holds.hold(digest)
+            return Fetched(path, 0, False, 0, 0.0)
+        return None
 
     def _here(self, publication: Publication) -> Fetched | None:
         path = self._copies().get(publication.index)
@@ -270,9 +284,12 @@ class LocalCopies:
         for path in all_:
             if taken + num_bytes <= self._max_bytes and num_bytes <= free_bytes(self._folder):
                 return
-            if path not in stay and not (path in copies and self._is_held(copies[path])):
-                taken -= size_of(path)
-                self._remove(path)
+            if path in stay:
+                continue
+            with self._holds.alone(copies[path]) if path in copies else nullcontext(True) as may_go:
+                if may_go:
+                    taken -= size_of(path)
+                    self._remove(path)
         if taken + num_bytes > self._max_bytes:
             raise PublishError(
                 f"{self._folder} has no room for {num_bytes} bytes beside the {taken} that engines may read: "
@@ -304,32 +321,7 @@ class LocalCopies:
         for path in [*self._folder.glob(f"{_MAKING}*"), *strays]:
             log.info("what a killed worker left, or what is no copy, is removed: %s", path)
             _delete(path)
-        for hold in (self._folder / _HOLDS).iterdir():
-            if hold.name not in self._copies() and hold.name not in self._held and not self._is_held(hold.name):
-                hold.unlink()
-
-    def _hold(self, digest: str) -> None:
-        if digest not in self._held:
-            handle = own_file(self._folder / _HOLDS / digest)
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            self._held[digest] = handle
-        self._held.move_to_end(digest)
-        while len(self._held) > HELD:
-            os.close(self._held.popitem(last=False)[1])
-
-    def _is_held(self, digest: str) -> bool:
-        """Whether a process that lives may have an engine read that copy."""
-        try:
-            handle = os.open(self._folder / _HOLDS / digest, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        self._holds.forget(self._copies())
 
 
 class _Broken(Exception):
