@@ -24,6 +24,7 @@ from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.copied import Copied
+from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
 from penstock.weights.http.blobs import object_name
 from penstock.weights.http.rate import Rate
@@ -137,6 +138,10 @@ class Rig:
         data = self.client.get(self.keys.copied("policy"))
         return None if data is None else scripts.copied_of(data, "policy")
 
+    def waits(self) -> list[str]:
+        """What is waited for, as ``penstock why`` has it."""
+        return [wait.what for wait in read_waits(self.client, self.keys)]
+
     def weights(self, version: int) -> dict[str, int]:
         return checksums(self.models[version])
 
@@ -168,13 +173,6 @@ def serving_of(trainer: Trainer) -> Serving:
     found = trainer.session.publications._serving
     assert found is not None
     return found
-
-
-def fetches(worker: Worker) -> str:
-    """What a worker fetches now."""
-    fetcher = worker.updates.here._fetcher
-    assert fetcher is not None
-    return fetcher.waits_for
 
 
 async def test_who_comes_late_takes_the_copy_and_the_folder_takes_its_place(rig: Rig) -> None:
@@ -270,7 +268,7 @@ async def test_a_copy_whose_memory_is_taken_is_fetched_no_more(
         await rig.step(trainer, 2)
         await until(lambda: trainer.session.publications.behind.writer._writing is not None)
         await rig.step(trainer, 3)
-        await until(lambda: fetches(worker).startswith("v00000003-"))
+        await until(lambda: any(what.startswith("the trainer's copy of version 3") for what in rig.waits()))
         shelf = serving_of(trainer).server.shelf
         (name,) = [name for name in shelf.names() if name.startswith("v00000003-")]
         await rig.step(trainer, 4)

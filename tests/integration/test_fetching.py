@@ -29,6 +29,7 @@ from tests.integration.spoiling_proxy import How, SpoilingProxy
 from workers.weights.fetch import fetcher as fetcher_module
 from workers.weights.fetch import swarm
 from workers.weights.fetch.fetcher import Fetcher
+from workers.weights.fetch.progress import Progress
 
 PATIENCE_S = 120.0
 
@@ -381,11 +382,12 @@ async def test_an_index_that_is_no_digest_is_no_path_on_this_machine(play: Play,
 async def test_who_waits_for_an_offer_holds_up_nobody_of_its_machine(play: Play, tmp_path: Path) -> None:
     unoffered, version = (make_version(tmp_path / "published", number) for number in (1, 2))
     first, second = play.worker("first", machine="m"), play.worker("second", machine="m")
-    waits = asyncio.create_task(first.fetch(1, unoffered.index))
-    await asyncio.to_thread(until, lambda: "to be offered" in first.waits_for)
+    progress = Progress()
+    waits = asyncio.create_task(first.fetch(1, unoffered.index, progress=progress))
+    await asyncio.to_thread(until, lambda: progress.waits_for == "it is not offered yet")
     play.trainer().offer(2, version.index, version.folder)
     assert version.is_at(await fetched(second, version))
-    assert first.waits_for == "version 1 to be offered over HTTP"
+    assert progress.waits_for == "it is not offered yet"
     play.trainer().offer(1, unoffered.index, unoffered.folder)
     assert unoffered.is_at(await asyncio.wait_for(waits, PATIENCE_S))
 

@@ -1,5 +1,7 @@
 """What this machine sees is loaded from where it is; what it does not see is fetched first."""
 
+import asyncio
+import fcntl
 from contextlib import closing
 from pathlib import Path
 
@@ -8,9 +10,10 @@ import redis
 from consumers.weights.http.serving import Serving
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.server import RedisServer
 from tests.integration.fetch_parts import config_of, make_version
+from tests.integration.worker_play import until
 from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.nearby import Nearby
 
@@ -36,3 +39,26 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
         assert found.id == unseen.id
         assert version.is_at(Path(found.path))
         assert (await nearby.of(left)).path == found.path, "an earlier run had a folder of that name"
+
+
+async def test_I8_whoever_is_waited_for_is_named(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    version = make_version(tmp_path / "published")
+    unseen = Publication("policy", 1, "disk", "/not/on/this/machine", index=version.index)
+    (tmp_path / "w" / "fetched").mkdir(parents=True)
+    with (
+        closing(Serving(config_of(redis_server.url, keys, tmp_path / "t"), keys)) as serving,
+        closing(Fetcher(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w")) as fetcher,
+        (tmp_path / "w" / "fetched" / ".lock").open("w") as lock,
+    ):
+        serving.offer(1, version.index, version.folder)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711")
+        lock.flush()
+        coming = asyncio.create_task(Nearby(fetcher, Waiting(client, keys, "worker:w:weights")).of(unseen))
+        what = "version 1 of policy to be fetched over HTTP: process 4711 of this machine, which fetches"
+        await until(lambda: any(wait.what.startswith(what) for wait in read_waits(client, keys)))
+        lock.close()
+        assert version.is_at(Path((await coming).path))
+        assert read_waits(client, keys) == []

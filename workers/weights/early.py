@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.records.publication import Publication
+from workers.weights.fetch.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +16,8 @@ AGAIN_S = 1.0
 
 #: A publication with the index of its trainer's copy; None: none is told of.
 Told = Callable[[Publication], Awaitable[Publication | None]]
-#: That one with a folder on this machine; waits for it. Raises PublishError.
-Fetch = Callable[[Publication], Awaitable[Publication]]
+#: That one with a folder on this machine; waits for it, and shows how it goes. Raises PublishError.
+Fetch = Callable[[Publication, Progress], Awaitable[Publication]]
 
 
 class Early:
@@ -29,9 +30,12 @@ class Early:
     def __init__(self, told: Told, fetch: Fetch | None) -> None:
         self._told, self._fetch = told, fetch
         self._task: asyncio.Task[Publication] | None = None
-        #: What is fetched.
+        #: What is fetched, or was tried last.
         self._of: Publication | None = None
+        #: How the present try goes.
+        self.progress = Progress()
         self._again_at = 0.0
+        #: How the last try of it failed; '' for none.
         self._said = ""
 
     @property
@@ -41,15 +45,16 @@ class Early:
 
     @property
     def comes(self) -> bool:
-        """Whether one is on its way that has not failed yet: it ends by itself where no bytes come."""
-        return self._task is not None and not self._said
+        """Whether one is on its way, with bytes where it failed before: it ends by itself where none come."""
+        return self._task is not None and (not self._said or self.progress.num_bytes > 0)
 
     async def got(self, publication: Publication) -> Publication | None:
         """The publication with a proven folder on this machine; None: not yet. Blocks for a round trip at most."""
         if self._fetch is None:
             return None
-        if self._of is not None and self._of.id != publication.id:
+        if self._of is None or self._of.id != publication.id:
             await self.end()
+            self._of = publication
         try:
             await self._begin(publication, self._fetch)
             if self._task is None or not self._task.done():
@@ -67,11 +72,13 @@ class Early:
         if self._task is not None or time.monotonic() < self._again_at:
             return
         if (told := await self._told(publication)) is not None:
-            self._of, self._task = publication, asyncio.ensure_future(fetch(told))
+            self.progress = Progress()
+            self._task = asyncio.ensure_future(fetch(told, self.progress))
 
     async def end(self) -> None:
         """Fetch no more; what came stays for whoever goes on with it."""
         task, self._task, self._of = self._task, None, None
+        self._again_at, self._said = 0.0, ""
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

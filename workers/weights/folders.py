@@ -148,9 +148,10 @@ class Folders:
 
     def _wait_for(self, publication: Publication, early: Early) -> None:
         of = f"version {publication.version} of {publication.model}"
-        self._waiting.for_(
-            f"the trainer's copy of {of} to be fetched over HTTP" if early.of else f"the folder of {of} to be written"
-        )
+        if early.of is None:
+            self._waiting.for_(f"the folder of {of} to be written")
+        else:
+            self._waiting.for_(early.progress.of(f"the trainer's copy of {of} to be fetched over HTTP"))
 
 
 def publications_in(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Publication]:

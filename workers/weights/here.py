@@ -10,6 +10,7 @@ from penstock.protocol.waits import Waiting
 from workers.weights.copies import Copies
 from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.nearby import Nearby
+from workers.weights.fetch.progress import Progress
 
 
 class Here:
@@ -27,18 +28,19 @@ class Here:
         """
         return await self._nearby.of(await self._copies.of(publication))
 
-    async def copy_of(self, publication: Publication) -> Publication:
+    async def copy_of(self, publication: Publication, progress: Progress) -> Publication:
         """A publication without a folder, with a path to what was fetched of its trainer's copy.
 
         Args:
             publication: with the digest of its index.
+            progress: shows how it goes.
 
         Raises:
             PublishError: it is not offered, cannot be fetched, or nothing is served in this run.
         """
         if self._fetcher is None:
             raise PublishError("nothing is fetched over HTTP: set serving.enabled.")
-        path = await self._fetcher.fetch(publication.version, publication.index, waits=False)
+        path = await self._fetcher.fetch(publication.version, publication.index, waits=False, progress=progress)
         return replace(publication, path=str(path))
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from penstock.weights.http.token import token_of
 from penstock.words import said
 from workers.weights.fetch.download import Downloads
 from workers.weights.fetch.partial import Partial, check_folder, holds
+from workers.weights.fetch.progress import Progress
 from workers.weights.fetch.store import FETCHING, Hold, Store
 from workers.weights.fetch.swarm import Swarm, Told
 
@@ -67,13 +68,11 @@ class Fetcher:
         self._liars: dict[str, None] = {}
         #: Bytes that came, from trainers and from other workers.
         self.from_trainer = self.from_peers = 0
-        #: What is waited for, in words; '' for nothing.
-        self.waits_for = ""
         self.server = WeightsServer(config.serving, self._token)
         self._thread = LoopThread("weights-fetcher")
         self._thread.submit(self._tell_for_ever())
 
-    async def fetch(self, version: int, index: str, *, waits: bool = True) -> Path:
+    async def fetch(self, version: int, index: str, *, waits: bool = True, progress: Progress | None = None) -> Path:
         """The folder of a version on this machine; fetched where it is not there yet. Any event loop may wait for it.
 
         What came stays where this is cancelled or killed, and is gone on with.
@@ -81,12 +80,15 @@ class Fetcher:
         Args:
             index: digest of its index, as the publication has it.
             waits: whether for it to be offered.
+            progress: shows how it goes.
 
         Raises:
             PublishError: its index is no digest, it is not offered, cannot be fetched in its time, is not what was
                 announced, or there is no room.
         """
-        return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index, waits)))
+        return await asyncio.wrap_future(
+            self._thread.submit(self._fetch(version, index, waits, progress or Progress()))
+        )
 
     def names(self) -> "concurrent.futures.Future[list[str]]":
         """Names of objects that are offered, or were until half a minute ago."""
@@ -122,43 +124,41 @@ class Fetcher:
         for hold in self._holds:
             hold.close()
 
-    async def _fetch(self, version: int, index: str, waits: bool) -> Path:
+    async def _fetch(self, version: int, index: str, waits: bool, progress: Progress) -> Path:
         name = object_name(version, index)
         if not is_object(name):
             # It comes through Redis, and would be a path on this machine.
             raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
         try:
-            while (path := await self._got(name, version, index)) is None:
+            while (path := await self._got(name, version, index, progress)) is None:
                 if not waits:
                     raise PublishError(f"version {version} is offered over HTTP no more.")
-                await self._offered(name, version)
+                await self._offered(name, version, progress)
             await self._serve(name, path)
         except OSError as exc:
             why = "there is no room" if is_full(exc) else said(exc)
             raise PublishError(f"version {version} cannot be kept in {self._store.folder}: {why}.") from exc
         except ProtocolError as exc:
             raise PublishError(str(exc)) from exc
-        finally:
-            self._wait_for("")
         return path
 
-    async def _got(self, name: str, version: int, index: str) -> Path | None:
+    async def _got(self, name: str, version: int, index: str, progress: Progress) -> Path | None:
         """Its folder, fetched where it is not here; None: it is not offered. Others wait for their own meanwhile."""
-        async with self._store.fetching(name, self._wait_for):
+        async with self._store.fetching(progress.wait_for):
             path = await asyncio.to_thread(self._found, index)
             if path is None and (offer := await self._offer_of(name)) is not None:
-                path = await self._get(name, version, index, offer)
+                path = await self._get(name, version, index, offer, progress)
             if path is not None:
                 self._hold(name, path)
             return path
 
-    def _wait_for(self, what: str) -> None:
-        self.waits_for = what
+    def _has(self, path: Path) -> bool:
+        return any(hold.path == path for hold in self._holds)
 
     def _found(self, index: str) -> Path | None:
         """What was fetched before, also under another number (a tick), where it is what it should be."""
         for path in self._store.of_index(index):
-            if any(hold.path == path for hold in self._holds):
+            if self._has(path):
                 return path
             try:
                 check_folder(path, index)
@@ -170,10 +170,11 @@ class Fetcher:
                 return path
         return None
 
-    async def _get(self, name: str, version: int, index: str, offer: Offer) -> Path:
+    async def _get(self, name: str, version: int, index: str, offer: Offer, progress: Progress) -> Path:
         await asyncio.to_thread(self._store.make_room, name, sum(offer.sizes().values()))
         path = self._store.path(name)
-        await self._take(name, offer, self._store.temporary(name), lambda partial: partial.finish(path, index))
+        temporary = self._store.temporary(name)
+        await self._take(name, offer, temporary, lambda partial: partial.finish(path, index), progress)
         return path
 
     async def _bring_into(self, name: str, into: Path, room: Callable[[int], None]) -> Path:
@@ -186,7 +187,7 @@ class Fetcher:
             await asyncio.to_thread(shutil.rmtree, path)
         if not path.is_dir():
             await asyncio.to_thread(room, sum(offer.sizes().values()))
-            await self._take(name, offer, into / f"{FETCHING}{name}", lambda partial: partial.seal(path))
+            await self._take(name, offer, into / f"{FETCHING}{name}", lambda partial: partial.seal(path), Progress())
         self._brought[name] = path
         await self._serve(name, path)
         return path
@@ -196,18 +197,20 @@ class Fetcher:
         self._hold(name, path)
         await self._serve(name, path)
 
-    async def _take(self, name: str, offer: Offer, folder: Path, finish: Callable[[Partial], None]) -> None:
+    async def _take(
+        self, name: str, offer: Offer, folder: Path, finish: Callable[[Partial], None], progress: Progress
+    ) -> None:
         """Fetch an object into ``folder``; ``finish`` gives it its name."""
         began, version = time.monotonic(), offer.version
         control, thing = self._opened(), self._thing(name)
+        progress.wait_for("")
         partial = await asyncio.to_thread(Partial, folder, offer)
-        self._wait_for(f"{name} to be fetched: {len(partial.missing)} of {len(partial.ranges)} ranges")
         told = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
         self.server.shelf.put(name, partial.blobs())
         self._told[name] = told
         downloads = Downloads(self._config.serving, self._token)
         fetches, liars = self._config.serving.fetches, self._liars
-        swarm = Swarm(name, offer, partial, told, downloads, fetches=fetches, liars=liars)
+        swarm = Swarm(name, offer, partial, told, downloads, progress, fetches=fetches, liars=liars)
         try:
             await told.say()
             await swarm.run()
@@ -235,11 +238,11 @@ class Fetcher:
             f"{swarm.from_peers:,}",
         )
 
-    async def _offered(self, name: str, version: int) -> None:
+    async def _offered(self, name: str, version: int, progress: Progress) -> None:
         """Wait for it to be offered, while other workers of this machine fetch what is; raises PublishError."""
         deadline = time.monotonic() + OFFER_WAIT_S
         while await self._offer_of(name) is None:
-            self._wait_for(f"version {version} to be offered over HTTP")
+            progress.wait_for("it is not offered yet")
             if await self._is_superseded(version):
                 raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
             if time.monotonic() > deadline:

@@ -8,7 +8,8 @@ from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.index import read_index
-from workers.weights.fetch.fetcher import Fetcher
+from workers.weights.fetch.fetcher import LOOK_S, Fetcher
+from workers.weights.fetch.progress import Progress
 
 
 class Nearby:
@@ -29,8 +30,15 @@ class Nearby:
         """
         if self._fetcher is None or not publication.index or await asyncio.to_thread(_is_seen, publication):
             return publication
-        self._waiting.for_(f"version {publication.version} of {publication.model} to be fetched over HTTP")
-        path = await self._fetcher.fetch(publication.version, publication.index)
+        what, progress = f"version {publication.version} of {publication.model} to be fetched over HTTP", Progress()
+        coming = asyncio.ensure_future(self._fetcher.fetch(publication.version, publication.index, progress=progress))
+        try:
+            while not coming.done():
+                self._waiting.for_(progress.of(what))
+                await asyncio.wait([coming], timeout=LOOK_S)
+        finally:
+            coming.cancel()
+        path = coming.result()
         self._waiting.end()
         return replace(publication, path=str(path))
 

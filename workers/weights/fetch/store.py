@@ -56,7 +56,7 @@ class Store:
         return self.folder / f"{FETCHING}{name}"
 
     @asynccontextmanager
-    async def fetching(self, name: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    async def fetching(self, tell: Callable[[str], None]) -> AsyncIterator[None]:
         """One process of this machine at a time fetches; waits for the others, while they live.
 
         Raises:
@@ -69,7 +69,7 @@ class Store:
         holder = Holder(handle, file)
         try:
             while not locks(handle):
-                tell(f"{holder.name()} to fetch {name}")
+                tell(f"{holder.name()}, which fetches into {self.folder}")
                 await asyncio.sleep(LOOK_S)
             with telling(handle):
                 yield

@@ -36,6 +36,7 @@ from penstock.redis.control import AsyncControl
 from workers.weights.fetch.download import Downloads, NotGiven
 from workers.weights.fetch.pace import Pace
 from workers.weights.fetch.partial import Partial
+from workers.weights.fetch.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Swarm:
         partial: Partial,
         told: Told,
         downloads: Downloads,
+        progress: Progress,
         *,
         fetches: int,
         liars: dict[str, None],
@@ -113,6 +115,7 @@ class Swarm:
         self._partial = partial
         self._told = told
         self._downloads = downloads
+        self._progress = progress
         self._fetches = fetches
         self._peers: dict[str, Peer] = {}
         self._liars = liars
@@ -140,7 +143,8 @@ class Swarm:
         loops = [self._look(), self._claims(), *(self._ask_peers() for _ in range(self._fetches))]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
-            while self._partial.missing:
+            while missing := self._partial.missing:
+                self._progress.wait_for(f"{len(missing)} of {len(self._partial.ranges)} ranges to come")
                 done, _ = await asyncio.wait(tasks, timeout=TRY_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
@@ -155,6 +159,7 @@ class Swarm:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._told.claim = -1
+            self._progress.wait_for("")
 
     async def _look(self) -> None:
         told, looked_at, count = self._told, time.monotonic(), len(self._partial.ranges)
@@ -344,6 +349,7 @@ class Swarm:
     def _seen(self, wanted: Range, write: Callable[[int, bytes], None]) -> Callable[[int, bytes], None]:
         def seen(at: int, data: bytes) -> None:
             self._grew_at[wanted.number] = time.monotonic()
+            self._progress.num_bytes += len(data)
             write(at, data)
 
         return seen

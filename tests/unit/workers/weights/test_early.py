@@ -10,6 +10,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.publication import Publication
 from workers.weights import early
+from workers.weights.fetch.progress import Progress
 from workers.weights.folders import Folders
 
 NEWEST = Publication("policy", 2, "disk", "")
@@ -47,8 +48,9 @@ class Run:
     async def look(self) -> Publication:
         return self.newest
 
-    async def fetch(self, publication: Publication) -> Publication:
+    async def fetch(self, publication: Publication, progress: Progress) -> Publication:
         self.asked.append(publication)
+        progress.wait_for("1 of 2 ranges to come")
         return Publication("policy", publication.version, "disk", await self.comes, index=publication.index)
 
     async def waiting_for(self, coming: "asyncio.Task[Any]", what: str) -> None:
@@ -60,7 +62,7 @@ class Run:
 async def test_an_engine_with_half_of_a_send_waits_while_its_copy_comes() -> None:
     run = Run()
     coming = asyncio.create_task(run.folders.of_this_or_later(NEWEST, 0.0))
-    await run.waiting_for(coming, "the trainer's copy of version 2 of policy to be fetched")
+    await run.waiting_for(coming, "the trainer's copy of version 2 of policy to be fetched over HTTP: 1 of 2 ranges")
     run.comes.set_result("/here")
     found = await coming
     assert (found.path, found.index, run.asked[0].index) == ("/here", INDEX, INDEX)
@@ -98,6 +100,8 @@ async def test_one_that_failed_is_begun_again_and_gives_no_more_time(monkeypatch
     run.comes = asyncio.get_running_loop().create_future()
     assert await coming.got(NEWEST) is None
     assert (coming.of, coming.comes) == (NEWEST, False)
+    coming.progress.num_bytes += 1
+    assert coming.comes, "what gets bytes"
     run.comes.set_result("/here")
     await asyncio.sleep(0)
     found = await coming.got(NEWEST)
@@ -118,3 +122,17 @@ async def test_of_earlier_versions_those_that_cannot_be_read_are_passed_over() -
     found = await run.folders._before(NEWEST, -1, lambda one: True)
     assert found is not None
     assert found.path == "/1"
+
+
+async def test_one_that_failed_is_nothing_to_the_next_version() -> None:
+    run, third = Run(), Publication("policy", 3, "disk", "")
+    coming = early.Early(run.folders._told, run.fetch)
+    run.comes.set_exception(PublishError("its memory was taken."))
+    while coming.of is not None or not run.asked:
+        assert await coming.got(NEWEST) is None
+        await asyncio.sleep(0)
+    assert not coming.comes
+    run.comes, run.told = asyncio.get_running_loop().create_future(), Copied(3, INDEX).to_bytes()
+    assert await coming.got(third) is None
+    assert (coming.of, coming.comes) == (third, True), "at once, without a pause"
+    await coming.end()

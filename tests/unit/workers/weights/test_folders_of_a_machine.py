@@ -31,7 +31,7 @@ async def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
     line = Line(tmp_path)
     line.publish(1)
     get(copies_of(line), line, 1)
-    async with Store(fetched, 2**20).fetching("v1", print):
+    async with Store(fetched, 2**20).fetching(print):
         pass
     assert [modes(fetched), modes(copies)] == [["700", "600"], ["700", "600", "600"]]
 
@@ -50,7 +50,7 @@ async def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> 
         copies_of(line, "a").get(line.announced)
     get(copies_of(line, "b"), line, 1)
     with pytest.raises(PermissionError, match="is a link"):
-        async with Store(tmp_path / "c", 2**20).fetching("v1", print):
+        async with Store(tmp_path / "c", 2**20).fetching(print):
             pytest.fail("it went on")
     with pytest.raises(PermissionError, match="is a link"), alone_in(tmp_path / "c" / ".lock"):
         pytest.fail("it went on")

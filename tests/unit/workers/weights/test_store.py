@@ -21,9 +21,9 @@ async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(PublishError, match=r"process 4711 of this machine holds .* stood still for 0.2 s"):
-            async with store.fetching("v1", said.append):
+            async with store.fetching(said.append):
                 pytest.fail("two fetch at once")
-        assert set(said) == {"process 4711 of this machine to fetch v1"}
-    async with store.fetching("v1", said.append):
+        assert set(said) == {f"process 4711 of this machine, which fetches into {tmp_path}"}
+    async with store.fetching(said.append):
         assert lock.read_text() == str(os.getpid())
     assert len(set(said)) == 1, "nobody was waited for"
