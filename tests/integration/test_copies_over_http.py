@@ -4,6 +4,7 @@ The disk writes nothing until the end of each test, so that what is loaded can h
 """
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -36,6 +37,7 @@ from tests.integration.test_missed_sends import Disk, step
 from tests.integration.test_transfers import checksums, load
 from tests.integration.worker_play import admit, job, until, working
 from workers.main import Worker
+from workers.weights.fetch import nearby, swarm
 from workers.weights.receive.arrival import Arrival
 
 pytestmark = pytest.mark.xdist_group("engine")
@@ -298,6 +300,34 @@ async def test_I9_who_is_killed_while_it_fetches_a_copy_has_a_successor_that_has
             await until(lambda: worker.services.engine.version == 2)
             assert engine.of["2"] == [rig.weights(2)]
             assert rig.has_no_folder()
+
+
+async def test_I9_an_engine_that_dies_while_a_copy_is_fetched_comes_back_with_what_is_here(
+    rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearby, "_is_seen", lambda publication: False)  # the trainer has a disk of its own
+    monkeypatch.setattr(swarm, "GIVE_UP_S", float("inf"))
+    gate.is_open.set()
+    async with rig.up(transport="disk") as (trainer, worker, engine):
+        gate.is_open.clear()
+        gate.is_asked.clear()
+        await rig.step(trainer, 2)
+        await until(gate.is_asked.is_set)
+        what = "the trainer's copy of version 2 of policy to be fetched over HTTP: "
+        await until(lambda: any(one.startswith(what) and "ranges to come" in one for one in rig.waits()))
+        engine.version = "default"  # as after a restart
+        worker.services.lose_engine(1, "it died")
+        services, itself = worker.services, f"process {os.getpid()} of this machine"
+
+        def is_back() -> bool:
+            return services.births == 2 and not services.engine_lost.is_set()
+
+        await until(lambda: is_back() or any(itself in one for one in rig.waits()))
+        assert is_back(), "it waits for itself"
+        assert (services.engine.version, engine.of.keys()) == (1, {"1"})
+        gate.is_open.set()
+        await until(lambda: services.engine.version == 2)
+        assert engine.of["2"] == [rig.weights(2)]
 
 
 async def test_a_copy_that_redis_forgot_is_told_of_again(rig: Rig) -> None:

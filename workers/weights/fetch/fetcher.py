@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from penstock.config import Config
@@ -75,7 +75,7 @@ class Fetcher:
     async def fetch(self, version: int, index: str, *, waits: bool = True, progress: Progress | None = None) -> Path:
         """The folder of a version on this machine; fetched where it is not there yet. Any event loop may wait for it.
 
-        What came stays where this is cancelled or killed, and is gone on with.
+        What is here waits for nobody. What came stays where this is cancelled or killed, and is gone on with.
 
         Args:
             index: digest of its index, as the publication has it.
@@ -144,6 +144,8 @@ class Fetcher:
 
     async def _got(self, name: str, version: int, index: str, progress: Progress) -> Path | None:
         """Its folder, fetched where it is not here; None: it is not offered. Others wait for their own meanwhile."""
+        if (here := await self._here(name, index)) is not None:
+            return here
         async with self._store.fetching(progress.wait_for):
             path = await asyncio.to_thread(self._found, index)
             if path is None and (offer := await self._offer_of(name)) is not None:
@@ -151,6 +153,17 @@ class Fetcher:
             if path is not None:
                 self._hold(name, path)
             return path
+
+    async def _here(self, name: str, index: str) -> Path | None:
+        """What this process holds, or proves while it holds it: without the lock, whoever else has that."""
+        for path in await asyncio.to_thread(self._store.of_index, index):
+            # One that is not right, or goes, is looked at again by whoever has the lock.
+            with suppress(OSError, PublishError), closing(Hold(path)):
+                if not self._has(path):
+                    await asyncio.to_thread(check_folder, path, index)
+                self._hold(name, path)
+                return path
+        return None
 
     def _has(self, path: Path) -> bool:
         return any(hold.path == path for hold in self._holds)

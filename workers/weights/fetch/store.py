@@ -24,12 +24,18 @@ class Hold:
     """A folder that is used by this process: others leave it. It ends with the process too."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where there is none such."""
+        """Raises OSError where there is none such, or it is being deleted."""
         self.path = path
         #: Objects that it is served as, the newest last: a tick gives the same weights another number.
         self.names: list[str] = []
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(self._handle, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(self._handle), path.lstat()):
+                raise FileNotFoundError(f"{path} was deleted")
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._handle >= 0:
@@ -48,7 +54,11 @@ class Store:
         return self.folder / name
 
     def of_index(self, index: str) -> list[Path]:
-        """Versions that are here whole by the digest of their index, whatever their number, the newest first."""
+        """Versions that are here whole by the digest of their index, whatever their number, the newest first.
+
+        Raises OSError where the folder cannot be had, or is another user's.
+        """
+        own_folder(self.folder)
         return [path for path in reversed(self._versions()) if path.name.endswith(f"-{index}")]
 
     def temporary(self, name: str) -> Path:

@@ -2,13 +2,14 @@
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import PublishError
 from workers.weights import machine_lock
-from workers.weights.fetch.store import Store
+from workers.weights.fetch.store import Hold, Store
 
 
 async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_for_for_ever(
@@ -27,3 +28,35 @@ async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_
     async with store.fetching(said.append):
         assert lock.read_text() == str(os.getpid())
     assert len(set(said)) == 1, "nobody was waited for"
+
+
+def test_what_is_being_deleted_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, path = Store(tmp_path, 2**20), tmp_path / "v1"
+    path.mkdir()
+    held = Hold(path)
+    assert not store.remove(path), "it is used"
+    held.close()
+    deleted: list[Path] = []
+
+    def delete(doomed: Path) -> None:
+        with pytest.raises(BlockingIOError):
+            Hold(doomed)
+        deleted.append(doomed)
+
+    monkeypatch.setattr(shutil, "rmtree", delete)
+    assert store.remove(path)
+    assert [one.name for one in deleted] == [".gone-v1"]
+
+
+def test_what_was_deleted_before_it_was_held_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, lock = tmp_path / "v1", fcntl.flock
+    path.mkdir()
+
+    def late(handle: int, how: int) -> None:
+        path.rename(tmp_path / "elsewhere")
+        path.mkdir()
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(FileNotFoundError, match="v1 was deleted"):
+        Hold(path)

@@ -1,0 +1,53 @@
+"""Workers of one machine fetch one at a time, and no longer than they work; what is here waits for none of them."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.errors import PublishError
+from tests.integration.fetch_parts import Version
+from tests.integration.test_fetching import Play, fetched, play, version
+from workers.weights import machine_lock
+
+__all__ = ["play", "version"]
+
+
+@contextmanager
+def others_fetch(play: Play, machine: str) -> Iterator[None]:
+    """A process of that machine fetches all the while."""
+    with (play.folder / machine / "fetched" / ".lock").open("w") as lock:
+        lock.write("4711")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+async def test_I9_what_is_here_waits_for_nobody_who_fetches(
+    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
+    trainer, has = play.trainer(), play.worker("has", machine="m")
+    trainer.offer(version.number, version.index, version.folder)
+    path = await fetched(has, version)
+    with others_fetch(play, "m"):
+        assert await fetched(has, version) == path
+        has.close()  # as where all workers of the machine are started again
+        assert await fetched(play.worker("proves", machine="m"), version) == path
+        assert trainer.server.sent_bytes == version.num_bytes
+
+
+async def test_what_is_spoilt_here_is_fetched_again_by_who_has_the_lock(
+    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
+    play.trainer().offer(version.number, version.index, version.folder)
+    first = play.worker("first", machine="m")
+    path = await fetched(first, version)
+    first.close()
+    (path / "config.json").write_text("{ }")
+    worker = play.worker("second", machine="m")
+    with others_fetch(play, "m"), pytest.raises(PublishError, match="process 4711 of this machine holds"):
+        await fetched(worker, version)
+    assert version.is_at(await fetched(worker, version))
