@@ -1,15 +1,22 @@
 """Workers of one machine fetch one at a time, and no longer than they work; what is here waits for none of them."""
 
+import asyncio
 import fcntl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from penstock.errors import PublishError
 from tests.integration.fetch_parts import Version
-from tests.integration.test_fetching import Play, fetched, play, version
+from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
 from workers.weights import machine_lock
+from workers.weights.fetch import fetcher as fetcher_module
+from workers.weights.fetch import partial
+from workers.weights.fetch.progress import Progress
+from workers.weights.fetch.store import Store
 
 __all__ = ["play", "version"]
 
@@ -51,3 +58,33 @@ async def test_what_is_spoilt_here_is_fetched_again_by_who_has_the_lock(
     with others_fetch(play, "m"), pytest.raises(PublishError, match="process 4711 of this machine holds"):
         await fetched(worker, version)
     assert version.is_at(await fetched(worker, version))
+
+
+@pytest.mark.parametrize("where", ["Partial", "make_room", "check_folder"])
+async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
+    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    play.trainer().offer(version.number, version.index, version.folder)
+    first, second, progress = play.worker("first", machine="m"), play.worker("second", machine="m"), Progress()
+    of: Any = {"Partial": fetcher_module, "make_room": Store, "check_folder": partial}[where]
+    inside, may_go_on, real = threading.Event(), threading.Event(), getattr(of, where)
+
+    def slow(*arguments: Any) -> Any:
+        if not inside.is_set():
+            inside.set()
+            may_go_on.wait(PATIENCE_S)
+        return real(*arguments)
+
+    monkeypatch.setattr(of, where, slow)
+    cancelled = asyncio.create_task(fetched(first, version))
+    try:
+        await asyncio.to_thread(inside.wait, PATIENCE_S)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        coming = asyncio.create_task(second.fetch(version.number, version.index, progress=progress))
+        await asyncio.to_thread(until, lambda: "process" in progress.waits_for or coming.done())
+        assert not coming.done(), "two are in one folder"
+    finally:
+        may_go_on.set()
+    assert version.is_at(await asyncio.wait_for(coming, PATIENCE_S))
+    assert not list((play.folder / "m" / "fetched").glob(".fetching-*"))

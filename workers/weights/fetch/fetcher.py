@@ -30,6 +30,7 @@ from workers.weights.fetch.partial import Partial, check_folder, holds
 from workers.weights.fetch.progress import Progress
 from workers.weights.fetch.store import FETCHING, Hold, Store
 from workers.weights.fetch.swarm import Swarm, Told
+from workers.weights.fetch.threads import to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class Fetcher:
         if (here := await self._here(name, index)) is not None:
             return here
         async with self._store.fetching(progress.wait_for):
-            path = await asyncio.to_thread(self._found, index)
+            path = await to_its_end(self._found, index)
             if path is None and (offer := await self._offer_of(name)) is not None:
                 path = await self._get(name, version, index, offer, progress)
             if path is not None:
@@ -160,7 +161,7 @@ class Fetcher:
             # One that is not right, or goes, is looked at again by whoever has the lock.
             with suppress(OSError, PublishError), closing(Hold(path)):
                 if not self._has(path):
-                    await asyncio.to_thread(check_folder, path, index)
+                    await to_its_end(check_folder, path, index)
                 self._hold(name, path)
                 return path
         return None
@@ -184,7 +185,7 @@ class Fetcher:
         return None
 
     async def _get(self, name: str, version: int, index: str, offer: Offer, progress: Progress) -> Path:
-        await asyncio.to_thread(self._store.make_room, name, sum(offer.sizes().values()))
+        await to_its_end(self._store.make_room, name, sum(offer.sizes().values()))
         path = self._store.path(name)
         temporary = self._store.temporary(name)
         await self._take(name, offer, temporary, lambda partial: partial.finish(path, index), progress)
@@ -195,11 +196,11 @@ class Fetcher:
         if offer is None:
             raise PublishError(f"{name} is not offered over HTTP any more.")
         path = into / name
-        if path.is_dir() and not await asyncio.to_thread(holds, path, offer):
+        if path.is_dir() and not await to_its_end(holds, path, offer):
             log.warning("%s is fetched again: it is not what is offered", name)
-            await asyncio.to_thread(shutil.rmtree, path)
+            await to_its_end(shutil.rmtree, path)
         if not path.is_dir():
-            await asyncio.to_thread(room, sum(offer.sizes().values()))
+            await to_its_end(room, sum(offer.sizes().values()))
             await self._take(name, offer, into / f"{FETCHING}{name}", lambda partial: partial.seal(path), Progress())
         self._brought[name] = path
         await self._serve(name, path)
@@ -217,7 +218,7 @@ class Fetcher:
         began, version = time.monotonic(), offer.version
         control, thing = self._opened(), self._thing(name)
         progress.wait_for("")
-        partial = await asyncio.to_thread(Partial, folder, offer)
+        partial = await to_its_end(Partial, folder, offer)
         told = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
         self.server.shelf.put(name, partial.blobs())
         self._told[name] = told
@@ -238,7 +239,7 @@ class Fetcher:
             await downloads.close()
         await told.say()
         try:
-            await asyncio.to_thread(finish, partial)
+            await to_its_end(finish, partial)
         except BaseException:
             self._forget(name)
             raise

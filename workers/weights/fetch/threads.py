@@ -1,0 +1,23 @@
+"""Work in threads, which do not end with the task that awaits them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As ``asyncio.to_thread``, but who is cancelled has the error when the work has ended, and his lock until then."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        working.exception()  # nobody asks for it
+        raise cancelled
+    return working.result()
