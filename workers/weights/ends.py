@@ -1,11 +1,13 @@
 """What has to end before other weights are loaded: a cohort, and an evaluation that is pinned to its version."""
 
 import asyncio
+import time
 
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import FRESH_S, parse_workers
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import translate
+from penstock.protocol.scripts import loading_of, translate
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
 from workers.services import Services
@@ -34,15 +36,37 @@ class Ends:
             await self._evaluation_ends(newest, engine.version)
 
     async def _cohort_ends(self, newest: Publication) -> None:
-        """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5)."""
-        key = self._services.keys.cohorts
+        """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5).
+
+        A cohort that needs newer weights than the engine has is waited for while another engine may draw it. Where none
+        may, its version was abandoned before anybody had it, say, and it is drawn under ``newest``.
+        """
+        key, engine = self._services.keys.cohorts, self._services.engine
         while True:
             versions = await self._services.control.do(lambda client: client.hkeys(key))
             older = [int(v) for v in versions if int(v) < newest.version]
+            if any(v > engine.version for v in older):
+                elsewhere = await self._elsewhere(newest.version)
+                older = [v for v in older if v <= engine.version or any(v <= one for one in elsewhere)]
             if not older or self._services.engine_lost.is_set():
                 return
             self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
             await asyncio.sleep(LOOK_S)
+
+    async def _elsewhere(self, below: int) -> list[int]:
+        """Versions below this one that other engines have, or are about to have."""
+        services = self._services
+        keys, model = services.keys, services.config.model.name
+        there = parse_workers(await services.control.do(lambda client: client.hgetall(keys.workers)))
+        loading = await services.control.do(lambda client: client.hgetall(keys.loading(model)))
+        alive = {one.name: one.version for one in there if one.age_s <= FRESH_S and one.name != services.worker}
+        found = list(alive.values())
+        for name, data in loading.items():
+            worker, at, versions = loading_of(name, data)
+            # Said before its presence is: who has only just come counts too.
+            if worker in alive or (worker != services.worker and time.time() - at < FRESH_S):
+                found += versions
+        return [version for version in found if version < below]
 
     async def _evaluation_ends(self, newest: Publication, loaded: int) -> None:
         """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18)."""
