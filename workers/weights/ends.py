@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
@@ -11,6 +12,7 @@ from penstock.protocol.scripts import loading_of, translate
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
 from workers.services import Services
+from workers.weights.folders import Folders
 
 #: How often a cohort that still runs is looked at, and a version that is held for its evaluation.
 LOOK_S, EVAL_LOOK_S = 0.05, 0.2
@@ -19,9 +21,26 @@ LOOK_S, EVAL_LOOK_S = 0.05, 0.2
 class Ends:
     """Of one engine. Every wait is named, and over when the engine is lost."""
 
-    def __init__(self, services: Services, waiting: Waiting) -> None:
+    def __init__(self, services: Services, waiting: Waiting, folders: Folders) -> None:
         self._services = services
         self._waiting = waiting
+        self._folders = folders
+
+    async def first(self, newest: Publication, out: Collection[str]) -> Publication | None:
+        """one_step: an earlier version that has its folder, where a cohort is to be drawn under it (T5); else None.
+
+        The disk may be slower than a step: then that of ``newest`` is there as soon as that of this one.
+
+        Args:
+            out: publications that will not do (VERSION-REV).
+        """
+        engine = self._services.engine
+        if engine.version < 0 or engine.offloaded or not self._services.config.staleness.rules.drains:
+            return None
+        oldest = min(await self._cohorts(), default=newest.version)
+        if not engine.version < oldest < newest.version:
+            return None
+        return await self._folders.earliest(oldest, newest, out)
 
     async def wait(self, newest: Publication) -> None:
         """Wait until ``newest`` may be loaded; the engine goes on meanwhile."""
@@ -41,10 +60,9 @@ class Ends:
         A cohort that needs newer weights than the engine has is waited for while another engine may draw it. Where none
         may, its version was abandoned before anybody had it, say, and it is drawn under ``newest``.
         """
-        key, engine = self._services.keys.cohorts, self._services.engine
+        engine = self._services.engine
         while True:
-            versions = await self._services.control.do(lambda client: client.hkeys(key))
-            older = [int(v) for v in versions if int(v) < newest.version]
+            older = [version for version in await self._cohorts() if version < newest.version]
             if any(v > engine.version for v in older):
                 elsewhere = await self._elsewhere(newest.version)
                 older = [v for v in older if v <= engine.version or any(v <= one for one in elsewhere)]
@@ -52,6 +70,11 @@ class Ends:
                 return
             self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
             await asyncio.sleep(LOOK_S)
+
+    async def _cohorts(self) -> list[int]:
+        """Versions under which jobs were admitted that are not done."""
+        key = self._services.keys.cohorts
+        return list(map(int, await self._services.control.do(lambda client: client.hkeys(key))))
 
     async def _elsewhere(self, below: int) -> list[int]:
         """Versions below this one that other engines have, or are about to have."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from penstock.errors import EngineDied, ProtocolError, PublishError
@@ -112,6 +112,21 @@ class Folders:
         entries = await self._control.do(lambda client: client.xrevrange(key, last, first, count=BETWEEN))
         for one in publications_in(entries):
             if fits(one) and (found := await self.there(one)) is not None:
+                return found
+        return None
+
+    async def earliest(self, first: int, before: Publication, out: Collection[str]) -> Publication | None:
+        """The earliest one that is whole and lives, from version ``first`` on and before another; None: none is.
+
+        Args:
+            out: those that will not do (VERSION-REV).
+        """
+        key, end = self._keys.weights(before.model), f"({before.version}-0"
+        entries = await self._control.do(lambda client: client.xrevrange(key, end, str(first), count=BETWEEN))
+        for one in reversed(publications_in(entries)):
+            if one.id in out or before.abandons(one.version):
+                continue
+            if (found := await self.there(one)) is not None:
                 return found
         return None
 

@@ -80,7 +80,7 @@ class Updates:
             self.look,
             fetch=self.here.copy_of if services.config.serving.enabled else None,
         )
-        self._ends = Ends(services, waiting)
+        self._ends = Ends(services, waiting, self.folders)
         #: Newest publication that was announced.
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
@@ -167,8 +167,7 @@ class Updates:
 
     async def _read_aside(self) -> None:
         """See which publications engines died of, and what serves in their stead (T12, as far as the bound allows)."""
-        services = self._services
-        key = services.keys.aside(services.config.model.name)
+        services, key = self._services, self._services.keys.aside(self._services.config.model.name)
         found = await services.control.do(lambda client: client.hgetall(key))
         self.aside = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
         newest, staleness = self.newest, services.config.staleness
@@ -276,7 +275,8 @@ class Updates:
             PublishError: another one was announced before it had a folder, or it cannot be loaded.
             EngineDied: the engine was lost by it.
         """
-        whole = await self.folders.now(newest)
+        out = self.aside.keys() | self._passed
+        whole = await self._ends.first(newest, out) or await self.folders.now(newest)
         if whole is None and self.transfers.may_take(newest):
             await self._ends.wait(newest)
             try:
@@ -285,7 +285,8 @@ class Updates:
                 log.info("%s", exc)
             else:
                 return
-        whole = whole or await self.folders.of_or_before(newest, self._services.engine.version, self._fits(newest))
+        whole = whole or await self.folders.of_or_before(newest, self._services.engine.version, self._fits(newest, out))
+        whole = await self._ends.first(whole, out) or whole
         try:
             if whole.id != newest.id:
                 await self._hold(whole)
@@ -298,9 +299,8 @@ class Updates:
             log.info("version %d is passed over: %s", whole.version, exc)
             self._passed.add(whole.id)
 
-    def _fits(self, newest: Publication) -> Callable[[Publication], bool]:
+    def _fits(self, newest: Publication, out: set[str]) -> Callable[[Publication], bool]:
         """Whether an earlier one may be loaded while ``newest`` has no folder."""
-        out = self.aside.keys() | self._passed
         return lambda one: self._is_near(one, newest) and not newest.abandons(one.version) and one.id not in out
 
     def _is_near(self, one: Publication, newest: Publication) -> bool:

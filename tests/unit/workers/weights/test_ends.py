@@ -12,6 +12,7 @@ from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from workers.weights.ends import Ends
+from workers.weights.folders import Folders
 
 KEYS = Keys("run")
 #: Version 14 was abandoned before an engine had it, with jobs that need it.
@@ -23,6 +24,8 @@ class Redis:
         self.cohorts = cohorts
         shown = {name: WorkerPresence(name=name, at=time.time(), version=version) for name, version in workers.items()}
         loads = {name: pack({"versions": versions, "at": time.time()}) for name, versions in loading.items()}
+        #: Publications whose folder is there.
+        self.whole: list[Publication] = []
         self._maps = {
             KEYS.workers: {name: pack(one.to_record()) for name, one in shown.items()},
             KEYS.loading("policy"): loads,
@@ -34,15 +37,19 @@ class Redis:
     async def hkeys(self, key: str) -> list[bytes]:
         return [str(version).encode() for version in self.cohorts]
 
+    async def xrevrange(self, key: str, end: str, first: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        assert end == "(17-0"
+        return [(b"", {b"p": one.to_bytes()}) for one in reversed(self.whole) if one.version >= int(first)]
+
     async def hgetall(self, key: str) -> dict[bytes, bytes]:
         return {name.encode(): data for name, data in self._maps[key].items()}
 
 
-async def is_waited_for(redis: Redis, *, version: int = 13) -> bool:
-    """Whether this worker, ``me``, waits before it loads the newest; ends the cohorts where it does."""
-    waited: list[str] = []
+def ends(redis: Redis, *, version: int = 13, drains: bool = True, waited: list[str] | None = None) -> Ends:
+    """Of this worker, ``me``; the cohorts end where it waits."""
 
     def for_(what: str) -> None:
+        assert waited is not None
         waited.append(what)
         redis.cohorts = []
 
@@ -55,11 +62,22 @@ async def is_waited_for(redis: Redis, *, version: int = 13) -> bool:
         config=SimpleNamespace(
             model=SimpleNamespace(name="policy"),
             data=SimpleNamespace(eval_pinned=False),
-            staleness=SimpleNamespace(rules=SimpleNamespace(drains=True)),
+            staleness=SimpleNamespace(rules=SimpleNamespace(drains=drains)),
         ),
     )
     waiting: Any = SimpleNamespace(for_=for_, end=lambda: None)
-    await Ends(services, waiting).wait(NEWEST)
+    control: Any = redis
+    return Ends(services, waiting, Folders(KEYS, control, waiting, _nothing))
+
+
+async def _nothing() -> None:
+    """No newest publication: nothing here asks for it."""
+
+
+async def is_waited_for(redis: Redis, *, version: int = 13) -> bool:
+    """Whether it waits before it loads the newest."""
+    waited: list[str] = []
+    await ends(redis, version=version, waited=waited).wait(NEWEST)
     return bool(waited)
 
 
@@ -85,3 +103,38 @@ async def test_T5_a_cohort_is_waited_for_while_an_engine_may_draw_it(
 
 async def test_T1_an_engine_of_an_abandoned_version_waits_for_nothing() -> None:
     assert not await is_waited_for(Redis([13], {}, {}), version=14)
+
+
+def version(number: int) -> Publication:
+    return Publication("policy", number, "disk", f"/w/{number}", index="c" * 32)
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "whole", "first"),
+    [
+        ([14, 15], [13, 14, 15, 16], 14),  # drawn under it, though 16 is there by now
+        ([14], [15, 16], 15),  # 14 has no folder any more
+        ([14], [], None),
+        ([13, 14], [14], None),  # 13 is to end first
+        ([17], [14, 15, 16], None),
+        ([], [14, 15, 16], None),
+    ],
+)
+async def test_T5_an_engine_loads_what_the_oldest_cohort_is_drawn_under_first(
+    cohorts: list[int], whole: list[int], first: int | None
+) -> None:
+    """The disk is slower than a step: several versions have their folders at once."""
+    redis = Redis(cohorts, {}, {})
+    redis.whole = list(map(version, whole))
+    found = await ends(redis).first(version(17), set())
+    assert (None if found is None else found.version) == first
+    assert await ends(redis, drains=False).first(version(17), set()) is None
+
+
+async def test_what_will_not_do_is_passed_over() -> None:
+    redis = Redis([14], {}, {})
+    redis.whole = [version(14), version(15), version(16)]
+    newest = Publication("policy", 17, "disk", "/w/17", abandoned=[[15, 15]])
+    found = await ends(redis).first(newest, {"14-0"})
+    assert found is not None
+    assert found.version == 16
