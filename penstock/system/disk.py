@@ -98,7 +98,7 @@ def own_file(path: Path) -> int:
     """A handle, to read and write, of a plain file of this user alone, made where it is missing; no link is followed.
 
     Raises:
-        PermissionError: another user's file, a link, or no plain file is there. OSError.
+        PermissionError: a file that may not be opened, a link, or no plain file is there. OSError.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

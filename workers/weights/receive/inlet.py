@@ -16,6 +16,7 @@ from aiohttp import web
 
 from penstock.errors import EngineDied
 from penstock.system.tokens import new_token
+from penstock.weights.http.bad_requests import BAD_REQUESTS
 
 #: Of SGLang's server.
 PATH = "/update_weights_from_tensor"
@@ -48,7 +49,7 @@ class Inlet:
         token = new_token()
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_post(f"/{token}{PATH}", self._pass_on)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        self._runner = web.AppRunner(app, access_log=None, logger=BAD_REQUESTS, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/{token}"
