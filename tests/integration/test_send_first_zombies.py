@@ -6,6 +6,8 @@ What it writes, sends and says then is nobody's: its number names its weights al
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
-from tests.integration.send_first_rig import HELD, RUN, Fork, Make, Rigs, fork, fork_trainer, make, up, zygote
+from tests.chaos.cluster.forked import Forked
+from tests.integration.send_first_rig import HELD, RUN, Fork, Make, Rig, Rigs, fork, fork_trainer, make, up, zygote
 from tests.integration.test_transfers import PATIENCE_S, checksums, load
 from tests.integration.worker_play import until, working
+from workers.main import Worker
 
 __all__ = ["fork", "fork_trainer", "make", "up", "zygote"]
 
@@ -31,6 +35,29 @@ def is_stopped(pid: int) -> bool:
 PUSH = "tests.integration.pushed_files:Push"
 
 
+@asynccontextmanager
+async def taken_over(
+    rig: Rig, zombie: Forked, worker: Worker, client: redis.Redis, keys: Keys, model: Path
+) -> AsyncIterator[int]:
+    """The version that the successor of a trainer that stops has published; the other went on then, and ended."""
+    engine = worker.services.engine
+    await until(lambda: is_stopped(zombie.pid), limit_s=PATIENCE_S)
+    client.delete(keys.owner(RUN))
+    with Trainer(rig.config) as successor:
+        back = {"run": rig.config.run, "subscription": RUN, "batch": 0, "version": 1}
+        await asyncio.to_thread(successor.load_state_dict, back)
+        version = await asyncio.to_thread(successor.publish, load(model))
+        await until(lambda: engine.version == version, limit_s=PATIENCE_S)
+        os.kill(zombie.pid, signal.SIGCONT)
+        await until(lambda: zombie.poll() is not None, limit_s=PATIENCE_S)
+        assert engine.version == version
+        yield version
+        assert rig.crashes() == dict.fromkeys(HELD, 0)
+        await rig.all_end()
+        assert list(successor.weights_dir.glob(".*")) == []
+    assert worker.services.tally.engine_restarts == 0
+
+
 @pytest.mark.parametrize("point", ["decided", "held"])
 async def test_T1_a_trainer_that_comes_back_in_its_send_writes_into_no_engine(
     make: Make, up: Rigs, fork_trainer: Fork, client: redis.Redis, keys: Keys, models: list[Path], point: str
@@ -39,22 +66,10 @@ async def test_T1_a_trainer_that_comes_back_in_its_send_writes_into_no_engine(
     async with up() as rig:
         rig.config = make(rig.fake.url, transport=PUSH)
         async with working(rig.config) as worker:
-            engine = worker.services.engine
             zombie = fork_trainer(rig.config, point, "SIGSTOP")
-            await until(lambda: is_stopped(zombie.pid), limit_s=PATIENCE_S)
-            client.delete(keys.owner(RUN))
-            with Trainer(rig.config) as successor:
-                back = {"run": rig.config.run, "subscription": RUN, "batch": 0, "version": 1}
-                await asyncio.to_thread(successor.load_state_dict, back)
-                version = await asyncio.to_thread(successor.publish, load(models[3]))
-                await until(lambda: engine.version == version, limit_s=PATIENCE_S)
-                os.kill(zombie.pid, signal.SIGCONT)
-                await until(lambda: zombie.poll() is not None, limit_s=PATIENCE_S)
-                assert (engine.version, rig.fake.version) == (version, str(version))
+            async with taken_over(rig, zombie, worker, client, keys, models[3]) as version:
+                assert rig.fake.version == str(version)
                 assert set(rig.by_version) == {"1", str(version)}, "nothing of the zombie's was written"
-                assert rig.crashes() == dict.fromkeys(HELD, 0)
-                await rig.all_end()
-            assert worker.services.tally.engine_restarts == 0
 
 
 @pytest.mark.parametrize("point", ["claimed", "sent"])
@@ -62,24 +77,10 @@ async def test_T1_a_trainer_that_comes_back_after_it_was_taken_over_changes_noth
     up: Rigs, fork_trainer: Fork, client: redis.Redis, keys: Keys, models: list[Path], point: str
 ) -> None:
     async with up() as rig, working(rig.config) as worker:
-        engine = worker.services.engine
         zombie = fork_trainer(rig.config, point, "SIGSTOP")
-        await until(lambda: is_stopped(zombie.pid), limit_s=PATIENCE_S)
-        client.delete(keys.owner(RUN))
-        with Trainer(rig.config) as successor:
-            back = {"run": rig.config.run, "subscription": RUN, "batch": 0, "version": 1}
-            await asyncio.to_thread(successor.load_state_dict, back)
-            version = await asyncio.to_thread(successor.publish, load(models[3]))
-            await until(lambda: engine.version == version, limit_s=PATIENCE_S)
-            os.kill(zombie.pid, signal.SIGCONT)
-            await until(lambda: zombie.poll() is not None, limit_s=PATIENCE_S)
-            assert engine.version == version
+        async with taken_over(rig, zombie, worker, client, keys, models[3]) as version:
             assert scripts.read_all_whole(client, keys, "policy") == {}
             ((_, fields),) = client.xrevrange(keys.weights("policy"), count=1)
             newest = Publication.from_bytes(fields[b"p"])
             assert newest.version == version
             assert checksums(Path(newest.path)) == checksums(models[3])
-            assert rig.crashes() == dict.fromkeys(HELD, 0)
-            await rig.all_end()
-            assert list(successor.weights_dir.glob(".*")) == []
-        assert worker.services.tally.engine_restarts == 0
