@@ -59,8 +59,9 @@ def dead_show(
     from console.read.jobs import show_record
 
     target = Target(run, redis, directory)
-    entry = target.client.hget(target.keys.group(job), "eid")
-    found = target.client.xrange(target.keys.dead, entry, entry) if entry else []
+    # Of a job in another state it is the entry of another stream, which may have the number of some other job's letter.
+    state, entry = target.client.hmget(target.keys.group(job), "st", "eid")
+    found = target.client.xrange(target.keys.dead, entry, entry) if state == b"dead" and entry else []
     if not found:
         raise _not_buried(job)
     row = letter(found[0]) | {"record": show_record(found[0][1].get(b"body", b""), job)}
