@@ -17,6 +17,7 @@ from workers.sglang.provenance import Provenance
 from workers.sglang.routed_experts import ASK
 from workers.sglang.seeds import sample_seed
 from workers.sglang.segment import (
+    NO_ROUTING,
     STALE_PREFIX,
     Drawn,
     all_finite,
@@ -155,7 +156,9 @@ class SglangClient(SglangControls):
         versions, unproven = provenance.versions(meta, len(drawn.ids), answer.get(PROVEN) or [])
         if provenance.has_stale_prefix(meta):
             self.num_stale_prefixes += 1
-            return Segment([], [], [], FinishReason.ABORT, 0, 0, STALE_PREFIX, num_thrown=len(drawn.ids))
+            return _thrown(drawn, STALE_PREFIX)
+        if self.routing is not None and drawn.ids and _was_aborted_untold(drawn):
+            return _thrown(drawn, NO_ROUTING)
         return Segment(
             output_ids=drawn.ids,
             logprobs=drawn.logprobs,
@@ -172,10 +175,10 @@ class SglangClient(SglangControls):
 
     def _experts(self, drawn: Drawn, rid: str) -> Rows | None:
         """The routing of the whole sequence; a request that was aborted may have been before it ran."""
-        told = drawn.meta.get(ROUTED_EXPERTS)
-        if self.routing is None or (told is None and drawn.reason == FinishReason.ABORT):
+        if self.routing is None or _was_aborted_untold(drawn):
             return None
-        return self.routing.read(told, count_of(drawn.meta, "prompt_tokens", rid) + len(drawn.ids), rid)
+        num_tokens = count_of(drawn.meta, "prompt_tokens", rid) + len(drawn.ids)
+        return self.routing.read(drawn.meta.get(ROUTED_EXPERTS), num_tokens, rid)
 
     def _check_ids(self, input_ids: list[int], rid: str) -> None:
         """The scheduler of SGLang dies of an id that is not in the vocabulary, with every request that it holds."""
@@ -237,3 +240,13 @@ class SglangClient(SglangControls):
 
 def _unheard(_: int, __: list[int], ___: list[float]) -> None:
     """What is drawn is read at its end."""
+
+
+def _thrown(drawn: Drawn, why: str) -> Segment:
+    """Tokens that are to be drawn anew."""
+    return Segment([], [], [], FinishReason.ABORT, 0, 0, why, num_thrown=len(drawn.ids))
+
+
+def _was_aborted_untold(drawn: Drawn) -> bool:
+    """Servers tell no routing of a request that is aborted in their queue, where it may wait again after tokens."""
+    return drawn.reason == FinishReason.ABORT and drawn.meta.get(ROUTED_EXPERTS) is None

@@ -10,8 +10,9 @@ from penstock.protocol.records.sample import FinishReason
 from penstock.words import shown, writable
 from workers.engine import Drafts
 
-#: Message of a segment that was thrown away.
+#: Messages of segments that were thrown away.
 STALE_PREFIX = "its prefix was of older weights"
+NO_ROUTING = "its engine did not say which experts its tokens were drawn by"
 #: Matched "stop" of an answer whose logits were not numbers; its last token was put there, not drawn.
 _NAN = "NaN happened"
 #: Ids and numbers of tokens are below: they are stored as int32.

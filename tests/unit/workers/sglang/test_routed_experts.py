@@ -11,6 +11,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.sample import Sample
 from tests.unit.workers.jobs.test_generate import JOB, Echo, ScriptedEngine, make, segment
+from tests.unit.workers.sglang.test_engine_answers import answer, engine
 from workers.engine import ROUTED_EXPERTS, Rows, Segment
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
 from workers.router.choose import engine_config
@@ -73,6 +74,18 @@ async def test_a_prefix_from_elsewhere_has_those_of_the_engine_that_went_on() ->
     elsewhere = partial_from_bytes(partial_to_bytes(partial), JOB, 0)
     sample = await make(RoutedScript(told(2, 7, segment("z", "stop", 2, eos=True))), partial=elsewhere)
     assert marks(sample) == [2] * 6
+
+
+def test_T17_tokens_whose_experts_nobody_tells_are_thrown_away_to_be_drawn_anew() -> None:
+    """Of a request that is aborted while it waits again after tokens; rows of a later pass would take their place."""
+    client, aborted = engine(), {"finish_reason": {"type": "abort"}}
+    client.routing = ROUTING
+    thrown = client.segment_of(answer([1, 2], **aborted), 3, "r")
+    assert (thrown.output_ids, thrown.finish_reason, thrown.num_thrown) == ([], "abort", 2)
+    assert "which experts" in thrown.message
+    assert client.segment_of(answer([], **aborted), 3, "r").experts is None, "it never ran"
+    with pytest.raises(EngineError, match="did not say which experts"):
+        client.segment_of(answer([1, 2]), 3, "r")
 
 
 async def test_rows_behind_a_stop_are_cut_with_their_tokens() -> None:
