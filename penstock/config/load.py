@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from penstock.config import Config
 from penstock.config.reading.dataset_path import is_file, parse_path
 from penstock.config.reading.mistakes import sentences
-from penstock.config.reading.nested import leaves, put
+from penstock.config.reading.nested import Key, leaves, put
 from penstock.config.reading.paths import absolute, anchor
 from penstock.config.reading.secrets import masked, remember, secrets_of
 from penstock.config.reading.settings import ENV_PREFIX, from_argument, from_environment, is_setting, value_of
@@ -73,11 +73,24 @@ def save_resolved(config: Config, path: Path) -> None:
 def secret_environment(config: Config) -> dict[str, str]:
     """Variables that put back what ``save_resolved`` masked, as far as child processes need it."""
     values = config.model_dump(mode="json")
-    found: dict[str, Any] = {}
-    for key, value in secrets_of(values):
-        if key[0] != "notify":  # whoever starts them tells of the end
-            put(found, key, value, "secrets")
-    return {ENV_PREFIX + section.upper(): json.dumps(value) for section, value in found.items()}
+    found: dict[Key, dict[str, Any]] = {}
+    for key, _ in secrets_of(values):
+        if key[0] == "notify":  # whoever starts them tells of the end
+            continue
+        # A variable leads to a place of a list; the names of a map stand in its value, where they keep their capitals.
+        variable = key[:4] if key[0] == "data" else key[:1]
+        rest, value = _as_far_as_maps_go(values, key, len(variable))
+        put(found.setdefault(variable, {}), rest, value, "secrets")
+    return {ENV_PREFIX + "__".join(variable).upper(): json.dumps(value) for variable, value in found.items()}
+
+
+def _as_far_as_maps_go(values: Any, key: Key, start: int) -> tuple[Key, Any]:
+    """``key`` from ``start`` on, up to its end or the first list behind it, and the value there."""
+    for depth, part in enumerate(key):
+        if depth > start and isinstance(values, list):
+            return key[start:depth], values
+        values = values[int(part) if isinstance(values, list) else part]
+    return key[start:], values
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,11 +1,17 @@
-"""Secrets of a configuration: passwords in URLs, tokens among the engine's variables and arguments."""
+"""Secrets of a configuration: passwords in URLs, tokens among what engines and one's own code are given."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from penstock.config import Config
-from penstock.config.reading.nested import Key, put
-from penstock.redaction import MASK, has_password, is_secret, know, know_url, redact
+from penstock.config.reading.nested import Key, leaves, put
+from penstock.redaction import MASK, SECRET_NAME, has_password, is_secret, know, know_url, redact
+
+#: Names that nothing else has.
+_SURELY = re.compile(r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+#: What keys and tokens of services look like.
+_MADE_UP = re.compile(r"[\w.~+/=-]{16,}", re.ASCII)
 
 
 def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
@@ -27,14 +33,37 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
         for name, value in values["engine"][section].items():
             if is_secret(name, value):
                 yield ("engine", section, name), value
+    yield from _of_ones_own_code(values)
+
+
+def _of_ones_own_code(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Secrets in what is handed to hooks and datasets, of whose names penstock knows nothing."""
+    given: list[tuple[Key, dict[str, Any]]] = [(("hooks", "args"), values["hooks"]["args"])]
+    for lane in ("train", "eval"):
+        for index, dataset in enumerate(values["data"][lane]):
+            given.append((("data", lane, str(index), "source_args"), dataset["source_args"]))
+    for key, at in given:
+        for leaf in leaves(at):
+            value: Any = at
+            for part in leaf:
+                value = value[int(part) if isinstance(value, list) else part]
+            name = next((part for part in reversed(leaf) if not part.isdecimal()), "")
+            if isinstance(value, str) and value and _looks_secret(name, value):
+                yield (*key, *leaf), value
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    """Whether nobody may see it. ``input_key: prompt`` and ``eos_token: </s>`` are no secrets, whatever their names."""
+    if _SURELY.search(name) or has_password(value):
+        return True
+    return bool(SECRET_NAME.search(name) and _MADE_UP.fullmatch(value) and any(map(str.isdigit, value)))
 
 
 def remember(config: Config) -> None:
     """Have the secrets of a configuration masked in whatever this process shows."""
     for key, value in secrets_of(config.model_dump(mode="json")):
-        if _is_address(key):
-            know_url(value)
-        else:
+        know_url(str(value))
+        if not _is_address(key):
             know(str(value))
 
 

@@ -190,6 +190,25 @@ def test_the_resolved_file_and_the_secrets_give_the_same_configuration(tmp_path:
     assert "masked password" in refused(saved)
 
 
+def test_secrets_that_are_handed_to_ones_own_code_are_masked_and_given_to_children(tmp_path: Path) -> None:
+    key, token = "sk-0123456789abcdef", "b1946ac92492d2347c62"
+    overrides = [
+        f"data.train=[{{name: a, path: 'python:mine:Rows', source_args: {{api_key: {key}, at: {{password: deep}}}}}}]",
+        f"hooks.args={{stores: [{{token: {token}, url: 'https://me:barred@h'}}], input_key: text, eos_token: </s>}}",
+    ]
+    config = load_config(write(tmp_path), overrides, {})
+    saved = tmp_path / "resolved.yaml"
+
+    save_resolved(config, saved)
+
+    text = saved.read_text()
+    assert not any(secret in text for secret in (key, token, "deep", "barred"))
+    kept = yaml.safe_load(text)["hooks"]["args"]
+    assert (kept["input_key"], kept["eos_token"]) == ("text", "</s>"), "names of columns and marks are no secrets"
+    assert load_config(saved, [], secret_environment(config)) == config
+    assert redact(f"{key} {token} deep barred, a text") == "*** *** *** ***, a text"
+
+
 def test_a_mistake_in_a_secret_does_not_show_it(tmp_path: Path) -> None:
     assert "hush" not in refused(write(tmp_path), "redis.url=http://:hush@x")
     assert "hush" not in refused(write(tmp_path), "redis.url=[redis://:hush@x]")
