@@ -33,7 +33,6 @@ from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import (
     IDS,
-    LIMIT_S,
     admit,
     all_in,
     job,
@@ -60,8 +59,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 LONG = {"max_new_tokens": 300, "ignore_eos": True}
 #: No engine is done with it before its first prefix is seen here.
 LONGER = LONG | {"max_new_tokens": 1500}
-#: More than the prompts of all that an engine has at once.
-DRAWN = 100
 Make = Callable[..., Config]
 
 
@@ -140,12 +137,20 @@ async def test_I9_engines_join_leave_and_die_under_load(
 
                 # Killed: the jobs that it held are charged and go on elsewhere; the others see nothing.
                 crashes = play.counter(client, keys, "crashes")
-                last = [job(i, sampling=LONGER) for i in range(18, 24)]
-                more = admit(client, keys, last)
-                # On both engines: more than half of the slots have one, and the second draws, so that the router has
-                # passed something of its answers on, and cannot ask the first for them instead.
-                await until(lambda: len(prefixes(client, keys, last)) > 4)
-                await until_it_draws(session, second.url)
+                # All that run have a prefix, so that the router has passed something of the second's answers on, and
+                # cannot ask the first for them instead. Where it spares the second, as one whose health it doubts,
+                # there are jobs until it has one.
+                last: list[Job] = []
+                router = worker.services.engine
+                while (
+                    not await num_run_by(session, second.url) or len(prefixes(client, keys, last)) < router.num_running
+                ):
+                    if all_in(client, keys, [one.id for one in last], "ready")():
+                        added = [job(18 + len(last) + i, sampling=LONGER) for i in range(6)]
+                        admit(client, keys, added)
+                        last += added
+                    await asyncio.sleep(0.01)
+                more = [one.id for one in last]
                 kept = prefixes(client, keys, last)
                 os.kill(second.pid, signal.SIGKILL)
                 await until(all_in(client, keys, more, "ready"))
@@ -198,18 +203,10 @@ async def say(client: redis.Redis, keys: Keys, *words: str) -> None:
     assert await process.wait() == 0
 
 
-async def until_it_draws(session: aiohttp.ClientSession, url: str) -> None:
-    """Wait until an engine holds more tokens than when it was first asked, which are those of no prompt here."""
-    first = None
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            async with session.get(f"{url}/v1/loads?include=core") as answer:
-                loads = (await answer.json())["loads"]
-            held = sum(one.get("num_used_tokens", 0) for one in loads)
-            first = held if first is None else min(first, held)
-            if held > first + DRAWN and any(one.get("num_running_reqs") for one in loads):
-                return
-            await asyncio.sleep(0.01)
+async def num_run_by(session: aiohttp.ClientSession, url: str) -> int:
+    """Requests that an engine runs."""
+    async with session.get(f"{url}/v1/loads?include=core") as answer:
+        return sum(one.get("num_running_reqs", 0) for one in (await answer.json())["loads"])
 
 
 def presence_engines(worker: Any) -> list[EnginePresence]:
