@@ -74,8 +74,14 @@ class Downloads:
             NotGiven: it does not answer, stalls, has not this range, or gave other bytes. OSError: of ``write``.
         """
         found = _URL.fullmatch(url)
-        if found is None or found[1] != self._scheme:
-            raise NotGiven(f"{url[:200]!r} is no address of {self._scheme}")
+        if found is None:
+            raise NotGiven(f"{url[:200]!r} is no address of http or https")
+        if found[1] != self._scheme:
+            tls = ("has", "lacks") if self._scheme == "https" else ("lacks", "has")
+            raise NotGiven(
+                f"{url[:200]} is of {found[1]}: this worker {tls[0]} serving.tls_cert and who serves there {tls[1]} "
+                "it; give every part the same"
+            )
         taken = _Taken(write)
         try:
             async with asyncio.timeout(self._stall_s + wanted.num_bytes / SLOWEST_BYTES_PER_S):
