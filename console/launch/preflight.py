@@ -23,6 +23,7 @@ from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
 from penstock.system.own_packages import check_ours
 from penstock.system.user_imports import check_user_code
+from penstock.weights.pictures import place_id_of
 from penstock.weights.transport import transport
 from workers.rewards.allowed import allowed_rewards
 from workers.rewards.frozen import check_ids
@@ -155,6 +156,13 @@ def check_data(config: Config) -> None:
     renders = any(one.apply_chat_template for one in (*train, *held_out))
     template = Template(lambda messages, **_: str(messages)) if renders else None
     sets = [[Dataset(one, template) for one in some] for some in (train, held_out)]
+    for dataset in (*sets[0], *sets[1]):
+        first = dataset.take(0) if len(dataset) else ""
+        if not isinstance(first, str) and first.images and place_id_of(config.model.path) is None:
+            raise ConfigError(
+                f"dataset {dataset.config.name} has images, and model.path {config.model.path} reads none (its "
+                "config.json names no image_token_id): name a model of the Qwen-VL kind, or other prompts."
+            )
     if is_small([*sets[0], *sets[1]], _READ_LINES):
         check_overlap(*sets)
 

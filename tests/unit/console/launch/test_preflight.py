@@ -1,5 +1,8 @@
 """What can be known to fail before anything is started."""
 
+import base64
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from console.launch.preflight import check, check_extras
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.weights.transport import TRANSPORTS
+from tests.tiny_vision import png
 
 
 def by(transport: str, folder: Path, **sections: Any) -> Config:
@@ -45,6 +49,18 @@ def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_p
     config = by("disk", tmp_path, staleness={"mode": "one_step"}, buffer={"sampler": "fifo"})
     with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
         check(config)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_images_for_a_model_that_reads_none_are_refused_before_anything_starts(tmp_path: Path, reads: bool) -> None:
+    (tmp_path / "config.json").write_text('{"image_token_id": 7}' if reads else "{}")
+    image = {"type": "image", "image": f"data:image/png;base64,{base64.b64encode(png(1)).decode()}"}
+    line = {"prompt": [{"role": "user", "content": [image, {"type": "text", "text": "colour?"}]}], "label": "red"}
+    (tmp_path / "d.jsonl").write_text(json.dumps(line))
+    dataset = {"name": "d", "path": str(tmp_path / "d.jsonl"), "apply_chat_template": True}
+    config = by("disk", tmp_path, data={"train": [dataset]})
+    with nullcontext() if reads else pytest.raises(ConfigError, match=r"dataset d has images, and model.path .* reads"):
+        preflight.check_data(config)
 
 
 @pytest.fixture
