@@ -33,6 +33,8 @@ REFERENCE_LOGPROBS = "reference_logprobs"
 PIXEL_VALUES, IMAGE_GRID = "pixel_values", "image_grid_thw"
 #: The same of a reward: float32 [steps, 2], index of the token of the response that ends a step, and its reward.
 STEP_REWARDS = "step_rewards"
+#: The same of a mixture of experts: which of them saw each position, uint8 or int16 [tokens - 1, layers, top_k] (T17).
+ROUTED_EXPERTS = "routed_experts"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

@@ -20,8 +20,6 @@ from penstock.weights.pictures import Images
 
 #: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
 ABORT_AGAIN_S = 0.05
-#: Name of the side array that holds the routing of a mixture of experts (T17).
-ROUTED_EXPERTS = "routed_experts"
 #: Numbers of experts, by position, layer and choice.
 Rows = NDArray[Any]
 #: Called with tokens while they are drawn: version at the sending of the request, ids, logprobs.

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config.reward import ScoringModelConfig
 from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section
-from penstock.names import MAX_ANSWERS
+from penstock.names import MAX_ANSWERS, ROUTED_EXPERTS
 
 #: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
 STREAM_TOKENS = 16
@@ -42,7 +42,7 @@ class RolloutConfig(Section):
     #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
     environment_timeout_s: Seconds = 300.0
     #: Most tokens that a sample draws under one lease; then it goes back to the queue with its prefix, at no charge,
-    #: and is continued by whoever is free. None: no limit.
+    #: and is continued by whoever is free; not with routed_experts among ``sides``. None: no limit.
     lease_tokens: Positive | None = None
     #: No loss on tokens of a finished sample that are older than its newest one.
     mask_offpolicy_in_partial_rollout: bool = False
@@ -54,6 +54,15 @@ class RolloutConfig(Section):
         """Frozen models that score every sample of training, by their key here."""
         found = {"teacher": self.teacher, "reference": self.reference}
         return {key: model for key, model in found.items() if model is not None}
+
+    @model_validator(mode="after")
+    def _prefixes_have_their_routing(self) -> Self:
+        if self.lease_tokens is not None and ROUTED_EXPERTS in self.sides:
+            raise ValueError(
+                f"lease_tokens hands prefixes on, and the {ROUTED_EXPERTS} of sides do not go with them: remove one of "
+                "the two"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_time_out(self) -> Self:

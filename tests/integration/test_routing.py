@@ -14,6 +14,7 @@ import penstock
 from consumers.trainer import Trainer
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError
+from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
@@ -25,7 +26,6 @@ from tests.integration.routing_oracle import are_wrong
 from tests.integration.worker_play import admit, job, make_config, tended, working
 from tests.integration.workload import RecordingEngine, assert_spans_enough, produce
 from tests.tiny_model import make_tiny_mixture, publication_of
-from workers.engine import ROUTED_EXPERTS
 from workers.router.choose import make_engine
 from workers.sglang.routed_experts import FLAG, read_routing
 

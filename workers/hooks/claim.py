@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import HookError
+from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.words import shown, writable
-from workers.engine import ROUTED_EXPERTS
 from workers.hooks.draws import Draw
 from workers.jobs.routed_experts import keep_rows
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
+from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import is_abandoned
@@ -16,9 +17,9 @@ from penstock.protocol.records.sample import MAX_PAUSES, FinishReason, Sample, S
 from penstock.weights.pictures import Pictures
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
-from workers.engine import ABORT_AGAIN_S, ROUTED_EXPERTS, Engine, Segment
+from workers.engine import ABORT_AGAIN_S, Engine, Segment
 from workers.jobs.environments import Environment, Observation, checked, within
-from workers.jobs.routed_experts import check_rows, keep_rows
+from workers.jobs.routed_experts import check_rows, is_told, keep_rows
 from workers.jobs.sampling import sampling_for
 from workers.jobs.stops import StopRule
 from workers.jobs.valves import Valves
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Longest wait for the partial tokens of a sample that is cancelled.
 _COLLECT_S = 5.0
-#: Aborts in a row without a token and without new weights, after which the engine is taken to be at fault.
+#: Aborts in a row without a token and without new weights, or with tokens that cannot be kept, after which the engine
+#: is taken to be at fault.
 _MAX_IDLE_ABORTS = 50
 
 
@@ -180,12 +182,13 @@ class _Maker:
         return f"sample {self.sample.id}: {what} of environment {self.sample.job.environment or 'given'}"
 
     def begin(self, environment: Environment | None) -> None:
-        """Prompt, or the prefix of a partial; starts over where an environment's past turns cannot be made again."""
+        """Prompt, or the prefix of a partial; starts over where its routing or an environment's past turns are gone."""
         sample = self.sample
         sample.started_s = sample.started_s or time.time()
         sample.status = SampleStatus.PENDING
         is_other = self.pictures is not None and not self.pictures.are_of(sample)
-        if not sample.tokens or is_other or (environment is not None and sample.num_turns > 1):
+        untold = self.engine.tells_routing and not is_told(sample)
+        if not sample.tokens or is_other or untold or (environment is not None and sample.num_turns > 1):
             self.account.lost_turn += sum(sample.generated)
             self.start_over()
         if self.lease_tokens is not None:
@@ -257,11 +260,13 @@ class _Maker:
             async with self.valves.requests:
                 segment = await self.request(min(budget, left), spent)
             self.take(segment, cut_short=left < budget)
-            idle = idle + 1 if not segment.output_ids and self.engine.version == version else 0
+            stood_still = not segment.output_ids and (segment.num_thrown or self.engine.version == version)
+            idle = idle + 1 if stood_still else 0
             if idle > _MAX_IDLE_ABORTS:
+                usual = "" if segment.num_thrown else "; too little memory for the context is the usual cause"
                 raise EngineError(
-                    f"sample {sample.id}: the engine aborted it {idle} times without a token ({segment.message}): look "
-                    "into its log; too little memory for the context is the usual cause."
+                    f"sample {sample.id}: the engine returned it {idle} times without a token that can be kept "
+                    f"({segment.message}): look into its log{usual}."
                 )
         if len(sample.turns) < sample.num_turns:
             stopped = sample.finish_reason == FinishReason.STOP

@@ -5,7 +5,8 @@
 
 A checkpoint costs the bytes of its new tokens, not those of the prefix before them. It never holds up the drawing: one
 is written at a time, and tokens that come meanwhile go with the next. Only the first turn is kept: what comes behind
-an observation cannot be continued, because its environment is lost with its worker.
+an observation cannot be continued, because its environment is lost with its worker. Of a mixture of experts whose
+routing is asked for nothing is kept.
 """
 
 import asyncio
@@ -59,7 +60,9 @@ class Prefix:
         #: Bytes that are there, and the versions they claim for their tokens.
         self._num_bytes = 0
         self._claimed: list[int] = []
-        self._ended = False
+        #: Routing does not go with a prefix, and another pass would tell another (T17).
+        self._is_kept = not services.engine.tells_routing
+        self._ended = not self._is_kept
         self._task: asyncio.Task[None] | None = None
 
     def told(self, *, at_end: bool = False) -> Drawn:
@@ -103,7 +106,7 @@ class Prefix:
     async def keep_all(self) -> bool:
         """Keep the sample as it stands, whatever is due. False: the lease is lost. Raises QueueFull."""
         await self.settle()
-        return await self._write_whole()
+        return not self._is_kept or await self._write_whole()
 
     async def _keep(self) -> None:
         self._kept_at = time.monotonic()

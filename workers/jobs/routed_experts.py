@@ -3,8 +3,9 @@
 import numpy as np
 
 from penstock.errors import EngineError
+from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.sample import Sample
-from workers.engine import ROUTED_EXPERTS, Rows
+from workers.engine import Rows
 
 
 def keep_rows(sample: Sample, returned: Rows | None) -> None:
@@ -14,6 +15,13 @@ def keep_rows(sample: Sample, returned: Rows | None) -> None:
         rows = returned if rows is None else np.concatenate([rows, returned[len(rows) :]])
     if rows is not None:
         sample.sides[ROUTED_EXPERTS] = rows[: len(sample.tokens) - 1]
+
+
+def is_told(sample: Sample) -> bool:
+    """Whether every token that was drawn of an unfinished sample has the row of the pass that drew it (T17)."""
+    rows = sample.sides.get(ROUTED_EXPERTS)
+    last = max((index for index, drawn in enumerate(sample.generated) if drawn), default=0)
+    return last <= (0 if rows is None else len(rows))
 
 
 def check_rows(sample: Sample) -> None:

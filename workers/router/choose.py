@@ -4,7 +4,8 @@ from pathlib import Path
 
 from penstock.config import Config, EngineConfig
 from penstock.errors import ConfigError
-from workers.engine import ROUTED_EXPERTS, Engine
+from penstock.names import ROUTED_EXPERTS
+from workers.engine import Engine
 from workers.router.engine import RoutedEngine
 from workers.router.members import refuse_dropped
 from workers.sglang.capabilities import TABLE

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from penstock.config import Config
 from penstock.config.fleet import MemberConfig
 from penstock.errors import ConfigError, ProtocolError
+from penstock.names import ROUTED_EXPERTS
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack, unpack
@@ -16,7 +17,6 @@ from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.redis.control import AsyncControl
 from penstock.words import shown
-from workers.engine import ROUTED_EXPERTS
 from workers.router.process import PASSED_SAMPLING, dropped_fields
 from workers.sglang.routed_experts import ASK
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
+from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.sample import FinishReason
 from penstock.weights.pictures import Images
-from workers.engine import ROUTED_EXPERTS, Heard, Rows, Scores, Segment
+from workers.engine import Heard, Rows, Scores, Segment
 from workers.sglang.controls import SglangControls
 from workers.sglang.provenance import Provenance
 from workers.sglang.routed_experts import ASK

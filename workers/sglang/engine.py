@@ -10,12 +10,12 @@ from typing import Any
 from penstock.config import EngineConfig, FaultsConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
+from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.publication import Publication
 from penstock.redaction import redact
 from penstock.system.out_of_memory import engine_advice
 from penstock.weights.model_folder import read_config
 from penstock.words import shown
-from workers.engine import ROUTED_EXPERTS
 from workers.sglang import server as servers
 from workers.sglang.args import check_arguments
 from workers.sglang.client import SglangClient

@@ -3,8 +3,8 @@
 SGLang started with ``enable-return-routed-experts`` returns it at the end of a request, for every position of the whole
 sequence but the last token, which was never fed. Row ``i`` is where position ``i`` went in the forward pass that
 token ``i + 1`` was drawn from: what earlier requests returned of a sample is kept, and a request that goes on
-from a prefix adds what is new. Only where the earlier request did not live to return it (its engine or worker was
-killed) are the rows of the prefix those of the engine that went on, from the prefix computed again.
+from a prefix adds what is new. Tokens whose request did not live to return it (its engine or worker was killed, or the
+job went to another worker) are drawn anew: rows of a prefix that is computed again are those of another pass.
 """
 
 import base64
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, EngineError
+from penstock.names import ROUTED_EXPERTS
 from penstock.weights.model_folder import count_experts, read_config
-from workers.engine import ROUTED_EXPERTS, Rows
+from workers.engine import Rows
 
 #: Argument of the server without which it returns nothing.
 FLAG = "enable-return-routed-experts"

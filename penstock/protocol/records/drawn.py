@@ -19,11 +19,12 @@ class Drawn:
 
     #: Drawn tokens that the sample has, those of earlier leases among them.
     live: int = 0
-    #: Drawn behind a stop, and cut off.
+    #: Drawn behind a stop and cut off, or of an answer that cannot be taken: its prefix was of older weights, or its
+    #: routing was not told.
     behind_stop: int = 0
     #: Of a version that a rewind abandoned: the sample was started over.
     rewound: int = 0
-    #: Of turns of an environment that is gone: the sample was started over.
+    #: Of turns of an environment that is gone, or of a prefix whose routing is: the sample was started over.
     lost_turn: int = 0
     #: Requests whose answer never came: what they drew is not known.
     unheard: int = 0

@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from penstock.config import RolloutConfig
 from penstock.errors import EnvironmentTimeout
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
@@ -140,3 +142,8 @@ async def test_I8_an_environment_that_hangs_ends_by_name(where: str, deaf: bool)
     # The deaf one is cancelled once more, so that it does not outlive the test.
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
+
+
+def test_T17_prefixes_that_would_lose_their_routing_are_not_handed_on() -> None:
+    with pytest.raises(ValidationError, match="the routed_experts of sides do not go with them"):
+        RolloutConfig(lease_tokens=3, sides=["routed_experts"])

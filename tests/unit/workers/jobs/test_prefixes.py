@@ -44,7 +44,7 @@ class Server:
         return True
 
 
-def make(server: Server, **worker: Any) -> tuple[Prefix, Sample]:
+def make(server: Server, *, routing: bool = False, **worker: Any) -> tuple[Prefix, Sample]:
     sample = Sample(JOB, 0)
     sample.append([1, 2, 3])
     sample.prompt_length = 3
@@ -54,7 +54,7 @@ def make(server: Server, **worker: Any) -> tuple[Prefix, Sample]:
         commits=server,
         keys=Keys("r"),
         tally=Tally(),
-        engine=SimpleNamespace(logprob_kind="scaled"),
+        engine=SimpleNamespace(logprob_kind="scaled", tells_routing=routing),
     )
     return Prefix(cast(Services, services), "token", sample, 1.0), sample
 
@@ -122,3 +122,12 @@ async def test_only_the_first_turn_is_kept() -> None:
     sample.num_turns = 2
     await draw(prefix, sample, 4)
     assert server.verbs == []
+
+
+async def test_T17_no_prefix_is_kept_of_a_sample_whose_routing_would_not_go_with_it() -> None:
+    server = Server()
+    prefix, sample = make(server, routing=True, checkpoint_tokens=10)
+    await draw(prefix, sample, 40)
+    assert await prefix.keep_all()
+    assert server.sizes == []
+    assert prefix.told().live == 40

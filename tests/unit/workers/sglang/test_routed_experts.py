@@ -9,10 +9,12 @@ import pytest
 
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError
+from penstock.names import ROUTED_EXPERTS
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.sample import Sample
 from tests.unit.workers.jobs.test_generate import JOB, Echo, ScriptedEngine, make, segment
 from tests.unit.workers.sglang.test_engine_answers import answer, engine
-from workers.engine import ROUTED_EXPERTS, Rows, Segment
+from workers.engine import Rows, Segment
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
 from workers.router.choose import engine_config
 from workers.router.members import refuse_dropped
@@ -66,14 +68,17 @@ async def test_T17_turns_and_observations_have_theirs() -> None:
     assert marks(sample) == [1] * 4 + [2] * (observed + 1)
 
 
-async def test_a_prefix_from_elsewhere_has_those_of_the_engine_that_went_on() -> None:
+async def test_T17_a_prefix_from_elsewhere_whose_experts_are_not_told_is_drawn_anew() -> None:
     engine = RoutedScript(told(1, 5, segment("xy", "abort", 1)), EngineError("gone"))
     partial = Sample(JOB, 0)
     with pytest.raises(EngineError):
         await make(engine, partial=partial)
-    elsewhere = partial_from_bytes(partial_to_bytes(partial), JOB, 0)
-    sample = await make(RoutedScript(told(2, 7, segment("z", "stop", 2, eos=True))), partial=elsewhere)
-    assert marks(sample) == [2] * 6
+    elsewhere, account = partial_from_bytes(partial_to_bytes(partial), JOB, 0), Drawn()
+    anew = RoutedScript(told(2, 5, segment("z", "stop", 2, eos=True)))
+    sample = await make(anew, partial=elsewhere, account=account)
+    assert (sample.text, marks(sample), account.lost_turn) == ("z", [2] * 4, 2)
+    kept = RoutedScript(told(3, 7, segment("z", "stop", 3, eos=True)))
+    assert marks(await make(kept, partial=partial)) == [1] * 4 + [3] * 2, "here they were told"
 
 
 def test_T17_tokens_whose_experts_nobody_tells_are_thrown_away_to_be_drawn_anew() -> None:
