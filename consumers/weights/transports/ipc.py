@@ -133,6 +133,7 @@ def _posting(url: str, body: dict[str, Any], timeout_s: float) -> Callable[[], N
         try:
             fetch(url + "/update_weights_from_tensor", json.dumps(body).encode(), timeout_s=timeout_s)
         except EngineError as exc:
-            raise TransferFailed(str(exc)) from exc
+            # Whoever knows the whole address may write.
+            raise TransferFailed(str(exc).replace(url, url.rpartition("/")[0])) from None
 
     return post

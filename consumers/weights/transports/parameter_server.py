@@ -20,6 +20,7 @@ import json
 import os
 import queue
 import secrets
+import select
 import sys
 import threading
 from functools import partial
@@ -39,6 +40,15 @@ def _commands() -> "queue.Queue[dict[str, Any]]":
         os._exit(0)
 
     threading.Thread(target=read, name="commands", daemon=True).start()
+    if hasattr(os, "pidfd_open"):
+        trainer = os.pidfd_open(os.getppid())
+
+        def watch() -> None:
+            # A trainer's forked children, a loader's workers say, have the other end of stdin too.
+            select.select([trainer], [], [])
+            os._exit(0)
+
+        threading.Thread(target=watch, name="trainer", daemon=True).start()
     return said
 
 

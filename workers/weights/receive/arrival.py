@@ -95,20 +95,24 @@ class Arrival:
             await self._report("r", failure)
 
     async def _first_of(self, *fields: str, where: str = "") -> tuple[str, str]:
-        await self._report("f", where)
-        names = [f"{field}:{self._worker}" for field in fields]
+        is_open = await self._report("f", where)
+        names = ["id", *(f"{field}:{self._worker}" for field in fields)]
         deadline = time.monotonic() + 2 * self._timeout_s + MARGIN_S
-        while time.monotonic() < deadline:
-            said = await self._control.do(lambda client: client.hmget(self._key, names))
+        while is_open and time.monotonic() < deadline:
+            id_, *said = await self._control.do(lambda client: client.hmget(self._key, names))
+            if id_ != self.decision.id.encode():
+                is_open = False
+                break
             for field, text in zip(fields, said, strict=True):
                 if text is not None:
                     return field, text.decode(errors="replace")
             await asyncio.sleep(_LOOK_S)
-        raise NotSent("the trainer did not send it in time")
+        raise NotSent("the trainer did not send it in time" if is_open else "the trainer left it for another transfer")
 
-    async def _report(self, what: str, text: str) -> None:
+    async def _report(self, what: str, text: str) -> bool:
+        """False: the transfer is over."""
         call = transfers.report(self._keys, self.publication.model, self.decision.id, what, self._worker, text)
-        await self._control.call(call)
+        return await self._control.call(call)
 
 
 class NotSent(Exception):

@@ -70,7 +70,12 @@ class Inlet:
             raise self._lost
 
     async def _pass_on(self, request: web.Request) -> web.Response:
-        body = orjson.loads(await request.read())
+        try:
+            body = orjson.loads(await request.read())
+        except orjson.JSONDecodeError:
+            body = None
+        if not isinstance(body, dict):
+            return _answer("a bucket is a map of JSON", 400)
         async with self._passing:
             if not self._is_open:
                 return _answer("its worker takes this version no more", 409)

@@ -1,5 +1,6 @@
 """Weights in the trainer's memory, on the engine's own GPU (cuda_ipc)."""
 
+from penstock.redaction import redact
 from penstock.system.ports import is_loopback
 from workers.weights.receive.arrival import Arrival
 from workers.weights.receive.inlet import Inlet
@@ -11,6 +12,6 @@ class CudaIpc(Receiver):
 
     async def receive(self, arrival: Arrival) -> str:
         if not is_loopback(self.engine.url):
-            return await arrival.sent(self.engine.url)  # which the trainer refuses, and says so
+            return await arrival.sent(redact(self.engine.url))  # which the trainer refuses, and says so
         async with Inlet(arrival.post) as inlet:
             return await arrival.sent(inlet.url)

@@ -21,6 +21,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
+from penstock.redaction import redact
 from penstock.redis.commands import AsyncClient, News
 from penstock.redis.control import AsyncControl
 from penstock.weights.index import TensorEntry, layout_digest, read_index
@@ -141,7 +142,7 @@ class Transfers:
         stream = self._keys.transfers(model)
         newest = await self._control.do(lambda client: client.xrevrange(stream, count=1))
         after = newest[0][0] if newest else b"0-0"
-        enrollment = Enrollment(self._worker, self._engine.url, self._engine.info.num_ranks, receiver.standing)
+        enrollment = Enrollment(self._worker, redact(self._engine.url), self._engine.info.num_ranks, receiver.standing)
         if not await self._control.call(transfers.enroll(self._keys, model, id_, enrollment)):
             return None
         decision = await self._decided(stream, after, id_)

@@ -1,6 +1,10 @@
 """What an engine may be told of checkpoint-engine's sockets, what is refused before, how files are registered."""
 
 import json
+import os
+import select
+import signal
+import subprocess
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -113,3 +117,39 @@ def test_every_server_has_one_engine_process_on_this_machine(engines: list[Enrol
     ready = {one.worker: one for one in engines}
     with pytest.raises(TransferFailed, match=says) if says else nullcontext():
         check_served(ready, num_gpus=3)
+
+
+SERVER = """
+import time
+from consumers.weights.transports import parameter_server
+parameter_server._commands()
+print("there", flush=True)
+time.sleep(600)
+"""
+TRAINER = f"""
+import os, subprocess, sys, time
+pipe = subprocess.PIPE
+server = subprocess.Popen([sys.executable, "-c", {SERVER!r}], stdin=pipe, stdout=pipe, start_new_session=True)
+server.stdout.readline()
+child = os.fork()
+if child:
+    print(server.pid, child, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux tells the end of a process")
+def test_a_parameter_server_ends_with_its_trainer_whatever_children_that_leaves() -> None:
+    """A forked child, a loader's worker say, has the other end of the server's stdin too."""
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    server, child = map(int, trainer.stdout.readline().split())
+    ended = os.pidfd_open(server)
+    try:
+        trainer.kill()
+        trainer.wait()
+        assert select.select([ended], [], [], 60)[0], "it still runs"
+    finally:
+        os.close(ended)
+        os.kill(child, signal.SIGKILL)
+        trainer.stdout.close()

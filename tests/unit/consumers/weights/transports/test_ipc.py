@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.weights.transfer import Bucket
+from consumers.weights.transfer import Bucket, TransferFailed
 from consumers.weights.transports import ipc
 from penstock.config import TrainerConfig
 from penstock.protocol.transfers import Enrollment
@@ -86,3 +86,10 @@ def test_nobody_is_told_that_it_went_well_when_the_device_fails(monkeypatch: pyt
         ipc.CudaIpc(TrainerConfig()).send(transfer)
 
     assert transfer.did == [("decide",), ("held",), LATE]
+
+
+def test_why_an_engine_was_not_reached_does_not_say_where_whoever_knows_it_may_write() -> None:
+    with pytest.raises(TransferFailed, match=r"http://127\.0\.0\.1:1/update_weights") as raised:
+        ipc._posting("http://127.0.0.1:1/nobody-guesses", {}, 1.0)()
+    assert "nobody-guesses" not in str(raised.value)
+    assert raised.value.__cause__ is None

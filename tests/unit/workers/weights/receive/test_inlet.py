@@ -43,6 +43,18 @@ async def test_a_bucket_goes_to_the_engine_and_its_answer_back(answer: str, stat
     assert engine.got == [(PATH, BUCKET)]
 
 
+@pytest.mark.parametrize("body", [b"[1, 2]", b"null", b"{", b""])
+async def test_what_is_no_bucket_reaches_no_engine(body: bytes) -> None:
+    engine = Engine()
+    async with (
+        Inlet(engine.post) as inlet,
+        aiohttp.ClientSession() as session,
+        session.post(inlet.url + PATH, data=body) as response,
+    ):
+        assert response.status == 400
+    assert engine.got == []
+
+
 async def test_T1_whoever_comes_behind_its_end_reaches_no_engine() -> None:
     engine = Engine()
     async with Inlet(engine.post) as first:

@@ -19,13 +19,14 @@ SOCKETS = {"GPU-1": "ipc://@checkpoint-engine-GPU-1-0.sock"}
 class Redis:
     """A transfer's hash as the trainer has it, and what the worker reports."""
 
-    def __init__(self, **fields: str) -> None:
-        self.fields = fields
+    def __init__(self, *, over: bool = False, **fields: str) -> None:
+        self.fields = {"id": "4-0"} | fields
+        self.over = over
         self.reports: list[tuple[str, str]] = []
 
     async def call(self, call: Any) -> bool:
         self.reports.append((call.args[2], call.args[3]))
-        return True
+        return not self.over
 
     async def do(self, work: Any) -> list[bytes | None]:
         return work(self)  # type: ignore[no-any-return]
@@ -71,15 +72,23 @@ async def test_by_cuda_ipc_the_trainer_writes_and_says_how_it_went(fields: dict[
 async def test_by_cuda_ipc_an_engine_elsewhere_is_named_to_the_trainer_which_refuses_it() -> None:
     redis = Redis(s="http://h:1 is not on this machine")
     receiver, arrival, engine = receiving(CudaIpc, redis)
-    engine.url = "http://h:1"
+    engine.url = "http://me:hush@h:1"
     assert await receiver.receive(arrival) == "http://h:1 is not on this machine"
-    assert redis.reports == [("f:w", "http://h:1")]
+    assert redis.reports == [("f:w", "http://me:***@h:1")]
 
 
 async def test_a_trainer_that_is_silent_has_not_sent() -> None:
     # Twice this and the margin is no time at all.
     receiver, arrival, _ = receiving(CudaIpc, Redis(), timeout_s=-2.5)
     with pytest.raises(NotSent, match="did not send it in time"):
+        await receiver.receive(arrival)
+
+
+@pytest.mark.parametrize("redis", [Redis(over=True), Redis(id="5-0", s="")])
+async def test_an_engine_is_not_held_still_for_a_transfer_that_is_over(redis: Redis) -> None:
+    """Its trainer was taken over, say: what it still writes is refused, and what is told is of another version."""
+    receiver, arrival, _ = receiving(CudaIpc, redis, timeout_s=1000.0)
+    with pytest.raises(NotSent, match="left it for another transfer"):
         await receiver.receive(arrival)
 
 
