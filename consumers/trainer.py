@@ -253,7 +253,7 @@ class Trainer:
                 mixture of experts of transformers is given as the model: its state dict has other names than its files.
 
         Blocks until every rank has committed, for a copy in memory, and by another transport than disk until workers
-        that can take the weights at once have them, at most three times ``trainer.transfer_timeout_s``. With
+        that can take the weights at once have them, each wait for at most ``trainer.transfer_timeout_s``. With
         ``trainer.folder_first: true`` it blocks until the files are on disk instead of for a copy, and for all workers
         that are ready. The first publication of a trainer, or after ``load_state_dict``, consumes nothing, and is on
         disk first; any other needs a newly committed batch.

@@ -1,8 +1,8 @@
 """What a trainer publishes: weights written, numbered, announced and sent; and versions whose folders are kept.
 
 all ranks    publish(weights): a sharded model is gathered by all
-rank 0       every rank has committed ─> number ─> write, claimed ─> open ─> announce ─> send
-             or, with folder_first: false ─> copy ─> number, claimed ─> open ─> announce ─> send ─> write (behind.py)
+rank 0       every rank has committed ─> copy ─> number, claimed ─> open ─> announce ─> send ─> write (behind.py)
+             or, the folder first ─> number ─> write, claimed ─> open ─> announce ─> send
 """
 
 import operator

@@ -1,6 +1,6 @@
-"""Weights of one version on disk, complete and proven before anybody hears of them (T16).
+"""Weights of one version on disk, complete and proven before anybody hears of their folder (T16).
 
-A version is written into a temporary folder beside its place, flushed to the disk, read back, compared, and renamed to
+A version is written into a temporary folder beside its place, read back, compared, flushed to the disk, and renamed to
 ``v00000042``: the name exists only for a folder that can be loaded. One trainer writes into one parent folder; one that
 was taken over and goes on in the dark does not disturb it. Calls block for as long as the disk takes.
 """
@@ -257,6 +257,7 @@ def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def companions(source: Path) -> Iterator[Path]:
+    """Files of a model's folder that go with its weights into every version, by name. Raises OSError."""
     for file in sorted(source.iterdir()):
         is_hidden = file.name.startswith(".")  # as what macOS leaves beside files, ._config.json
         if file.is_file() and file.suffix in _COMPANIONS and not is_hidden and not file.name.endswith(".index.json"):

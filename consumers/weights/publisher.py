@@ -1,7 +1,7 @@
 """What ``Trainer.publish`` does with weights: write and prove them, then hand them to engines that are ready.
 
-    all ranks    gather ───────────────> gather again, if it is sent (orders.py)
-    rank 0       write, read back ─> announce ─> open ─> wait for workers ─> decide ─> send ─> done
+    all ranks    gather, for the folder or a copy ─────────────> gather again, where the folder came first (orders.py)
+    rank 0       write, read back; or copy ─> open ─> announce ─> wait for workers ─> decide ─> send ─> done
 
 Every step after the announcement may fail without harm: the folder is there, or comes behind (behind.py), and who
 missed the transfer loads it.
@@ -233,7 +233,7 @@ class Publisher:
     def send(self, source: Source, publication: Publication, after: int = 0) -> Sent | None:
         """Send an announced version to the workers that are ready; whatever fails is logged and goes by disk.
 
-        Blocks for at most twice ``trainer.transfer_timeout_s``.
+        Blocks; each of its waits for at most ``trainer.transfer_timeout_s``.
 
         Args:
             after: wait for nobody but workers that can take it at once, as they have this version, or wait for its

@@ -176,7 +176,7 @@ def as_source(weights: Weights) -> Source:
 
 
 def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Whole tensors in buckets of at most ``max_bytes``, the same ones as ``weights_index.in_buckets`` makes.
+    """Whole tensors in buckets of at most ``max_bytes``, the same ones as ``penstock.weights.index.in_buckets`` makes.
 
     Raises:
         PublishError: a name comes twice.

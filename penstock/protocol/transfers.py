@@ -1,12 +1,11 @@
 """Weights that reach engines without the disk: who is ready, who takes part, what came of it.
 
-    trainer     announce version (its folder is there) ─> open ──> wait ──> decide ─> send buckets ─> go on
-    worker      read the publication ─> enroll ─────────────────────────────> receive ─> serve
-                          └ not enrolled, not in the decision, or failed: load the folder
+    trainer     open ─> announce ─> wait ─────────────────────> decide ─> send buckets ─> go on
+    worker                  └─> read the publication ─> enroll ───┴─────> receive ─> serve
+                                  └ not enrolled, not in the decision, or failed: load the folder
 
-A version is announced before it is sent and its folder is complete by then, so whatever happens to a transfer the
-version can be loaded: a dead member costs time, never a version. Every wait is bounded by
-``trainer.transfer_timeout_s``.
+The folder of a version is complete before the announcement, or comes behind the send, so whatever happens to a transfer
+costs time, never a version. Every wait is bounded by ``trainer.transfer_timeout_s``.
 """
 
 from dataclasses import dataclass, field
@@ -71,7 +70,7 @@ def decide(keys: Keys, model: str, decision: Decision) -> Call[bool]:
 
 
 def report(keys: Keys, model: str, id_: str, what: str, worker: str, text: str) -> Call[bool]:
-    """``what``: ``f`` its engine is frozen and waits (and where it is written to, or ''), ``r`` what came of it ('' is
+    """``what``: ``f`` its engine is held still (and where it is written to, or ''), ``r`` what came of it ('' is
     fine), by the worker; ``h`` what it has to know (where parameter servers are, say), ``s`` that it was sent to ('' or
     what went wrong), by the trainer."""
     args: list[Value] = [keys.prefix, id_, f"{what}:{worker}", text]

@@ -12,7 +12,7 @@ from penstock.system.extras import check_installed
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How announced weights reach engines that are ready. The folder is there either way."""
+    """How announced weights reach engines that are ready. Their folder is there either way, or comes behind."""
 
     #: ``file:Class`` of the trainer's side, ``module:Class`` of a user's; '' where engines load the folder and nothing
     #: is sent.

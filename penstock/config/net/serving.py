@@ -47,8 +47,8 @@ class ServingConfig(Section):
     fetches: Annotated[int, Field(gt=0, le=64)] = 4
     #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder.
     folder: Path | None = None
-    #: Most bytes of fetched versions on a machine: older ones are deleted first, those that an engine has last. One
-    #: that is larger by itself is refused.
+    #: Most bytes of fetched versions on a machine: the oldest goes first, and none that a worker uses. One that
+    #: does not fit beside these is refused.
     max_bytes: Positive = 1024**4
     #: Certificate (PEM, with its chain) and key by which parts serve TLS; null: plain HTTP.
     tls_cert: Path | None = None
