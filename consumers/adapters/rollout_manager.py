@@ -31,7 +31,7 @@ from consumers.grpo.evaluate import Evaluation
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
-from penstock.system.disk import sync_folder
+from penstock.system.disk import fsync
 from penstock.system.engine_http import check_weights
 
 if TYPE_CHECKING:
@@ -349,4 +349,4 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    sync_folder(path.parent)
+    fsync(path.parent)

@@ -18,7 +18,7 @@ import torch
 
 from penstock.errors import DiskFull, PenstockError
 from penstock.system.checksum import file_crc32
-from penstock.system.disk import is_full, sync_folder
+from penstock.system.disk import fsync, is_full
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
         _write(content, temporary)
         path = directory / f"step{step:08d}-{file_crc32(temporary):08x}.pt"
         temporary.replace(path)
-        sync_folder(directory)
+        fsync(directory)
         # Those of this step or later are of a future that was given up.
         given_up = [file for file in _files(directory) if file != path and _step(file) >= step]
         for old in [*given_up, *[file for file in _files(directory) if file not in given_up][:-keep]]:

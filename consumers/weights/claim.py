@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from penstock.errors import DiskFull, PublishError
-from penstock.system.disk import is_full
+from penstock.system.disk import fsync, is_full
 
 CLAIMED = "claimed-"
 
@@ -32,11 +32,7 @@ def claim(folder: Path, version: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         is_made = True
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync(folder)
     except FileExistsError as exc:
         raise PublishError(f"version {version} was claimed by another trainer in {folder}: end one of them.") from exc
     except OSError as exc:

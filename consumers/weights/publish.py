@@ -24,7 +24,7 @@ from consumers.clock import versions_in
 from consumers.weights.sources import Source, Weights, as_source, buckets
 from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
-from penstock.system.disk import is_full
+from penstock.system.disk import fsync, is_full
 from penstock.weights.index import INDEX_FILE, TensorEntry, as_layout, digest, index_bytes
 from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 from penstock.weights.tensor_file import FILES_JSON, file_names, files_json, header_of, order_of
@@ -106,8 +106,8 @@ def write_weights(
         index = index_bytes(entries, checksums)
         (temporary / INDEX_FILE).write_bytes(index)
         for file in temporary.iterdir():
-            _fsync(file)
-        _fsync(temporary)
+            fsync(file)
+        fsync(temporary)
         claim()
         path = _put_in_place(temporary, parent / f"v{version:08d}")
         _delete_old(parent, version, keep, in_use)
@@ -268,7 +268,7 @@ def _put_in_place(temporary: Path, target: Path) -> Path:
     if target.exists():
         _remove(target)
     temporary.rename(target)
-    _fsync(target.parent)
+    fsync(target.parent)
     return target
 
 
@@ -302,14 +302,6 @@ def _lock(folder: Path) -> int:
     except OSError as exc:  # the file system has no locks
         log.debug("%s is not locked: %s", folder, exc)
     return handle
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _tensor_checksum(tensor: Tensor) -> int:

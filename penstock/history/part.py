@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import DiskFull, HistoryError
-from penstock.system.disk import sync_folder
+from penstock.system.disk import fsync
 from penstock.words import said
 
 #: What is in these files; another number is another release's.
@@ -132,7 +132,7 @@ def begin(folder: Path, epoch: int) -> tuple[PartName, sqlite3.Connection]:
         except FileExistsError:
             continue
         made = _made(name.path(folder))
-        sync_folder(folder)
+        fsync(folder)
         return name, made
 
 

@@ -46,9 +46,9 @@ def open_plain(path: Path) -> BinaryIO:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Names of a folder's files reach the disk. Blocks for it."""
-    handle = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """The bytes of a file, or the names in a folder, reach the disk. Blocks for it. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

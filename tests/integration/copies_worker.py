@@ -17,8 +17,8 @@ from workers.weights.local_copies import LocalCopies
 ACTS: list[tuple[Any, str]] = [
     (objects, "_read"),
     (apply, "decode"),
-    (apply, "sync_folder"),
-    (local_copies, "sync_folder"),
+    (apply, "fsync"),
+    (local_copies, "fsync"),
     (os, "rename"),
     (os, "fsync"),
     (Path, "rename"),

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import free_bytes, is_full, own_folder, sync_folder
+from penstock.system.disk import free_bytes, fsync, is_full, own_folder
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Shelf, Way, shelf_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
@@ -193,7 +193,7 @@ class LocalCopies:
                 at, is_local = step, False
             path = self._folder / f"v{publication.version:08d}-{publication.index}"
             at.rename(path)
-            sync_folder(self._folder)
+            fsync(self._folder)
             return Fetched(path, num_bytes, way.start is not None, len(way.deltas), 0.0)
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -211,7 +211,7 @@ class LocalCopies:
                 for name in index.files:
                     num_bytes += self._fetch(near, f"{anchor.group}/{checked_name(name)}", into / name, self._max_bytes)
                 prove(into, anchor.index)
-                sync_folder(into)
+                fsync(into)
         except PublishError as exc:
             self._give_up(exc)
             raise _Broken(exc, {anchor.group}) from exc

@@ -10,7 +10,7 @@ import xxhash
 
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import open_plain, sync_folder
+from penstock.system.disk import fsync, open_plain
 from penstock.weights.deltas.blocks import decode
 from penstock.weights.deltas.folder import (
     Place,
@@ -77,7 +77,7 @@ class _Patch:
                 self._write(path, name, self._tensors(name, size))
         delta.check_end()
         self._write(self._into / INDEX_FILE, None, iter([delta.index_data]))
-        sync_folder(self._into)
+        fsync(self._into)
 
     def _from_base(self, name: str, path: Path) -> None:
         source = self._base.path / name

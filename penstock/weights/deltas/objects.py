@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from penstock.errors import ConfigError, PublishError
-from penstock.system.disk import open_plain, sync_folder
+from penstock.system.disk import fsync, open_plain
 from penstock.system.extras import check_installed
 from penstock.weights.deltas.apply import link_or_copy
 
@@ -105,11 +105,11 @@ class FolderObjects:
 
     def mark(self, name: str) -> None:
         target = self._folder / name
-        sync_folder(target.parent)
+        fsync(target.parent)
         with target.open("wb") as file:
             os.fsync(file.fileno())
-        sync_folder(target.parent)
-        sync_folder(self._folder)
+        fsync(target.parent)
+        fsync(self._folder)
 
     def delete(self, name: str) -> None:
         target = self._folder / name

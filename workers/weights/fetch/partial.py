@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer, Range, range_digest
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import open_plain
+from penstock.system.disk import fsync, open_plain
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.http.blobs import FileBlob, is_file_name
 from penstock.weights.index import INDEX_FILE, read_index
@@ -141,9 +141,9 @@ class Partial:
     def seal(self, target: Path) -> None:
         """Sync it, and give it its name. Raises OSError."""
         for path in (*sorted(self.folder.iterdir()), self.folder):
-            _fsync(path)
+            fsync(path)
         self.folder.rename(target)
-        _fsync(target.parent)
+        fsync(target.parent)
 
 
 def holds(folder: Path, offer: Offer) -> bool:
@@ -190,13 +190,5 @@ def _allocate(path: Path, size: int) -> None:
         os.ftruncate(handle, size)
         if size:
             os.posix_fallocate(handle, 0, size)
-    finally:
-        os.close(handle)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)
