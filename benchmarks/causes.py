@@ -58,7 +58,7 @@ class Causes:
         self._penstock, self._model, self._folder, self._pause_s = penstock, model, folder, pause_s
         trainer = penstock.trainer
         self._trainer, self._publications = trainer, trainer.session.publications
-        self._config = publish.read_config(Path(trainer.config.model.path))
+        self._config = publish.require_config(Path(trainer.config.model.path))
         self._arena = Arena()
         self._written = 0
         #: Of the event that is on, or was the last.

@@ -101,7 +101,7 @@ class Line:
 
     def _publish(self, trainer: Trainer) -> None:
         """The folder is written while the engine loads the version before; the announcement waits for that load."""
-        shelve, waited_s = trainer.publisher.shelve, 0.0
+        store, waited_s = trainer.publisher.store_deltas, 0.0
 
         def when_loaded(*args: Any) -> None:
             nonlocal waited_s
@@ -109,10 +109,10 @@ class Line:
             if self.rows:
                 self._loaded(trainer)
             waited_s += time.monotonic() - at_s
-            shelve(*args)
+            store(*args)
 
         began_s = time.monotonic()
-        with patched(trainer.publisher, shelve=when_loaded):
+        with patched(trainer.publisher, store_deltas=when_loaded):
             version = trainer.publish(self._policy.model, step=len(self.rows))
         put = trainer.publisher.deltas.last if trainer.publisher.deltas is not None else None
         if put is None:

@@ -74,7 +74,7 @@ class Behind:
         """Copy weights; a version that waits for its folder gives its memory up. Blocks for the walk; PublishError."""
         busy = self.writer.drop()
         arena = next(one for one in self._arenas if busy is None or one.copy is not busy)
-        return arena.take(source, publish.read_config(Path(self._config.model.path)))
+        return arena.take(source, publish.require_config(Path(self._config.model.path)))
 
     def put(self, publication: Publication, copy: Copy) -> None:
         """Have an announced version served out of memory, where that is wanted, and its folder written.

@@ -11,7 +11,7 @@ import xxhash
 
 from consumers.weights.copies import Copy
 from consumers.weights.http.serving import CopyFiles
-from consumers.weights.publish import companions, layout_of, parts_of, read_config
+from consumers.weights.publish import companions, layout_of, parts_of, require_config
 from consumers.weights.sources import buckets
 from penstock.protocol.records.copied import Copied
 from penstock.redis.control import Control
@@ -69,7 +69,7 @@ def files_of_copy(copy: Copy, model: Path, max_bucket_bytes: int) -> CopyFiles:
         data = path.read_bytes()
         files[path.name], checksums[path.name] = BufferBlob([data]), bytes_xxh3(data)
     entries: list[TensorEntry] = []
-    filled = list(buckets(copy, read_config(model), max_bucket_bytes))
+    filled = list(buckets(copy, require_config(model), max_bucket_bytes))
     for name, bucket in zip(file_names(len(filled)), filled, strict=True):
         tensors = dict(bucket)
         parts = parts_of(tensors)

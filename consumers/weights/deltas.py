@@ -18,7 +18,7 @@ from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
-from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, groups_of, kept, shelf_of, version_of
+from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, catalog_of, groups_of, kept, version_of
 from penstock.weights.deltas.folder import WeightsFolder
 from penstock.weights.deltas.objects import ObjectStore, listed, open_objects
 from penstock.weights.deltas.write import write_delta
@@ -139,7 +139,7 @@ class Deltas:
     def _delete_old(self, version: int, announced: set[int]) -> None:
         try:
             names = listed(self._store)
-            stay = kept(shelf_of(names), announced | set(self._in_use()), version)
+            stay = kept(catalog_of(names), announced | set(self._in_use()), version)
             for group, members in _groups_up_to(version, names):
                 if group not in stay:
                     self._delete(group, members)

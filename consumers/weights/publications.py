@@ -138,7 +138,7 @@ class Publications:
         began = time.monotonic()
         version, abandoned = self._clock.next_version()
         written = self.publisher.write(source, self.folder, version, self._clock.claim)
-        self.publisher.shelve(written, version, self._clock.announced, abandoned)
+        self.publisher.store_deltas(written, version, self._clock.announced, abandoned)
         written_at = time.monotonic()
         publication = Publication(
             model=self._clock.model,

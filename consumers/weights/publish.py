@@ -100,7 +100,7 @@ def write_weights(
         lock = _lock(temporary)
         for file in companions(folder):
             shutil.copyfile(file, temporary / file.name)
-        entries = _write_tensors(as_source(weights), read_config(folder), temporary, max_bucket_bytes)
+        entries = _write_tensors(as_source(weights), require_config(folder), temporary, max_bucket_bytes)
         check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
         checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
         index = index_bytes(entries, checksums)
@@ -122,7 +122,7 @@ def write_weights(
     return Written(path, dict(as_layout(entries)), checksums, digest(index), num_bytes)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def require_config(folder: Path) -> dict[str, Any]:
     """config.json of a model's folder; raises PublishError."""
     try:
         config = json.loads((folder / "config.json").read_text())

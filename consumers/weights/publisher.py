@@ -111,7 +111,7 @@ class Publisher:
         """
         if not source.is_sharded:
             return 0
-        config = publish.read_config(Path(self.config.model.path))
+        config = publish.require_config(Path(self.config.model.path))
         self._orders.begin()
         while True:
             order = self._orders.hear()
@@ -176,7 +176,7 @@ class Publisher:
 
         return until_room(once, tell=self._waiting.for_)
 
-    def shelve(
+    def store_deltas(
         self, written: Written, version: int, announced: Callable[[], Publication | None], abandoned: list[list[int]]
     ) -> None:
         """Put a written version into the store of deltas, where there is one; raises PublishError.
@@ -262,7 +262,7 @@ class Publisher:
     def _walk(self, source: Source) -> Iterator[Bucket]:
         """The weights once more; other ranks of a sharded source are in it until its end."""
         self.walk(source)
-        return buckets(source, publish.read_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes)
+        return buckets(source, publish.require_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes)
 
     def _all_workers(self, control: Control) -> list[WorkerPresence]:
         """Raises ProtocolError where one cannot be read: it may hold any version."""

@@ -78,7 +78,7 @@ class Net:
         return self._stack.enter_context(closing(made))
 
     def publish(self, version: int, serving: Serving | None = None) -> None:
-        """Write and shelve a version, and have its folder offered too where ``serving`` is given."""
+        """Write a version and have it in the store of deltas; its folder is offered too where ``serving`` is given."""
         self.line.publish(version)
         if serving is not None:
             written = self.line.written[version]

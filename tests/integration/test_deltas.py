@@ -7,7 +7,7 @@ from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
-from penstock.weights.deltas.chains import shelf_of
+from penstock.weights.deltas.chains import catalog_of
 from penstock.weights.deltas.objects import FolderObjects
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts
@@ -84,7 +84,7 @@ def test_I9_T16_engines_load_the_bytes_of_each_version_from_copies_through_kills
         with Trainer(run_.config) as trainer:
             trainer.load_state_dict(state)
             first = seen.publish(trainer, 100)
-            assert f"v{first:08d}" in {one.group[:9] for one in shelf_of(FolderObjects(store).names()).anchors}
+            assert f"v{first:08d}" in {one.group[:9] for one in catalog_of(FolderObjects(store).names()).anchors}
             for _ in range(2):
                 seen.train(trainer)
         parts.assert_alive()

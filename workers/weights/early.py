@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 AGAIN_S = 1.0
 
 #: A publication with the index of its trainer's copy; None: none is told of.
-Told = Callable[[Publication], Awaitable[Publication | None]]
+LookUp = Callable[[Publication], Awaitable[Publication | None]]
 #: That one with a folder on this machine; waits for it, and shows how it goes. Raises PublishError.
 Fetch = Callable[[Publication, Progress], Awaitable[Publication]]
 
@@ -27,8 +27,8 @@ class Early:
         fetch: None: nothing is fetched.
     """
 
-    def __init__(self, told: Told, fetch: Fetch | None) -> None:
-        self._told, self._fetch = told, fetch
+    def __init__(self, look_up: LookUp, fetch: Fetch | None) -> None:
+        self._look_up, self._fetch = look_up, fetch
         self._task: asyncio.Task[Publication] | None = None
         #: What is fetched, or was tried last.
         self._of: Publication | None = None
@@ -71,9 +71,9 @@ class Early:
     async def _begin(self, publication: Publication, fetch: Fetch) -> None:
         if self._task is not None or time.monotonic() < self._again_at:
             return
-        if (told := await self._told(publication)) is not None:
+        if (copied := await self._look_up(publication)) is not None:
             self.progress = Progress()
-            self._task = asyncio.ensure_future(fetch(told, self.progress))
+            self._task = asyncio.ensure_future(fetch(copied, self.progress))
 
     async def end(self) -> None:
         """Fetch no more; what came stays for whoever goes on with it."""

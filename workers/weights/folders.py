@@ -81,7 +81,7 @@ class Folders:
             above: only versions above this one.
             fits: whether an earlier one will do.
         """
-        self.awaits, look_at, early = publication.version, 0.0, Early(self._told, self._fetch)
+        self.awaits, look_at, early = publication.version, 0.0, Early(self._copied, self._fetch)
         try:
             while (found := await self.now(publication)) is None:
                 newest = await self._newest()
@@ -136,7 +136,7 @@ class Folders:
         Raises:
             EngineDied: neither folder nor copy is there, nor on its way, in ``limit_s`` seconds.
         """
-        deadline, early = time.monotonic() + limit_s, Early(self._told, self._fetch)
+        deadline, early = time.monotonic() + limit_s, Early(self._copied, self._fetch)
         try:
             while (found := await self._this_or_later(publication, early)) is None:
                 if time.monotonic() > deadline and not early.comes:
@@ -158,7 +158,7 @@ class Folders:
                 return found
         return await early.got(newest if newest is not None else publication)
 
-    async def _told(self, publication: Publication) -> Publication | None:
+    async def _copied(self, publication: Publication) -> Publication | None:
         return await self._control.do(lambda client: read_copied(client, self._keys, publication))
 
     def _wait_for(self, publication: Publication, early: Early) -> None:

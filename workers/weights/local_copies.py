@@ -28,7 +28,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
 from penstock.system.disk import free_bytes, fsync, is_full, own_folder
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
-from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Shelf, Way, shelf_of, ways
+from penstock.weights.deltas.chains import DELTA, Anchor, Catalog, Delta, Way, catalog_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
 from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.file_errors import as_publish_error
@@ -114,7 +114,7 @@ class LocalCopies:
         """Whether a version is here, or there is a way to it by ``objects``; raises PublishError where they fail."""
         with as_publish_error(f"copies in {self._folder} cannot be seen"):
             here = self._copies()
-        return index in here or bool(ways(shelf_of(listed(objects)), index, here))
+        return index in here or bool(ways(catalog_of(listed(objects)), index, here))
 
     # --- what is here -----------------------------------------------------------------------------------------------
 
@@ -150,18 +150,18 @@ class LocalCopies:
         return Fetched(path, 0, False, 0, 0.0)
 
     def _make(self, publication: Publication) -> Fetched:
-        shelf = shelf_of(listed(self.objects))
+        catalog = catalog_of(listed(self.objects))
         avoid: set[str] = set()
         failure = "it has neither a whole version nor a chain that leads there"
         cause: PublishError | None = None
         while True:
-            found = ways(shelf, publication.index, self._copies(), avoid)
+            found = ways(catalog, publication.index, self._copies(), avoid)
             if not found:
                 raise PublishError(
                     f"version {publication.version} of {publication.model!r} cannot be made from the store of deltas: "
                     f"{failure}."
                 ) from cause
-            self._leave_old(shelf)
+            self._leave_old(catalog)
             try:
                 return self._go(found[0], publication)
             except Stopped:
@@ -301,9 +301,9 @@ class LocalCopies:
         folder = self._folder / FETCHED
         return list(folder.iterdir()) if folder.is_dir() else []
 
-    def _leave_old(self, shelf: Shelf) -> None:
+    def _leave_old(self, catalog: Catalog) -> None:
         """Delete what was fetched and is offered no more, and an anchor that became a copy, which is the same files."""
-        offered = {one.group for one in shelf.anchors} | {one.group for one in shelf.deltas}
+        offered = {one.group for one in catalog.anchors} | {one.group for one in catalog.deltas}
         for path in self._fetched():
             is_needed = path.name.removeprefix(FETCHING) in offered and not (self._folder / path.name).is_dir()
             if not is_needed or not _is_own(path):

@@ -26,7 +26,7 @@ from penstock.protocol.records.offer import Offer
 from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, relay_offer
 from penstock.redaction import redact
 from penstock.redis.control import Control
-from penstock.weights.deltas.chains import MARKER, Anchor, Delta, shelf_of
+from penstock.weights.deltas.chains import MARKER, Anchor, Delta, catalog_of
 from penstock.weights.deltas.objects import FolderObjects, listed
 from penstock.weights.http.blobs import AnyBlob, files_of, object_name
 from penstock.weights.http.offering import make_offer
@@ -159,13 +159,13 @@ class Serving:
         if self._store is None:
             return
         try:
-            shelf = shelf_of(listed(FolderObjects(self._store)))
+            catalog = catalog_of(listed(FolderObjects(self._store)))
         except PublishError as exc:
             self._warn(exc)
             return
-        stored: list[Delta | Anchor] = [*reversed(shelf.deltas)]
+        stored: list[Delta | Anchor] = [*reversed(catalog.deltas)]
         if anchors:
-            stored += reversed(shelf.anchors)
+            stored += reversed(catalog.anchors)
         for one in stored:
             if one.group not in self._offers and one.group not in self._refused:
                 try:

@@ -23,7 +23,7 @@ from consumers.weights.transfer import Bucket
 from penstock.errors import PublishError
 
 #: Where a share is: descriptor of the memory's file, and offset and bytes of the table.
-Place = list[int]
+Span = list[int]
 
 _MAX_DIMS = 64
 
@@ -38,7 +38,7 @@ def shares_of(copy: Copy, num_servers: int, max_bucket_bytes: int) -> list[Bucke
     return [[entry for bucket in filled[rank::num_servers] for entry in bucket] for rank in range(num_servers)]
 
 
-def put(memory: SharedMemory, shares: list[Bucket]) -> list[Place]:
+def put(memory: SharedMemory, shares: list[Bucket]) -> list[Span]:
     """Write the tables of shares of a copy that is in ``memory``; where each is. Raises PublishError: no memory."""
     tables = [
         json.dumps(
@@ -53,23 +53,23 @@ def put(memory: SharedMemory, shares: list[Bucket]) -> list[Place]:
         start = memory.put(b"".join(tables))
     except OSError as exc:
         raise PublishError(f"There is no memory to tell parameter servers where the weights lie: {exc}.") from exc
-    places = []
+    spans = []
     for table in tables:
-        places.append([memory.fd, start, len(table)])
+        spans.append([memory.fd, start, len(table)])
         start += len(table)
-    return places
+    return spans
 
 
-def read(place: Place) -> dict[str, Tensor]:
+def read(span: Span) -> dict[str, Tensor]:
     """The tensors of a share, by name: memory of the trainer that nobody may write to, and that it will take again.
 
     Raises:
         ValueError: there is no such share.
     """
-    fd, start, num_bytes = place
+    fd, start, num_bytes = span
     bound = os.fstat(fd).st_size
     if not (0 <= start <= bound and 0 < num_bytes <= bound - start):
-        raise ValueError(f"no table of a share is at {place}")
+        raise ValueError(f"no table of a share is at {span}")
     mapped = mmap.mmap(fd, bound, prot=mmap.PROT_READ)
     found = {}
     for entry in json.loads(mapped[start : start + num_bytes]):

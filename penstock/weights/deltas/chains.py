@@ -54,7 +54,7 @@ class Delta:
         return f"d{self.base_version:08d}-{self.base_index}-{self.version:08d}-{self.index}"
 
 
-class Shelf(NamedTuple):
+class Catalog(NamedTuple):
     """What is whole in a store."""
 
     anchors: list[Anchor]
@@ -70,7 +70,7 @@ class Way(NamedTuple):
     deltas: tuple[Delta, ...]
 
 
-def shelf_of(names: Iterable[str]) -> Shelf:
+def catalog_of(names: Iterable[str]) -> Catalog:
     """Anchors and deltas that have their marker; other names are left out.
 
     Raises PublishError where they are more than any run has.
@@ -87,7 +87,7 @@ def shelf_of(names: Iterable[str]) -> Shelf:
             anchors.append(Anchor(int(match[1]), match[2]))
         elif match := _DELTA.fullmatch(group):
             deltas.append(Delta(int(match[1]), match[2], int(match[3]), match[4]))
-    return Shelf(anchors, deltas)
+    return Catalog(anchors, deltas)
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
@@ -107,7 +107,7 @@ def version_of(group: str) -> int:
     return int(match[1] if len(match.groups()) == 2 else match[3])
 
 
-def ways(shelf: Shelf, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Way]:
+def ways(catalog: Catalog, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Way]:
     """Ways to the version of ``index``, best first: from near local copies, from anchors, from local copies far away.
 
     The best ``MOST_WAYS`` of them: whoever finds one of these spoilt asks again.
@@ -116,8 +116,8 @@ def ways(shelf: Shelf, index: str, local: Collection[str], avoid: Collection[str
         local: indices of copies that are here.
         avoid: groups that were found spoilt.
     """
-    anchors = {one.index: one for one in shelf.anchors if one.group not in avoid}
-    into = _by(lambda delta: delta.index, (one for one in shelf.deltas if one.group not in avoid))
+    anchors = {one.index: one for one in catalog.anchors if one.group not in avoid}
+    into = _by(lambda delta: delta.index, (one for one in catalog.deltas if one.group not in avoid))
     #: Index -> what leads on from there, on a shortest way; None: nothing has to.
     onward: dict[str, Delta | None] = {index: None}
     found: list[tuple[tuple[int, int], Anchor | None, str]] = []
@@ -156,7 +156,7 @@ def _cost(start: Anchor | None, length: int) -> tuple[int, int]:
     return (0 if is_near else 1 if start is not None else 2), length
 
 
-def kept(shelf: Shelf, wanted: Collection[int], newest: int) -> set[str]:
+def kept(catalog: Catalog, wanted: Collection[int], newest: int) -> set[str]:
     """Groups that must stay; all others may go.
 
     For each wanted version, and the newest: the nearest anchor and its chain (of the last version before it that has
@@ -164,10 +164,10 @@ def kept(shelf: Shelf, wanted: Collection[int], newest: int) -> set[str]:
     as far as ``LONGEST`` deltas reach.
     """
     groups: set[str] = set()
-    before, into = _nearest(shelf), _by(lambda delta: delta.index, shelf.deltas)
+    before, into = _nearest(catalog), _by(lambda delta: delta.index, catalog.deltas)
     seen: set[str] = set()
     for version in {*wanted, newest}:
-        for index in _indices(shelf, version):
+        for index in _indices(catalog, version):
             if index not in before:
                 # Where nobody can come to it, what leads to it may still lead on from a local copy.
                 groups |= {delta.group for delta in into.get(index, ())}
@@ -179,15 +179,15 @@ def kept(shelf: Shelf, wanted: Collection[int], newest: int) -> set[str]:
                 if isinstance(step := before[at], Delta):
                     at = step.base_index
     oldest = min((version for version in wanted if version < newest), default=newest)
-    behind = sorted((delta for delta in shelf.deltas if delta.version > oldest), key=lambda one: -one.version)
+    behind = sorted((delta for delta in catalog.deltas if delta.version > oldest), key=lambda one: -one.version)
     groups |= {delta.group for delta in behind[:LONGEST]}
     return groups
 
 
-def _nearest(shelf: Shelf) -> dict[str, "Anchor | Delta"]:
+def _nearest(catalog: Catalog) -> dict[str, "Anchor | Delta"]:
     """Index -> its anchor, or else the last step of a shortest chain from any anchor."""
-    out = _by(lambda delta: delta.base_index, shelf.deltas)
-    before: dict[str, Anchor | Delta] = {one.index: one for one in shelf.anchors}
+    out = _by(lambda delta: delta.base_index, catalog.deltas)
+    before: dict[str, Anchor | Delta] = {one.index: one for one in catalog.anchors}
     queue = deque(before)
     while queue:
         for delta in out.get(queue.popleft(), ()):
@@ -197,7 +197,7 @@ def _nearest(shelf: Shelf) -> dict[str, "Anchor | Delta"]:
     return before
 
 
-def _indices(shelf: Shelf, version: int) -> set[str]:
-    known = [(one.version, one.index) for one in shelf.anchors] + [(one.version, one.index) for one in shelf.deltas]
+def _indices(catalog: Catalog, version: int) -> set[str]:
+    known = [(one.version, one.index) for one in catalog.anchors] + [(one.version, one.index) for one in catalog.deltas]
     last = max((at for at, _ in known if at <= version), default=None)
     return {index for at, index in known if at == last}

@@ -11,7 +11,7 @@ from consumers.weights.deltas import Deltas
 from consumers.weights.publish import Written, versions
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
-from penstock.weights.deltas.chains import Shelf, shelf_of, ways
+from penstock.weights.deltas.chains import Catalog, catalog_of, ways
 from penstock.weights.deltas.objects import FolderObjects
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
@@ -46,16 +46,16 @@ class Line:
         self.announce(version)
 
     @property
-    def shelf(self) -> Shelf:
-        return shelf_of(self.store.names())
+    def catalog(self) -> Catalog:
+        return catalog_of(self.store.names())
 
     @property
     def anchors(self) -> list[int]:
-        return [one.version for one in self.shelf.anchors]
+        return [one.version for one in self.catalog.anchors]
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        return [(one.base_version, one.version) for one in self.shelf.deltas]
+        return [(one.base_version, one.version) for one in self.catalog.deltas]
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_who_goes_on_after_its_successor_takes_nothing_of_it_away(line: Line, at
     stopped = Deltas(Stopped(line.path / "store"), line.anchor_every, lambda: line.in_use)
     stopped.put(line.write(2), 2, before, [])
     assert line.announced is not None
-    assert ways(line.shelf, line.announced.index, ()), "what is announced can be come to"
+    assert ways(line.catalog, line.announced.index, ()), "what is announced can be come to"
     line.publish(4)
     assert line.steps[-1] == (3, 4)
 
@@ -202,7 +202,7 @@ def test_a_tick_between_changes_nothing(line: Line) -> None:
     line.publish(3)
 
     assert line.steps == [(2, 3)]
-    assert ways(line.shelf, line.written[3].index_digest, ())[0].start is not None
+    assert ways(line.catalog, line.written[3].index_digest, ())[0].start is not None
 
 
 def test_the_same_weights_again_need_no_delta(line: Line) -> None:
@@ -254,8 +254,8 @@ def test_a_kill_between_any_two_acts_leaves_nothing_that_is_taken_for_whole(
         line.deltas.put(written, 3, line.announced, [])
     monkeypatch.undo()
 
-    for digest in (last, *([written.index_digest] if line.shelf.anchors[-1].version == 3 else [])):
-        for way in ways(line.shelf, digest, ())[:1]:
+    for digest in (last, *([written.index_digest] if line.catalog.anchors[-1].version == 3 else [])):
+        for way in ways(line.catalog, digest, ())[:1]:
             for group in [way.start.group if way.start else "", *(delta.group for delta in way.deltas)]:
                 names = {name for name in line.store.names() if name.startswith(group)}
                 assert f"{group}/delta" in names or f"{group}/weights.index" in names
@@ -263,7 +263,7 @@ def test_a_kill_between_any_two_acts_leaves_nothing_that_is_taken_for_whole(
     line.publish(4)
     assert line.anchors[-1] == 4
     assert {name.partition("/")[0] for name in line.store.names()} == {
-        one.group for one in (*line.shelf.anchors, *line.shelf.deltas)
+        one.group for one in (*line.catalog.anchors, *line.catalog.deltas)
     }
 
 

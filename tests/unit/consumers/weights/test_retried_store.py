@@ -12,7 +12,7 @@ from consumers.weights.publish import Written
 from consumers.weights.retried_store import TRIES, RetriedStore
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
-from penstock.weights.deltas.chains import shelf_of
+from penstock.weights.deltas.chains import catalog_of
 from penstock.weights.deltas.objects import FsspecObjects
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
@@ -82,7 +82,7 @@ def test_a_put_that_was_broken_off_is_made_again_and_the_marker_comes_last(store
     line = deltas(store, said.append)
     store.resets = 2
     line.put(first, 1, None, [])
-    (anchor,) = shelf_of(store.names()).anchors
+    (anchor,) = catalog_of(store.names()).anchors
     assert store.bytes_of(anchor.group) == files(first) | {"whole": b""}
     assert store.written[-1].endswith("/whole")
     assert any("the store of deltas to take v00000001" in what and "Connection reset by peer" in what for what in said)
@@ -90,7 +90,7 @@ def test_a_put_that_was_broken_off_is_made_again_and_the_marker_comes_last(store
 
     store.resets = 1
     line.put(second, 2, Publication("m", 1, "delta", str(first.path), index=first.index_digest), [])
-    assert [one.version for one in shelf_of(store.names()).deltas] == [2]
+    assert [one.version for one in catalog_of(store.names()).deltas] == [2]
 
 
 def test_a_marker_whose_answer_was_lost_is_set_again(store: Store, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_marker_whose_answer_was_lost_is_set_again(store: Store, tmp_path: Pat
     store._fs.put_file = store._put_file
     store.resets = 2
     deltas(store, lambda what: None).put(written, 1, None, [])
-    assert [one.version for one in shelf_of(store.names()).anchors] == [1]
+    assert [one.version for one in catalog_of(store.names()).anchors] == [1]
     assert store.resets == 0
 
 
@@ -111,11 +111,11 @@ def test_a_store_that_is_gone_for_long_fails_the_publication_marks_nothing_and_t
     with pytest.raises(PublishError, match=r"cannot be put into trainer\.delta_store: .*Connection reset by peer"):
         line.put(written, 1, None, [])
     assert store.resets == 1000 - TRIES
-    assert shelf_of(store.names()).anchors == []
+    assert catalog_of(store.names()).anchors == []
     assert said[-1] == ""
     store.resets = 0
     line.put(written, 1, None, [])
-    (anchor,) = shelf_of(store.names()).anchors
+    (anchor,) = catalog_of(store.names()).anchors
     assert store.bytes_of(anchor.group) == files(written) | {"whole": b""}
 
 
@@ -143,4 +143,4 @@ def test_what_a_killed_trainer_left_fails_nothing_where_it_cannot_be_deleted(
     store.put(left, publish(tmp_path, 1, a_model(size=300)).path / "config.json")
     monkeypatch.setattr(store._fs, "rm_file", breaks_off)
     deltas(store, lambda what: None).put(publish(tmp_path, 2, a_model(size=300)), 2, None, [])
-    assert [one.version for one in shelf_of(store.names()).anchors] == [2]
+    assert [one.version for one in catalog_of(store.names()).anchors] == [2]

@@ -10,12 +10,12 @@ from penstock.weights.deltas.chains import (
     LONGEST,
     MOST_WAYS,
     Anchor,
+    Catalog,
     Delta,
-    Shelf,
     Way,
+    catalog_of,
     groups_of,
     kept,
-    shelf_of,
     ways,
 )
 
@@ -32,17 +32,17 @@ def step(version: int) -> Delta:
     return Delta(version - 1, index(version - 1), version, index(version))
 
 
-def names_of(shelf: Shelf) -> list[str]:
-    return [f"{one.group}/{file}" for one in (*shelf.anchors, *shelf.deltas) for file in ("x", "whole")]
+def names_of(catalog: Catalog) -> list[str]:
+    return [f"{one.group}/{file}" for one in (*catalog.anchors, *catalog.deltas) for file in ("x", "whole")]
 
 
-LINE = Shelf([anchor(1), anchor(5)], [step(v) for v in range(2, 9)])
+LINE = Catalog([anchor(1), anchor(5)], [step(v) for v in range(2, 9)])
 
 
 def test_a_group_counts_once_its_marker_is_there() -> None:
     names = [*names_of(LINE), f"{anchor(9).group}/config.json", f"{step(9).group}/delta", "junk", "a/whole", "/whole"]
 
-    assert shelf_of(names) == Shelf(sorted(LINE.anchors), sorted(LINE.deltas))
+    assert catalog_of(names) == Catalog(sorted(LINE.anchors), sorted(LINE.deltas))
     assert {anchor(9).group, step(9).group} <= groups_of(names).keys()
 
 
@@ -68,12 +68,12 @@ def test_behind_a_break_the_next_anchor_is_taken() -> None:
 
 
 def test_without_any_way_there_is_none() -> None:
-    assert ways(Shelf([], LINE.deltas), index(8), set()) == []
+    assert ways(Catalog([], LINE.deltas), index(8), set()) == []
     assert ways(LINE, index(99), {index(1)}) == []
 
 
 def test_a_local_copy_far_behind_is_the_last_resort() -> None:
-    long = Shelf([anchor(1)], [step(v) for v in range(2, LONGEST + 10)])
+    long = Catalog([anchor(1)], [step(v) for v in range(2, LONGEST + 10)])
 
     first, last = ways(long, index(LONGEST + 9), {index(2)})
 
@@ -82,9 +82,9 @@ def test_a_local_copy_far_behind_is_the_last_resort() -> None:
 
 def test_a_rewound_trainer_begins_a_chain_of_its_own() -> None:
     other = Delta(9, "f" * 32, 10, "e" * 32)
-    shelf = Shelf([*LINE.anchors, Anchor(9, "f" * 32)], [*LINE.deltas, other])
+    catalog = Catalog([*LINE.anchors, Anchor(9, "f" * 32)], [*LINE.deltas, other])
 
-    assert [way.start for way in ways(shelf, "e" * 32, {index(8)})] == [Anchor(9, "f" * 32)]
+    assert [way.start for way in ways(catalog, "e" * 32, {index(8)})] == [Anchor(9, "f" * 32)]
 
 
 def test_the_newest_keeps_its_anchor_and_chain() -> None:
@@ -110,16 +110,18 @@ def test_whatever_is_deleted_every_wanted_version_can_be_reached(
     anchors: list[bool], wanted: set[int], data: st.DataObject
 ) -> None:
     newest = len(anchors)
-    shelf = Shelf(
+    catalog = Catalog(
         [anchor(v) for v in range(1, newest + 1) if v == 1 or anchors[v - 1]], [step(v) for v in range(2, newest + 1)]
     )
     wanted = {version for version in wanted if version <= newest}
 
-    left = kept(shelf, wanted, newest)
-    after = Shelf([one for one in shelf.anchors if one.group in left], [d for d in shelf.deltas if d.group in left])
+    left = kept(catalog, wanted, newest)
+    after = Catalog(
+        [one for one in catalog.anchors if one.group in left], [d for d in catalog.deltas if d.group in left]
+    )
 
     for version in {*wanted, newest}:
-        assert ways(after, index(version), ())[0].deltas == ways(shelf, index(version), ())[0].deltas
+        assert ways(after, index(version), ())[0].deltas == ways(catalog, index(version), ())[0].deltas
         if newest - version <= LONGEST:
             assert ways(after, index(newest), {index(version)})[0].start is None
     assert kept(after, wanted, newest) == left
@@ -135,15 +137,17 @@ def test_whatever_is_deleted_every_wanted_version_can_be_reached(
 def test_what_stays_leads_on_as_shortly_whatever_somebody_put_there(
     anchors: set[int], steps: set[tuple[int, int]], wanted: set[int], newest: int
 ) -> None:
-    shelf = Shelf([anchor(v) for v in anchors], [Delta(base, index(base), v, index(v)) for base, v in steps])
+    catalog = Catalog([anchor(v) for v in anchors], [Delta(base, index(base), v, index(v)) for base, v in steps])
 
-    left = kept(shelf, wanted, newest)
+    left = kept(catalog, wanted, newest)
 
-    after = Shelf([one for one in shelf.anchors if one.group in left], [d for d in shelf.deltas if d.group in left])
+    after = Catalog(
+        [one for one in catalog.anchors if one.group in left], [d for d in catalog.deltas if d.group in left]
+    )
     for version in {*wanted, newest}:
-        before, behind = ways(shelf, index(version), ()), ways(after, index(version), ())
+        before, behind = ways(catalog, index(version), ()), ways(after, index(version), ())
         assert [len(way.deltas) for way in before[:1]] == [len(way.deltas) for way in behind[:1]]
-    for way in ways(shelf, index(newest), {index(v) for v in wanted}):
+    for way in ways(catalog, index(newest), {index(v) for v in wanted}):
         ends = [way.base, *(delta.index for delta in way.deltas)]
         assert ends[-1] == index(newest)
         assert [delta.base_index for delta in way.deltas] == ends[:-1]
@@ -151,7 +155,7 @@ def test_what_stays_leads_on_as_shortly_whatever_somebody_put_there(
 
 def test_of_many_ways_the_best_are_told() -> None:
     """All of them, each with its chain, would be the square of what somebody put into the store."""
-    many = Shelf([anchor(v) for v in range(1, 101)], [step(v) for v in range(2, 101)])
+    many = Catalog([anchor(v) for v in range(1, 101)], [step(v) for v in range(2, 101)])
 
     found = ways(many, index(100), {index(v) for v in range(1, 101)})
 
@@ -161,6 +165,6 @@ def test_of_many_ways_the_best_are_told() -> None:
 
 def test_more_versions_than_a_run_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chains, "MAX_GROUPS", 9)
-    assert shelf_of(names_of(LINE)) == Shelf(sorted(LINE.anchors), sorted(LINE.deltas))
+    assert catalog_of(names_of(LINE)) == Catalog(sorted(LINE.anchors), sorted(LINE.deltas))
     with pytest.raises(PublishError, match="has 10 versions, more than the 9 that one run may have"):
-        shelf_of([*names_of(LINE), f"{anchor(7).group}/whole"])
+        catalog_of([*names_of(LINE), f"{anchor(7).group}/whole"])
