@@ -17,7 +17,7 @@ from tests.integration.parts import until
 from tests.integration.saved import saved
 from tests.integration.storage_parts import PartProcess, Parts, parts
 from tests.integration.storage_rig import Rig, fake_in_a_thread, rig, server
-from workers.weights.local_copies import prove
+from workers.weights.proof import prove
 
 __all__ = ["parts", "server"]
 

@@ -60,13 +60,13 @@ async def test_what_is_spoilt_here_is_fetched_again_by_who_has_the_lock(
     assert version.is_at(await fetched(worker, version))
 
 
-@pytest.mark.parametrize("where", ["Partial", "make_room", "check_folder"])
+@pytest.mark.parametrize("where", ["Partial", "make_room", "prove"])
 async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     play.trainer().offer(version.number, version.index, version.folder)
     first, second, progress = play.worker("first", machine="m"), play.worker("second", machine="m"), Progress()
-    of: Any = {"Partial": fetcher_module, "make_room": Store, "check_folder": partial}[where]
+    of: Any = {"Partial": fetcher_module, "make_room": Store, "prove": partial}[where]
     inside, may_go_on, real = threading.Event(), threading.Event(), getattr(of, where)
 
     def slow(*arguments: Any) -> Any:

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
-from penstock.system.checksum import file_xxh3
 from penstock.system.disk import free_bytes, fsync, is_full, own_folder
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Catalog, Delta, Way, catalog_of, ways
@@ -36,6 +35,7 @@ from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from workers.weights.copy_holds import CopyHolds
 from workers.weights.fetch.store import FETCHING
 from workers.weights.machine_lock import Stopped, alone_in
+from workers.weights.proof import prove
 
 log = logging.getLogger(__name__)
 
@@ -330,19 +330,6 @@ class _Broken(Exception):
     def __init__(self, cause: PublishError, groups: set[str], copy: Path | None = None) -> None:
         super().__init__(str(cause))
         self.cause, self.groups, self.copy = cause, groups, copy
-
-
-def prove(path: Path, digest: str) -> None:
-    """Raise PublishError unless a folder is the whole version of that index. Blocks while it reads all of it."""
-    index = read_index(path, digest)
-    with as_publish_error(f"{path} cannot be read"):
-        for name, checksum in index.files.items():
-            file = path / checked_name(name)
-            if not file.is_file() or file_xxh3(file) != checksum:
-                raise PublishError(f"{file} is not the file that its version has: it is fetched again.")
-        strangers = {file.name for file in path.iterdir()} - index.files.keys() - {INDEX_FILE}
-    if strangers:
-        raise PublishError(f"{path} also holds {min(strangers)!r}, which its version does not have.")
 
 
 def size_of(path: Path) -> int:

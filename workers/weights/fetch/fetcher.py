@@ -26,11 +26,12 @@ from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
 from penstock.words import said
 from workers.weights.fetch.download import Downloads
-from workers.weights.fetch.partial import Partial, check_folder, holds
+from workers.weights.fetch.partial import Partial, holds
 from workers.weights.fetch.progress import Progress
 from workers.weights.fetch.store import FETCHING, Hold, Store
 from workers.weights.fetch.swarm import Swarm, Told
 from workers.weights.fetch.threads import to_its_end
+from workers.weights.proof import prove
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class Fetcher:
             # One that is not right, or goes, is looked at again by whoever has the lock.
             with suppress(OSError, PublishError), closing(Hold(path)):
                 if not self._has(path):
-                    await to_its_end(check_folder, path, index)
+                    await to_its_end(prove, path, index)
                 self._hold(name, path)
                 return path
         return None
@@ -175,7 +176,7 @@ class Fetcher:
             if self._has(path):
                 return path
             try:
-                check_folder(path, index)
+                prove(path, index)
             except PublishError as exc:
                 log.warning("%s is fetched again: %s", path.name, exc)
                 if not self._store.remove(path):

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer, Range, range_digest
-from penstock.system.checksum import file_xxh3
 from penstock.system.disk import fsync, open_plain
-from penstock.weights.file_errors import as_publish_error
 from penstock.weights.http.blobs import FileBlob, is_file_name
-from penstock.weights.index import INDEX_FILE, read_index
+from workers.weights.proof import prove
 
 _CHUNK_BYTES = 4 * 1024**2
 
@@ -132,7 +130,7 @@ class Partial:
             PublishError: it is not what the index says; what is here is deleted. OSError: the disk refuses.
         """
         try:
-            check_folder(self.folder, digest)
+            prove(self.folder, digest)
         except PublishError:
             self.discard()
             raise
@@ -165,22 +163,6 @@ def _is_right(folder: Path, one: Range) -> bool:
             hasher.update(chunk)
             left -= len(chunk)
     return hasher.digest() == one.digest
-
-
-def check_folder(folder: Path, digest: str) -> None:
-    """Whether a folder holds the version whose index has this digest, and nothing else. Blocks while it reads it.
-
-    Raises:
-        PublishError: it does not.
-    """
-    index = read_index(folder, digest)
-    with as_publish_error(f"{folder} cannot be read"):
-        found = {entry.name for entry in folder.iterdir()}
-        if other := found ^ {*index.files, INDEX_FILE}:
-            raise PublishError(f"{folder} has other files than its index names, such as {min(other)!r}: publish again.")
-        for name, checksum in index.files.items():
-            if file_xxh3(folder / name) != checksum:
-                raise PublishError(f"{folder / name} is not the file that its index names: publish again.")
 
 
 def _allocate(path: Path, size: int) -> None:

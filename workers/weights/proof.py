@@ -1,0 +1,27 @@
+"""Whether a folder of this machine is the version that it should be: fetched, made of deltas, or left by a worker."""
+
+from pathlib import Path
+
+from penstock.errors import PublishError
+from penstock.system.checksum import file_xxh3
+from penstock.weights.file_errors import as_publish_error
+from penstock.weights.index import INDEX_FILE, read_index
+
+
+def prove(folder: Path, digest: str) -> None:
+    """See that a folder holds the version whose index has this digest, and nothing else. Blocks while it reads it.
+
+    Raises:
+        PublishError: it does not.
+        OSError: this process is short of handles or memory, or there is no room.
+    """
+    index = read_index(folder, digest)
+    with as_publish_error(f"{folder} cannot be read"):
+        found = {entry.name for entry in folder.iterdir()}
+        if other := found ^ {*index.files, INDEX_FILE}:
+            raise PublishError(
+                f"{folder} has other files than its index names, such as {min(other)!r}: it is fetched again."
+            )
+        for name, checksum in index.files.items():
+            if file_xxh3(folder / name) != checksum:
+                raise PublishError(f"{folder / name} is not the file that its index names: it is fetched again.")
