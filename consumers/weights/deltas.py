@@ -112,7 +112,7 @@ class Deltas:
                 WeightsFolder(base.path, base.index_digest) as old,
                 WeightsFolder(written.path, written.index_digest) as new,
             ):
-                done = write_delta(old, new, announced.version, version, temporary / DELTA)
+                num_bytes = write_delta(old, new, announced.version, version, temporary / DELTA)
             self._store.put(f"{group}/{DELTA}", temporary / DELTA)
             self._store.mark(f"{group}/{MARKER}")
         except PublishError as exc:
@@ -121,7 +121,7 @@ class Deltas:
             return 0
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        return done.num_bytes
+        return num_bytes
 
     def _put_anchor(self, written: Written, version: int) -> None:
         group = Anchor(version, written.index_digest).group

@@ -25,7 +25,7 @@ from consumers.weights.sources import Source, Weights, as_source, buckets
 from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.system.disk import fsync, is_full
-from penstock.weights.index import INDEX_FILE, TensorEntry, as_layout, digest, index_bytes
+from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 from penstock.weights.tensor_file import FILES_JSON, file_names, files_json, header_of, order_of
 
@@ -43,10 +43,6 @@ class Written(NamedTuple):
 
     #: Folder with config, tokenizer, weights and index.
     path: Path
-    #: Name -> [dtype, shape] of every tensor.
-    tensors: dict[str, list[Any]]
-    #: File name -> XXH3-64 of its bytes, the index left out.
-    checksums: dict[str, int]
     #: Digest of the index.
     index_digest: str
     #: Of all tensors.
@@ -119,7 +115,7 @@ def write_weights(
         if lock >= 0:
             os.close(lock)
     num_bytes = sum(entry.num_bytes for entry in entries)
-    return Written(path, dict(as_layout(entries)), checksums, digest(index), num_bytes)
+    return Written(path, digest(index), num_bytes)
 
 
 def require_config(folder: Path) -> dict[str, Any]:

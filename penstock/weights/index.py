@@ -162,8 +162,3 @@ def layout_digest(layout: Iterable[tuple[str, str, Iterable[int]]]) -> str:
         layout: name, dtype (torch's, without ``torch.``) and shape of each.
     """
     return digest(pack([[name, dtype, list(shape)] for name, dtype, shape in layout]))
-
-
-def as_layout(entries: Iterable[TensorEntry]) -> Mapping[str, list[Any]]:
-    """Name -> [dtype, shape]."""
-    return {entry.name: [entry.dtype, list(entry.shape)] for entry in entries}

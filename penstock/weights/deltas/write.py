@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from penstock.errors import PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
@@ -17,19 +17,10 @@ from penstock.weights.index import INDEX_FILE, TensorEntry
 _COPY_BYTES = 16 * 1024 * 1024
 
 
-class DeltaWritten(NamedTuple):
-    """What a delta came to."""
+def write_delta(base: WeightsFolder, target: WeightsFolder, base_version: int, version: int, out: Path) -> int:
+    """Write ``out``, a new file, flushed and synced; returns its bytes. Blocks for disk and processor.
 
-    num_bytes: int
-    #: Of all tensors of the target.
-    full_bytes: int
-    #: Elements that changed, where a piece says so (kind ``sparse``), and all elements of the target.
-    num_changed: int
-    num_elements: int
-
-
-def write_delta(base: WeightsFolder, target: WeightsFolder, base_version: int, version: int, out: Path) -> DeltaWritten:
-    """Write ``out``, a new file, flushed and synced. Holds a few pieces in memory. Blocks for disk and processor.
+    Holds a few pieces in memory.
 
     Raises:
         PublishError: a folder is not what its index says, or the delta would be too large to be read.
@@ -50,11 +41,7 @@ def write_delta(base: WeightsFolder, target: WeightsFolder, base_version: int, v
         file.write(TAIL.pack(len(head), bytes_xxh3(head), MAGIC))
         file.flush()
         os.fsync(file.fileno())
-        num_bytes = file.tell()
-    entries = target.entries.values()
-    changed = sum(one[1] for listed in blocks.values() for one in listed)  # type: ignore[index]
-    num_elements = sum(entry.num_bytes // entry.item_bytes for entry in entries)
-    return DeltaWritten(num_bytes, sum(entry.num_bytes for entry in entries), changed, num_elements)
+        return file.tell()
 
 
 def _write_file(
