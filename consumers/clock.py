@@ -240,6 +240,11 @@ class Clock:
         return count_of(final, "The last version to be evaluated") if same else 0
 
 
+def folder_of(weights: Path, version: int) -> Path:
+    """Where a version lies, or would, under the folder of published ones."""
+    return weights / f"v{version:08d}"
+
+
 def versions_in(folder: Path) -> list[int]:
     """Versions that are complete under a folder, ascending."""
     return sorted(int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import Source, buckets
+from consumers.weights.sources import Source, buckets, dtype_name
 from penstock.errors import PublishError
 from penstock.weights.index import layout_digest
 
@@ -63,7 +63,7 @@ class Copy:
     @property
     def layout(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Name, dtype (torch's, without ``torch.``) and shape of each tensor, in the order in which they travel."""
-        return [(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in self._tensors]
+        return [(name, dtype_name(tensor), tuple(tensor.shape)) for name, tensor in self._tensors]
 
     @property
     def layout_digest(self) -> str:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from consumers.clock import Clock
+from consumers.clock import Clock, folder_of
 from consumers.metrics.tally import Tally
 from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
@@ -236,7 +236,7 @@ class Publications:
         """Keep the folder of ``version`` for ``name``, see ``Trainer.pin``."""
         pins = self._subscriber.keys.pins(self._clock.model)
         self._subscriber.control.do(lambda client: client.hset(pins, name, version))
-        folder = self.folder / f"v{version:08d}"
+        folder = folder_of(self.folder, version)
         try:
             if not folder.is_dir():
                 self.settle()

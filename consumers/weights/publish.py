@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from consumers.clock import versions_in
-from consumers.weights.sources import Source, Weights, as_source, buckets
+from consumers.clock import folder_of, versions_in
+from consumers.weights.sources import Source, Weights, as_source, buckets, dtype_name
 from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.system.disk import fsync, is_full
@@ -105,7 +105,7 @@ def write_weights(
             fsync(file)
         fsync(temporary)
         claim()
-        path = _put_in_place(temporary, parent / f"v{version:08d}")
+        path = _put_in_place(temporary, folder_of(parent, version))
         _delete_old(parent, version, keep, in_use)
     except (OSError, SafetensorError) as exc:
         kind = DiskFull if is_full(exc) else PublishError
@@ -159,7 +159,7 @@ def _write_bucket(bucket: list[tuple[str, Tensor]], file: Path) -> list[TensorEn
     save(tensors, file)
     checksums = compare(tensors, file)
     return [
-        TensorEntry(name, _dtype_name(tensor), tuple(tensor.shape), checksums[name], file.name)
+        TensorEntry(name, dtype_name(tensor), tuple(tensor.shape), checksums[name], file.name)
         for name, tensor in tensors.items()
     ]
 
@@ -183,14 +183,9 @@ def check_layout(layout: Iterable[tuple[str, str, tuple[int, ...]]], model: Path
 
 
 def _delete_old(parent: Path, version: int, keep: int, in_use: Callable[[], Collection[int]]) -> None:
-    for old in [older for older in versions(parent) if older <= version][:-keep]:
+    for old in [older for older in versions_in(parent) if older <= version][:-keep]:
         if old not in in_use():
-            _remove(parent / f"v{old:08d}", lambda old=old: old in in_use())  # type: ignore[misc]
-
-
-def versions(into: str | Path) -> list[int]:
-    """Versions that are complete under a folder, ascending."""
-    return versions_in(Path(into))
+            _remove(folder_of(parent, old), lambda old=old: old in in_use())  # type: ignore[misc]
 
 
 def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
@@ -228,7 +223,7 @@ def save(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> dtype (torch's, without ``torch.``) and shape."""
-    return {name: (_dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return {name: (dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def parts_of(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
@@ -306,7 +301,3 @@ def _tensor_checksum(tensor: Tensor) -> int:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

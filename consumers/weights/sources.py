@@ -103,8 +103,7 @@ class Shards:
         rank = dist.get_rank(self._group)
         place = self._place or (lambda name: (rank,))
         held = {
-            name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(place(name)))
-            for name, tensor in self._shards.items()
+            name: (dtype_name(tensor), tuple(tensor.shape), tuple(place(name))) for name, tensor in self._shards.items()
         }
         every: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(every, held, group=self._group)
@@ -173,6 +172,11 @@ def as_source(weights: Weights) -> Source:
     if isinstance(weights, torch.nn.Module | Mapping):
         return State(weights)
     return weights
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """torch's name of its dtype, without ``torch.``, as indices have it."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:

@@ -19,6 +19,8 @@ from penstock.errors import DiskFull
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+#: Most bytes of the name of a file.
+MAX_NAME_BYTES = 255
 #: What makes a file system full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Less than this counts as no room.

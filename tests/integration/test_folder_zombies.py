@@ -13,6 +13,7 @@ import pytest
 import redis
 from safetensors.torch import load_file
 
+from consumers.clock import versions_in
 from consumers.trainer import Trainer
 from consumers.weights import publish as files
 from consumers.weights.claim import claimed
@@ -73,5 +74,5 @@ def test_a_disk_that_is_full_behind_the_claim_costs_no_number(config: Config, mo
     monkeypatch.setattr(disk, "LOOK_S", 0.0)
     with Trainer(config) as trainer:
         assert publish(trainer, 5) == 1
-        assert files.versions(trainer.weights_dir) == [1]
+        assert versions_in(trainer.weights_dir) == [1]
         assert claimed(trainer.weights_dir) == 1

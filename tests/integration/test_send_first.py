@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from consumers import clock
 from consumers.trainer import Trainer
-from consumers.weights import publish as files
 from consumers.weights.claim import claimed
 from penstock.config import Config
 from penstock.config.staleness import Mode, StalenessConfig
@@ -69,7 +68,7 @@ def newest(client: redis.Redis, keys: Keys) -> Publication:
 
 
 def folders(trainer: Trainer) -> list[int]:
-    return files.versions(trainer.weights_dir)
+    return clock.versions_in(trainer.weights_dir)
 
 
 def told(client: redis.Redis, keys: Keys) -> list[int]:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 
+from consumers.clock import versions_in
 from consumers.trainer import Trainer
-from consumers.weights.publish import versions, write_weights
+from consumers.weights.publish import write_weights
 from penstock.config import ModelConfig
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
@@ -31,14 +32,14 @@ def test_I9_weights_that_an_engine_is_loading_are_kept_while_newer_ones_come(
             (folder,) = until(lambda: list(run_.fake.loading), "the engine to load", 120)
             assert folder.endswith("v00000002")
             run_.train(trainer, 5)
-            assert 2 in versions(trainer.weights_dir)
+            assert 2 in versions_in(trainer.weights_dir)
             assert (Path(folder) / "model.safetensors").is_file()
-            until(lambda: 3 not in versions(trainer.weights_dir), "version 3, which nobody loads, to go", 120)
+            until(lambda: 3 not in versions_in(trainer.weights_dir), "version 3, which nobody loads, to go", 120)
             run_.fake.let_load()
             until(lambda: run_.fake.version == "7", "the engine to have the newest", 120)
             run_.train(trainer, 1)
             # What a worker no longer needs goes at a publication after it has said so.
-            until(lambda: run_.train(trainer, 1) or 2 not in versions(trainer.weights_dir), "version 2 to go", 120)
+            until(lambda: run_.train(trainer, 1) or 2 not in versions_in(trainer.weights_dir), "version 2 to go", 120)
         parts.assert_alive()
 
 
@@ -55,5 +56,5 @@ def test_a_version_that_somebody_begins_to_load_while_it_is_deleted_is_there_aga
     for version in (1, 2):
         write_weights({"a": torch.ones(2)}, source, into, version, keep=2)
     write_weights({"a": torch.ones(2)}, source, into, 3, keep=2, in_use=in_use)
-    assert versions(into) == [1, 2, 3]
+    assert versions_in(into) == [1, 2, 3]
     assert (into / "v00000001" / "model.safetensors").is_file()

@@ -191,7 +191,7 @@ class LocalCopies:
                 if at.parent == making:
                     shutil.rmtree(at)
                 at, is_local = step, False
-            path = self._folder / f"v{publication.version:08d}-{publication.index}"
+            path = self._folder / Anchor(publication.version, publication.index).group
             at.rename(path)
             fsync(self._folder)
             return Fetched(path, num_bytes, way.start is not None, len(way.deltas), 0.0)

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from consumers.weights.copies import Copy
 from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import buckets
+from consumers.weights.sources import buckets, dtype_name
 from consumers.weights.transfer import Bucket
 from penstock.errors import PublishError
+from penstock.weights.index import MAX_DIMENSIONS
 
 #: Where a share is: descriptor of the memory's file, and offset and bytes of the table.
 Span = list[int]
-
-_MAX_DIMS = 64
 
 
 def shares_of(copy: Copy, num_servers: int, max_bucket_bytes: int) -> list[Bucket]:
@@ -42,10 +41,7 @@ def put(memory: SharedMemory, shares: list[Bucket]) -> list[Span]:
     """Write the tables of shares of a copy that is in ``memory``; where each is. Raises PublishError: no memory."""
     tables = [
         json.dumps(
-            [
-                (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), memory.offset_of(tensor))
-                for name, tensor in share
-            ]
+            [(name, dtype_name(tensor), tuple(tensor.shape), memory.offset_of(tensor)) for name, tensor in share]
         ).encode()
         for share in shares
     ]
@@ -84,7 +80,7 @@ def _tensor(mapped: mmap.mmap, bound: int, entry: Any) -> tuple[str, Tensor]:
     if not (
         isinstance(name, str)
         and isinstance(kind, torch.dtype)
-        and len(shape) <= _MAX_DIMS
+        and len(shape) <= MAX_DIMENSIONS
         and all(isinstance(one, int) and 0 <= one <= bound for one in (*shape, offset))
     ):
         raise ValueError(f"a share of a copy has no tensor like {entry!r:.200}")

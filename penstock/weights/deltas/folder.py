@@ -13,16 +13,13 @@ from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 from penstock.errors import PublishError
-from penstock.system.disk import open_plain
+from penstock.system.disk import MAX_NAME_BYTES, open_plain
 from penstock.weights.deltas.blocks import PIECE_BYTES
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import TensorEntry, read_index
 from penstock.weights.safetensors_files import MAX_HEADER_BYTES, as_safetensors
 
 T = TypeVar("T")
-#: Most bytes of the name of a file.
-MAX_NAME_BYTES = 255
-
 #: Room in a safetensors header beside its tensors.
 METADATA_BYTES = 64 * 1024
 

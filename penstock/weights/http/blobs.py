@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.errors import PublishError
+from penstock.system.disk import MAX_NAME_BYTES
+from penstock.weights.deltas.chains import Anchor
 
 #: An object: the folder of a version, by the digest of its index, or what leads from one to another.
 _OBJECT = re.compile(r"[a-z]\d{8,20}-[0-9a-f]{32}(-\d{8,20}-[0-9a-f]{32})?")
-#: Most bytes of the name of a file of it.
-_MAX_NAME_BYTES = 255
 
 
 def object_name(version: int, digest: str) -> str:
     """Under what a version's folder is served and kept: by what is in it, so that another one never stands for it."""
-    return f"v{version:08d}-{digest}"
+    return Anchor(version, digest).group
 
 
 def is_object(name: str) -> bool:
@@ -32,7 +32,7 @@ def is_file_name(name: str) -> bool:
     """Whether this can be a file of an object: no path, nothing hidden, as a model's folder may have it."""
     # What is not printed, lone surrogates among it, is no name; what is can be encoded.
     is_plain = name.isprintable() and name[:1] not in ("", ".") and not {"/", "\\"} & {*name}
-    return is_plain and len(name.encode()) <= _MAX_NAME_BYTES
+    return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
 #: Reads ``num_bytes`` from an offset on. Blocks for the disk.

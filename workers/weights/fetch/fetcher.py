@@ -17,7 +17,7 @@ from penstock.errors import PenstockError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import HAVE_EVERY_S, read_names, read_offer
+from penstock.protocol.scripts import HAVE_EVERY_S, bitmap_bytes, read_names, read_offer
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import is_full
 from penstock.weights.http.blobs import files_of, is_object, object_name
@@ -25,6 +25,7 @@ from penstock.weights.http.loop_thread import LoopThread
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
 from penstock.words import said
+from workers.weights.copy_holds import HELD
 from workers.weights.fetch.download import Downloads
 from workers.weights.fetch.partial import Partial, holds
 from workers.weights.fetch.progress import Progress
@@ -38,8 +39,6 @@ log = logging.getLogger(__name__)
 #: Longest wait for a version that was published to be offered: its trainer reads it once more before.
 OFFER_WAIT_S = 120.0
 LOOK_S = 0.2
-#: Fetched versions that are used: what the engine has, and what it is to have.
-USED = 2
 
 
 class Fetcher:
@@ -268,14 +267,14 @@ class Fetcher:
             await asyncio.sleep(LOOK_S)
 
     def _hold(self, name: str, path: Path) -> None:
-        """Keep it from being deleted, and no more than ``USED`` of them; each is served by its last names."""
+        """Keep it from being deleted, and no more than ``HELD`` of them; each is served by its last names."""
         hold = next((one for one in self._holds if one.path == path), None) or Hold(path)
         self._holds = [*(one for one in self._holds if one is not hold), hold]
         hold.names = [*(one for one in hold.names if one != name), name]
-        for old in self._holds[:-USED]:
+        for old in self._holds[:-HELD]:
             old.close()
-        gone = [one for old in self._holds[:-USED] for one in old.names] + hold.names[:-USED]
-        del self._holds[:-USED], hold.names[:-USED]
+        gone = [one for old in self._holds[:-HELD] for one in old.names] + hold.names[:-HELD]
+        del self._holds[:-HELD], hold.names[:-HELD]
         for one in gone:
             self._forget(one)
 
@@ -289,7 +288,7 @@ class Fetcher:
         if name in self._told or (offer := await self._offer_of(name)) is None:
             return
         count = len(offer.ranges())
-        full = bytes(0xFF if 8 * at + 8 <= count else 0xFF00 >> count % 8 & 0xFF for at in range(-(-count // 8)))
+        full = bytes(0xFF if 8 * at + 8 <= count else 0xFF00 >> count % 8 & 0xFF for at in range(bitmap_bytes(count)))
         told = Told(self._keys, self._opened(), self._thing(name), self._worker, self.server.url, lambda: full)
         await told.say()
         if name in self.server.shelf.names():  # nobody took it away meanwhile

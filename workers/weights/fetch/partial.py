@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer, Range, range_digest
+from penstock.protocol.scripts import bitmap_bytes
 from penstock.system.disk import fsync, open_plain
 from penstock.weights.http.blobs import FileBlob, is_file_name
 from workers.weights.proof import prove
@@ -82,7 +83,7 @@ class Partial:
 
     def bitmap(self) -> bytes:
         """Ranges that are here; the first is the highest bit of the first byte."""
-        found = bytearray(-(-len(self.ranges) // 8))
+        found = bytearray(bitmap_bytes(len(self.ranges)))
         with self._lock:
             for number in self._here:
                 found[number // 8] |= 0x80 >> number % 8

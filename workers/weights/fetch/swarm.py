@@ -27,6 +27,7 @@ from penstock.protocol.scripts import (
     CLAIM_MS,
     OFFER_EVERY_S,
     Peer,
+    bitmap_bytes,
     read_offer,
     read_peers,
     relay_claim,
@@ -242,7 +243,7 @@ class Swarm:
     def _have(self, names: list[str]) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
         """[peers, ranges] 1 where a peer has a range."""
         count = len(self._partial.ranges)
-        length = -(-count // 8)
+        length = bitmap_bytes(count)
         rows = [np.frombuffer(self._peers[name].bitmap[:length].ljust(length, b"\0"), np.uint8) for name in names]
         return np.unpackbits(np.stack(rows), axis=1)[:, :count]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from consumers.clock import versions_in
 from consumers.weights.deltas import Deltas
-from consumers.weights.publish import Written, versions
+from consumers.weights.publish import Written
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas.chains import Catalog, catalog_of, ways
@@ -285,4 +286,4 @@ def test_the_store_may_lie_beside_the_versions(tmp_path: Path) -> None:
     line.publish(2)
 
     assert line.steps == [(1, 2)]
-    assert versions(tmp_path / "weights") == [1, 2]
+    assert versions_in(tmp_path / "weights") == [1, 2]

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from consumers.clock import versions_in
 from consumers.weights import publish
 from consumers.weights.publish import Written, write_weights
 from penstock.errors import PublishError
@@ -165,7 +166,7 @@ def test_a_kill_before_the_rename_leaves_no_version_and_the_next_one_cleans_up(
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert publish.versions(into) == []
+    assert versions_in(into) == []
     assert len(list(into.iterdir())) == 1
     write_weights(tiny_model(), source, into, 1)
     assert [path.name for path in into.iterdir()] == ["v00000001"]
@@ -175,10 +176,10 @@ def test_the_last_versions_are_kept(source: Path, tmp_path: Path) -> None:
     into = tmp_path / "weights"
     for version in (1, 2, 9, 10, 11):
         write_weights({"a": torch.full((2,), float(version))}, source, into, version, keep=3)
-    assert publish.versions(into) == [9, 10, 11]
+    assert versions_in(into) == [9, 10, 11]
     # Folders of another life with higher numbers cannot push a new version out.
     write_weights({"a": torch.ones(2)}, source, into, 3, keep=2)
-    assert 3 in publish.versions(into)
+    assert 3 in versions_in(into)
 
 
 def test_a_version_that_was_never_announced_is_replaced(source: Path, tmp_path: Path) -> None:
@@ -234,4 +235,4 @@ def test_a_version_in_use_is_not_deleted(source: Path, tmp_path: Path) -> None:
     into = tmp_path / "weights"
     for version in (1, 2, 3, 4, 5):
         write_weights({"a": torch.ones(2)}, source, into, version, keep=2, in_use=lambda: {2})
-    assert publish.versions(into) == [2, 4, 5]
+    assert versions_in(into) == [2, 4, 5]
