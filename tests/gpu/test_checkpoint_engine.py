@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 import redis
-import torch
-from safetensors.torch import load_file
 
 from consumers.trainer import Trainer
 from consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
 from penstock.protocol.keys import Keys
 from tests.gpu.conftest import Make
-from tests.gpu.test_one_gpu import PROMPT, TOLERANCE, expected, far, host, load, play, publish
+from tests.gpu.test_one_gpu import check_folder, check_was_sent, host, load, play, publish, publish_spoilt
 from tests.integration.held_disk import Disk, disk
 from tests.integration.parts import buffering
 from tests.integration.worker_play import admit, all_in, job, presence, until
@@ -86,7 +84,6 @@ def test_T16_servers_load_a_pinned_copy_while_the_folder_waits(
     config = make({"staleness": {"mode": "async", "bound": 8}}, **settings)
 
     async def body(worker: Worker, trainer: Trainer) -> None:
-        engine, behind = worker.services.engine, trainer.session.publications.behind
         await asyncio.to_thread(trainer.publish, load(gpu_models[1]))
         await until(lambda: [(one.state, one.version) for one in trainer.workers()] == [("serving", 1)], limit_s=60)
         admit(client, keys, [job(index) for index in range(4)])
@@ -95,22 +92,10 @@ def test_T16_servers_load_a_pinned_copy_while_the_folder_waits(
             disk.may_write.clear()
             with disk.opened_at_the_end():
                 model = load(gpu_models[seed])
-                wanted, tensors = expected(model), host(model)
-                assert await asyncio.to_thread(trainer.publish, model) == version
-                for parameter in model.parameters():
-                    parameter.data.zero_()
-                copies = [arena.copy for arena in behind._arenas if arena.copy is not None]
-                assert all(one.is_pinned() for copy in copies for _, one in copy.tensors({}))
-                sent = trainer.publisher.last
-                assert sent is not None
-                assert (sent.failure, sent.workers) == ("", (worker.services.worker,))
-                await until(lambda at=version: engine.version == at, limit_s=60)
-                assert far((await engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
-            await asyncio.to_thread(trainer.session.publications.settle)
-            files = (trainer.weights_dir / f"v{version:08d}").glob("*.safetensors")
-            written = {name: one for file in files for name, one in load_file(file).items()}
-            assert len(written) > 10
-            assert all(torch.equal(one, tensors[name]) for name, one in written.items())
+                tensors = host(model)
+                wanted = await publish_spoilt(trainer, model, version)
+                await check_was_sent(trainer, worker, version, wanted)
+            await check_folder(trainer, version, tensors)
 
     with buffering(config):
         play(config, body)

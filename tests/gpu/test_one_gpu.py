@@ -1,7 +1,7 @@
 """Guarantees on one GPU: weights by disk and by CUDA IPC are the published ones; memory goes and comes back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,16 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.protocol.keys import Keys
 from tests.gpu.conftest import Make
+from tests.integration.held_disk import Disk, disk
 from tests.integration.parts import buffering
-from tests.integration.test_missed_sends import Disk
 from tests.integration.worker_play import admit, job, presence, until, working
 from workers.main import Worker
+
+__all__ = ["disk"]
 
 PROMPT = [5, 6, 7, 8, 9, 20, 33, 47, 81, 12]
 #: bfloat16 kernels against bfloat16 torch; two seeds differ by units.
 TOLERANCE = 0.15
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    made = Disk(monkeypatch)
-    yield made
-    made.may_write.set()
 
 
 def load(folder: Path) -> Any:
@@ -49,6 +44,33 @@ def host(model: Any) -> dict[str, torch.Tensor]:
 
 def far(a: list[float], b: list[float]) -> float:
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+async def publish_spoilt(trainer: Trainer, model: Any, version: int) -> list[float]:
+    """Publish a model out of pinned copies, and spoil its own tensors; what it made of the prompt before."""
+    wanted = expected(model)
+    assert await asyncio.to_thread(trainer.publish, model) == version
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    copies = [arena.copy for arena in trainer.session.publications.behind._arenas if arena.copy is not None]
+    assert all(one.is_pinned() for copy in copies for _, one in copy.tensors({}))
+    return wanted
+
+
+async def check_was_sent(trainer: Trainer, worker: Worker, version: int, wanted: list[float]) -> None:
+    engine, sent = worker.services.engine, trainer.publisher.last
+    assert sent is not None
+    assert (sent.failure, sent.workers) == ("", (worker.services.worker,))
+    await until(lambda: engine.version == version, limit_s=60)
+    assert far((await engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
+
+
+async def check_folder(trainer: Trainer, version: int, tensors: dict[str, torch.Tensor]) -> None:
+    await asyncio.to_thread(trainer.session.publications.settle)
+    files = (trainer.weights_dir / f"v{version:08d}").glob("*.safetensors")
+    written = {name: one for file in files for name, one in load_file(file).items()}
+    assert len(written) > 10
+    assert all(torch.equal(one, tensors[name]) for name, one in written.items())
 
 
 def play(config: Config, body: Callable[[Worker, Trainer], Awaitable[None]]) -> None:
@@ -106,7 +128,6 @@ def test_T16_a_version_is_served_from_a_pinned_copy_while_its_folder_waits(
     config = make({"staleness": {"mode": "async", "bound": 8}}, transport=transport, folder_first=False)
 
     async def body(worker: Worker, trainer: Trainer) -> None:
-        engine, behind = worker.services.engine, trainer.session.publications.behind
         await asyncio.to_thread(trainer.publish, load(gpu_models[1]))
         await until(lambda: [(one.state, one.version) for one in trainer.workers()] == [("serving", 1)], limit_s=60)
         admit(client, keys, [job(index) for index in range(4)])
@@ -115,26 +136,14 @@ def test_T16_a_version_is_served_from_a_pinned_copy_while_its_folder_waits(
             disk.may_write.clear()
             with disk.opened_at_the_end():
                 model = load(gpu_models[seed])
-                wanted, tensors = expected(model), host(model)
-                assert await asyncio.to_thread(trainer.publish, model) == version
-                for parameter in model.parameters():
-                    parameter.data.zero_()
-                copies = [arena.copy for arena in behind._arenas if arena.copy is not None]
-                assert all(one.is_pinned() for copy in copies for _, one in copy.tensors({}))
+                tensors = host(model)
+                wanted = await publish_spoilt(trainer, model, version)
                 if transport == "cuda_ipc":
-                    sent = trainer.publisher.last
-                    assert sent is not None
-                    assert (sent.failure, sent.workers) == ("", (worker.services.worker,))
-                    await until(lambda at=version: engine.version == at, limit_s=60)
-                    assert far((await engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
-            await asyncio.to_thread(trainer.session.publications.settle)
-            files = (trainer.weights_dir / f"v{version:08d}").glob("*.safetensors")
-            written = {name: one for file in files for name, one in load_file(file).items()}
-            assert len(written) > 10
-            assert all(torch.equal(one, tensors[name]) for name, one in written.items())
+                    await check_was_sent(trainer, worker, version, wanted)
+            await check_folder(trainer, version, tensors)
             shown = [("serving", version)]
             await until(lambda at=shown: [(one.state, one.version) for one in trainer.workers()] == at, limit_s=60)
-            assert far((await engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
+            assert far((await worker.services.engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
 
     with buffering(config):
         play(config, body)

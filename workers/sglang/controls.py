@@ -23,6 +23,7 @@ from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
+from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
 from penstock.words import MAX_SAID, writable
 from workers.sglang.http import EngineHttp
 from workers.sglang.marks import Marks
@@ -31,7 +32,7 @@ from workers.sglang.server_info import ServerInfo
 from workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
 from workers.sglang.under_way import UnderWay
 from workers.weights.folders import FolderToCome
-from workers.weights.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
+from workers.weights.verify import verify_publication
 
 
 class SglangControls(ABC):

@@ -33,7 +33,7 @@ from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from workers.weights.copy_holds import CopyHolds
-from workers.weights.fetch.store import FETCHING
+from workers.weights.fetch.store import FETCHING, size_of
 from workers.weights.machine_lock import Stopped, alone_in
 from workers.weights.proof import prove
 
@@ -330,11 +330,6 @@ class _Broken(Exception):
     def __init__(self, cause: PublishError, groups: set[str], copy: Path | None = None) -> None:
         super().__init__(str(cause))
         self.cause, self.groups, self.copy = cause, groups, copy
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a copy's files."""
-    return sum(file.lstat().st_size for file in path.iterdir())
 
 
 def _oldest_first(paths: Iterable[Path]) -> list[Path]:

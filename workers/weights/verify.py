@@ -12,16 +12,8 @@ from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
 from penstock.weights.file_errors import is_folder, shown_path
 from penstock.weights.index import read_index
-from penstock.weights.safetensors_files import (
-    Tensors,
-    as_safetensors,
-    compare_layouts,
-    has_tied_embeddings,
-    read_folder,
-)
+from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, read_folder
 from penstock.words import shown
-
-__all__ = ["Tensors", "has_tied_embeddings", "read_folder", "verify_publication"]
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:

@@ -99,7 +99,7 @@ class Store:
             raise PublishError(
                 f"{name} has {num_bytes:,} bytes, more than serving.max_bytes ({self._max_bytes:,}): raise it."
             )
-        sizes = {path: _size(path) for path in self._versions() if path.name != name}
+        sizes = {path: size_of(path) for path in self._versions() if path.name != name}
         needed = num_bytes - _allocated(self.temporary(name))
         for path in list(sizes):
             if sum(sizes.values()) + num_bytes <= self._max_bytes and needed <= free_bytes(self.folder):
@@ -141,8 +141,9 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _size(folder: Path) -> int:
-    return sum(entry.stat().st_size for entry in folder.iterdir())
+def size_of(folder: Path) -> int:
+    """Bytes of a folder's files. Raises OSError."""
+    return sum(entry.lstat().st_size for entry in folder.iterdir())
 
 
 def _allocated(folder: Path) -> int:

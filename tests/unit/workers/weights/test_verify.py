@@ -13,7 +13,8 @@ import pytest
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
-from workers.weights.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
+from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
+from workers.weights.verify import verify_publication
 
 LAYOUT = {"model.embed_tokens.weight": [4, 2], "model.norm.weight": [2]}
 
