@@ -13,7 +13,7 @@ from penstock.weights.deltas.objects import ObjectStore
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Tries of one object, and the pause between two, which doubles: about two minutes in all.
+#: Tries of one object, and the pause between two, which doubles: a minute and a half in all, beside the tries.
 TRIES = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 #: How often a pause is told of.

@@ -11,7 +11,7 @@ from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.small_maps import name_shown
-from penstock.protocol.transfers import Decision, Enrollment
+from penstock.protocol.transfers import Decision, Enrollment, Word
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
 
@@ -127,18 +127,18 @@ class Transfer:
         Raises:
             TransferFailed: another version took its place.
         """
-        return self._await_reports("f", "to hold its engine still")
+        return self._await_reports(Word.HELD, "to hold its engine still")
 
     def tell(self, worker: str, text: str) -> None:
         """What the worker waits for in ``Arrival.told``: where it finds the weights, for instance."""
-        self._report("h", worker, text)
+        self._report(Word.KNOW, worker, text)
 
     def await_received(self) -> None:
         """Block until every worker has the weights.
 
         Raises TransferFailed when one has not, the time is over, or another version took its place.
         """
-        took = self._await_reports("r", "to take the weights", stop_at_failure=True)
+        took = self._await_reports(Word.TOOK, "to take the weights", stop_at_failure=True)
         failed = [(worker, why) for worker, why in took.items() if why]
         failed += [(worker, "it did not answer in time") for worker in self._receiving if worker not in took]
         if failed:
@@ -147,7 +147,7 @@ class Transfer:
     def end(self, worker: str, why: str = "") -> None:
         """The worker has the weights, or loads the folder because of ``why``; for one that waits to be told so."""
         self._waiting_for_end.discard(worker)
-        self._report("s", worker, why)
+        self._report(Word.SENT, worker, why)
 
     # --- for the publisher ------------------------------------------------------------------------------------------
 
@@ -181,13 +181,13 @@ class Transfer:
         self._is_decided = True
         return self._control.call(transfers.decide(self._keys, self.publication.model, decision))
 
-    def _report(self, what: str, worker: str, text: str) -> None:
-        self._control.call(transfers.report(self._keys, self.publication.model, self.id, what, worker, text))
+    def _report(self, word: Word, worker: str, text: str) -> None:
+        self._control.call(transfers.report(self._keys, self.publication.model, self.id, word, worker, text))
 
-    def _await_reports(self, what: str, until: str, *, stop_at_failure: bool = False) -> dict[str, str]:
+    def _await_reports(self, word: Word, until: str, *, stop_at_failure: bool = False) -> dict[str, str]:
         """What workers report, once all have or the time is over. Raises TransferFailed: of another version."""
         key = self._keys.transfer(self.publication.model)
-        fields = ["id", *(f"{what}:{name}" for name in self._receiving)]
+        fields = ["id", *(f"{word}:{name}" for name in self._receiving)]
         deadline = time.monotonic() + self.timeout_s
         while True:
             id_, *values = self._control.do(lambda client: client.hmget(key, fields))

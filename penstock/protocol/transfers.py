@@ -9,6 +9,7 @@ costs time, never a version. Every wait is bounded by ``trainer.transfer_timeout
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from penstock.protocol.keys import Keys
@@ -18,6 +19,19 @@ from penstock.protocol.scripts import Call, Value, script
 
 #: A transfer's record outlives the transfer by so much.
 LIFE_MS = 3_600_000
+
+
+class Word(StrEnum):
+    """What trainer and worker tell each other of a transfer, each with a text."""
+
+    #: By the worker: its engine is held still; where it is written to, or ''.
+    HELD = "f"
+    #: By the trainer: what the worker has to know, where parameter servers are, say.
+    KNOW = "h"
+    #: By the trainer: it was sent to; '' or what went wrong.
+    SENT = "s"
+    #: By the worker: what came of it; '' is fine.
+    TOOK = "r"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +83,9 @@ def decide(keys: Keys, model: str, decision: Decision) -> Call[bool]:
     return Call(script("transfer_decide"), [keys.transfer(model), keys.transfers(model)], args, bool)
 
 
-def report(keys: Keys, model: str, id_: str, what: str, worker: str, text: str) -> Call[bool]:
-    """``what``: ``f`` its engine is held still (and where it is written to, or ''), ``r`` what came of it ('' is
-    fine), by the worker; ``h`` what it has to know (where parameter servers are, say), ``s`` that it was sent to ('' or
-    what went wrong), by the trainer."""
-    args: list[Value] = [keys.prefix, id_, f"{what}:{worker}", text]
+def report(keys: Keys, model: str, id_: str, word: Word, worker: str, text: str) -> Call[bool]:
+    """Tell the other side of a worker's part; False when the transfer is of another version by now."""
+    args: list[Value] = [keys.prefix, id_, f"{word}:{worker}", text]
     return Call(script("transfer_report"), [keys.transfer(model)], args, bool)
 
 

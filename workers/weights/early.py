@@ -49,7 +49,10 @@ class Early:
         return self._task is not None and (not self._said or self.progress.num_bytes > 0)
 
     async def got(self, publication: Publication) -> Publication | None:
-        """The publication with a proven folder on this machine; None: not yet. Blocks for a round trip at most."""
+        """The publication with a proven folder on this machine; None: not yet.
+
+        Blocks for a round trip, and for the end of a fetch of another publication.
+        """
         if self._fetch is None:
             return None
         if self._of is None or self._of.id != publication.id:

@@ -1,6 +1,6 @@
 """Where anchors and deltas lie: names with immutable bytes, in a folder or an object store.
 
-No object is renamed there, so one that is whole is followed by its marker (``chains.py``). Who reads knows three calls.
+No object is renamed there, so one that is whole is followed by its marker (``chains.py``). Who reads knows ``Objects``.
 """
 
 import io

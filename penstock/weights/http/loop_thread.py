@@ -27,7 +27,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Cancel what runs, and end. Blocks for ``END_S`` at most."""
+        """Cancel what runs, and end. Blocks for twice ``END_S`` at most."""
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -9,7 +9,7 @@ from penstock.errors import EngineDied, EngineError
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.transfers import Decision
+from penstock.protocol.transfers import Decision, Word
 from penstock.redis.control import AsyncControl
 from penstock.weights.index import TensorEntry
 from workers.engine import Engine
@@ -73,10 +73,10 @@ class Arrival:
             NotSent: the trainer gave up, or is silent; nothing was written to the engine.
         """
         try:
-            field, text = await self._first_of("h", "s")
+            word, text = await self._first_of(Word.KNOW, Word.SENT)
         except NotSent as exc:
             raise NotBegun(str(exc)) from exc
-        if field == "s":
+        if word is Word.SENT:
             raise NotBegun(text or "the trainer sent nothing")
         self._is_awaited = True
         return text
@@ -87,31 +87,31 @@ class Arrival:
         Args:
             where: address through which the trainer writes to it, where it does.
         """
-        return (await self._first_of("s", where=where))[1]
+        return (await self._first_of(Word.SENT, where=where))[1]
 
     async def answer(self, failure: str) -> None:
         """Tell the trainer what came of it: that it failed, or what it waits for."""
         if failure or self._is_awaited:
-            await self._report("r", failure)
+            await self._report(Word.TOOK, failure)
 
-    async def _first_of(self, *fields: str, where: str = "") -> tuple[str, str]:
-        is_open = await self._report("f", where)
-        names = ["id", *(f"{field}:{self._worker}" for field in fields)]
+    async def _first_of(self, *words: Word, where: str = "") -> tuple[Word, str]:
+        is_open = await self._report(Word.HELD, where)
+        names = ["id", *(f"{word}:{self._worker}" for word in words)]
         deadline = time.monotonic() + 2 * self._timeout_s + MARGIN_S
         while is_open and time.monotonic() < deadline:
             id_, *said = await self._control.do(lambda client: client.hmget(self._key, names))
             if id_ != self.decision.id.encode():
                 is_open = False
                 break
-            for field, text in zip(fields, said, strict=True):
+            for word, text in zip(words, said, strict=True):
                 if text is not None:
-                    return field, text.decode(errors="replace")
+                    return word, text.decode(errors="replace")
             await asyncio.sleep(_LOOK_S)
         raise NotSent("the trainer did not send it in time" if is_open else "the trainer left it for another transfer")
 
-    async def _report(self, what: str, text: str) -> bool:
+    async def _report(self, word: Word, text: str) -> bool:
         """False: the transfer is over."""
-        call = transfers.report(self._keys, self.publication.model, self.decision.id, what, self._worker, text)
+        call = transfers.report(self._keys, self.publication.model, self.decision.id, word, self._worker, text)
         return await self._control.call(call)
 
 
