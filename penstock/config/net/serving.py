@@ -45,10 +45,11 @@ class ServingConfig(Section):
     range_bytes: Annotated[int, Field(ge=64 * 1024, le=1024**3)] = 4 * 1024**2
     #: Ranges that a worker fetches at once.
     fetches: Annotated[int, Field(gt=0, le=64)] = 4
-    #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder.
+    #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder. With
+    #: transport delta what is fetched is in ``worker.copies_dir``.
     folder: Path | None = None
     #: Most bytes of fetched versions on a machine: the oldest goes first, and none that a worker uses. One that
-    #: does not fit beside these is refused.
+    #: does not fit beside these is refused. With transport delta ``worker.copies_bytes`` bounds them.
     max_bytes: Positive = 1024**4
     #: Certificate (PEM, with its chain) and key by which parts serve TLS; null: plain HTTP.
     tls_cert: Path | None = None
