@@ -49,7 +49,7 @@ from penstock.redis.control import Control
 #: Longest wait for an engine to have a version.
 LOAD_TIMEOUT_S = 240.0
 _COMPARED_BYTES = 16 * 1024 * 1024
-_FETCHED = re.compile(r"num_bytes=(\d+), is_whole=(\w+), deltas=(\d+), seconds=([\d.]+)")
+_FETCHED = re.compile(r"num_bytes=(\d+), is_whole=(\w+), num_deltas=(\d+), took_s=([\d.]+)")
 
 
 class Line:
@@ -123,7 +123,7 @@ class Line:
                 "delta_bytes": put.delta_bytes,
                 "full_bytes": put.full_bytes,
                 "is_anchor": put.is_anchor,
-                "put_s": put.seconds,
+                "put_s": put.took_s,
                 "publish_s": time.monotonic() - began_s - waited_s,
             }
         )

@@ -38,7 +38,7 @@ class Put(NamedTuple):
     full_bytes: int
     #: Whether it is there whole.
     is_anchor: bool
-    seconds: float
+    took_s: float
 
 
 class Deltas:
@@ -88,7 +88,7 @@ class Deltas:
             version,
             delta_bytes,
             ", and whole" if is_anchor else "",
-            self.last.seconds,
+            self.last.took_s,
         )
         return self.last
 

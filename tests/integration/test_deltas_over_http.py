@@ -64,7 +64,7 @@ def last(machine: Machine) -> tuple[bool, int]:
     """Whether its last version was fetched whole, and through how many deltas it came."""
     made = machine.copies._copies.last
     assert made is not None
-    return made.is_whole, made.deltas
+    return made.is_whole, made.num_deltas
 
 
 async def test_I9_versions_come_by_deltas_to_who_sees_neither_folder_nor_store(net: Net) -> None:

@@ -52,8 +52,8 @@ class Fetched(NamedTuple):
     num_bytes: int
     #: Whether a whole version was fetched.
     is_whole: bool
-    deltas: int
-    seconds: float
+    num_deltas: int
+    took_s: float
 
 
 class LocalCopies:
@@ -102,7 +102,7 @@ class LocalCopies:
         except OSError as exc:
             kind = DiskFull if is_full(exc) else PublishError
             raise kind(f"version {publication.version} cannot be copied to {self._folder}: {exc}.") from exc
-        self.last = fetched._replace(seconds=time.monotonic() - began)
+        self.last = fetched._replace(took_s=time.monotonic() - began)
         log.info("version %d is here: %s", publication.version, self.last)
         return fetched.path
 

@@ -34,11 +34,11 @@ class Pace:
         if self._waits_since is None:
             self._waits_since = time.monotonic()
 
-    def came(self, num_bytes: int, seconds: float) -> None:
+    def came(self, num_bytes: int, took_s: float) -> None:
         """A peer gave a range."""
         self.is_known, self._waits_since, self.patience = True, None, 1.0
         if num_bytes >= self._range_bytes / 2:
-            self._rates.append(num_bytes / max(seconds, 1e-6))
+            self._rates.append(num_bytes / max(took_s, 1e-6))
 
     def is_late(self, num_bytes: int, since: float, patience: float = 1.0) -> bool:
         """Whether a range of so many bytes that was asked for at ``since`` (monotonic, in s) should be here."""

@@ -59,7 +59,7 @@ def spoil(path: Path) -> None:
 
 def last(copies: LocalCopies) -> tuple[bool, int]:
     assert copies.last is not None
-    return copies.last.is_whole, copies.last.deltas
+    return copies.last.is_whole, copies.last.num_deltas
 
 
 def test_a_late_joiner_takes_the_nearest_anchor_and_its_chain(line: Line) -> None:
