@@ -267,6 +267,24 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _copies_are_of_deltas(self) -> Self:
+        name = self.trainer.transport
+        if name not in TRANSPORTS:
+            return self  # the user's own may read what it likes
+        for mine, whole in (("copies_dir", "folder"), ("copies_bytes", "max_bytes")):
+            if name == "delta" and not _is_default(self.serving, whole):
+                raise ValueError(
+                    f"serving.{whole} is of versions that are fetched whole, and trainer.transport delta keeps what it "
+                    f"fetches as worker.{mine} says: set that, or remove serving.{whole}"
+                )
+            if name != "delta" and not _is_default(self.worker, mine):
+                raise ValueError(
+                    f"worker.{mine} is of trainer.transport delta, and that is {name}: remove it, or set "
+                    f"serving.{whole} for versions that are fetched whole"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _transport_can_work(self) -> Self:
         name, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
         way, gpus = transport(name), self.trainer.parameter_server_gpus
@@ -307,3 +325,7 @@ class Config(Section):
     def copies_dir(self) -> Path:
         """Folder of this machine's copies of versions."""
         return Path(self.worker.copies_dir or self.run_dir / "copies" / platform.node()).absolute()
+
+
+def _is_default(section: Section, key: str) -> bool:
+    return bool(getattr(section, key) == type(section).model_fields[key].default)

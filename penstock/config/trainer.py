@@ -174,7 +174,7 @@ class TrainerConfig(Section):
     #: checkpoint_engine: the GPUs, as the trainer counts them, on which engines run, one engine process on each; None:
     #: the trainer's own.
     parameter_server_gpus: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    #: Address of this machine at which engines meet the trainer; its port is a free one.
+    #: nccl and gloo: address of this machine at which engines meet the trainer; its port is a free one.
     transfer_address: str = "127.0.0.1"
     #: Most bytes gathered for one file, and sent at once.
     bucket_bytes: Positive = 1024**3
@@ -339,10 +339,11 @@ class TrainerConfig(Section):
                 f"folder_first false has no effect with transport {name}, whose versions begin with their folder: "
                 "remove it, or choose another transport"
             )
-        for key in ("delta_store", "anchor_every"):
-            if name != "delta" and getattr(self, key) != type(self).model_fields[key].default:
+        owners = {"delta_store": ["delta"], "anchor_every": ["delta"], "transfer_address": ["nccl", "gloo"]}
+        for key, of in owners.items():
+            if name not in of and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(
-                    f"{key} is of transport delta, and transport is {name}: set transport, or remove {key}"
+                    f"{key} is of transport {' and '.join(of)}, and transport is {name}: set transport, or remove {key}"
                 )
         return self
 

@@ -58,7 +58,9 @@ def config_of(
     **serving: Any,
 ) -> Config:
     """Of a part whose machine has ``folder``."""
-    base = {"enabled": True, "token": TOKEN, "range_bytes": RANGE_BYTES, "stall_s": 1.0, "folder": folder / "fetched"}
+    base = {"enabled": True, "token": TOKEN, "range_bytes": RANGE_BYTES, "stall_s": 1.0}
+    if (trainer or {}).get("transport") != "delta":
+        base["folder"] = folder / "fetched"
     return Config.model_validate(
         {
             "run": keys.run,

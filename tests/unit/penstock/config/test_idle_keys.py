@@ -72,6 +72,21 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"hooks": {"rewards": "m:f"}},
     ),
     (
+        {"trainer": {"transport": "delta"}, "serving": {"enabled": True, "max_bytes": 10**9}},
+        r"serving\.max_bytes is of versions that are fetched whole, .* as worker\.copies_bytes says",
+        {"trainer": {"transport": "delta"}, "serving": {"enabled": True}, "worker": {"copies_bytes": 10**9}},
+    ),
+    (
+        {"worker": {"copies_dir": "/copies"}},
+        r"worker\.copies_dir is of trainer\.transport delta, and that is disk: remove it, or set serving\.folder",
+        {"serving": {"enabled": True, "folder": "/copies"}},
+    ),
+    (
+        {"trainer": {"transfer_address": "10.0.0.1"}},
+        r"transfer_address is of transport nccl and gloo, and transport is disk",
+        {"trainer": {"transfer_address": "10.0.0.1", "transport": "gloo"}},
+    ),
+    (
         {"hooks": {"eval_log": "m:f"}},
         r"hooks\.eval_log is told of evaluations, and data\.eval names no file",
         {"hooks": {"eval_log": "m:f"}, "data": BASE["data"] | {"eval": [{"name": "e", "path": "e.jsonl"}]}},
