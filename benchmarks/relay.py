@@ -35,7 +35,7 @@ from penstock.redis.control import AsyncControl
 from penstock.system.checksum import file_xxh3
 from penstock.weights.http.blobs import object_name
 from penstock.weights.http.token import token_of
-from penstock.weights.index import INDEX_FILE, WeightsIndex, digest
+from penstock.weights.index import INDEX_FILE, digest, index_bytes
 from workers.weights.fetch.download import Downloads
 from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.partial import Partial
@@ -91,7 +91,9 @@ def make_version(parent: Path, number: int, num_bytes: int) -> tuple[Path, str]:
     for part, start in enumerate(range(0, num_bytes, FILE_BYTES), 1):
         data = draw.integers(0, 256, min(FILE_BYTES, num_bytes - start), np.uint8)
         (folder / f"model-{part:05d}.safetensors").write_bytes(data.tobytes())
-    index = WeightsIndex([], {file.name: file_xxh3(file) for file in sorted(folder.iterdir())}).to_bytes()
+    files = sorted(folder.iterdir())
+    checksums = {file.name: file_xxh3(file) for file in files}
+    index = index_bytes([], checksums, {file.name: file.stat().st_size for file in files})
     (folder / INDEX_FILE).write_bytes(index)
     return folder, digest(index)
 

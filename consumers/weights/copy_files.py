@@ -81,7 +81,7 @@ def files_of_copy(copy: Copy, model: Path, max_bucket_bytes: int) -> CopyFiles:
     if len(filled) > 1:
         data = files_json(entries)
         files[FILES_JSON], checksums[FILES_JSON] = BufferBlob([data]), bytes_xxh3(data)
-    index = index_bytes(entries, checksums)
+    index = index_bytes(entries, checksums, {name: blob.size for name, blob in files.items()})
     files[INDEX_FILE] = BufferBlob([index])
     return CopyFiles(digest(index), files)
 

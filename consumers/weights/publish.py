@@ -99,7 +99,8 @@ def write_weights(
         entries = _write_tensors(as_source(weights), require_config(folder), temporary, max_bucket_bytes)
         check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
         checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
-        index = index_bytes(entries, checksums)
+        sizes = {name: (temporary / name).stat().st_size for name in checksums}
+        index = index_bytes(entries, checksums, sizes)
         (temporary / INDEX_FILE).write_bytes(index)
         for file in temporary.iterdir():
             fsync(file)

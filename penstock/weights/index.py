@@ -61,6 +61,8 @@ class WeightsIndex(Record):
     tensors: list[list[Any]] = field(default_factory=list)
     #: File name -> XXH3-64 of its bytes, the index itself left out.
     files: dict[str, int] = field(default_factory=dict)
+    #: File name -> its bytes, of the same files.
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def entries(self) -> list[TensorEntry]:
         """The tensors. Raises PublishError on what cannot be one."""
@@ -89,13 +91,15 @@ def _is_shape(shape: list[Any]) -> bool:
     )
 
 
-def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int]) -> bytes:
+def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int], sizes: Mapping[str, int]) -> bytes:
     """An index's file.
 
     Args:
         checksums: file name -> XXH3-64 of its bytes, in whatever order.
+        sizes: file name -> its bytes, of the same files.
     """
-    return WeightsIndex([list(entry) for entry in entries], dict(sorted(checksums.items()))).to_bytes()
+    tensors = [list(entry) for entry in entries]
+    return WeightsIndex(tensors, dict(sorted(checksums.items())), dict(sorted(sizes.items()))).to_bytes()
 
 
 def digest(data: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.config import Config
 from penstock.protocol.keys import Keys
 from penstock.system.checksum import file_xxh3
-from penstock.weights.index import INDEX_FILE, WeightsIndex, digest
+from penstock.weights.index import INDEX_FILE, digest, index_bytes
 from workers.weights.fetch.fetcher import Fetcher
 
 TOKEN = "t" * 32
@@ -43,7 +43,9 @@ def make_version(parent: Path, number: int = 1, *, num_bytes: int = 2_000_000) -
         (folder / f"model-0000{part}.safetensors").write_bytes(
             random.Random(number * 10 + part).randbytes(num_bytes // 2)
         )
-    index = WeightsIndex([], {file.name: file_xxh3(file) for file in sorted(folder.iterdir())}).to_bytes()
+    files = sorted(folder.iterdir())
+    checksums = {file.name: file_xxh3(file) for file in files}
+    index = index_bytes([], checksums, {file.name: file.stat().st_size for file in files})
     (folder / INDEX_FILE).write_bytes(index)
     return Version(number, digest(index), folder, sum(file.stat().st_size for file in folder.iterdir()))
 

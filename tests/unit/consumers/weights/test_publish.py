@@ -52,6 +52,7 @@ def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path
     files = {file.name: file_xxh3(file) for file in written.path.iterdir() if file.name != INDEX_FILE}
     index = read_index(written.path, written.index_digest)
     assert index.files == files
+    assert index.sizes == {name: (written.path / name).stat().st_size for name in files}
     entries = index.entries()
     assert {entry.name: (entry.dtype, entry.shape) for entry in entries} == {
         name: ("float32", tuple(tensor.shape)) for name, tensor in stored.items()
