@@ -20,6 +20,7 @@ import time
 from contextlib import closing
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ import typer
 from benchmarks.common import Report, execute, median, redis_server, run_together, versions
 from consumers.weights.http.serving import Serving
 from penstock.config import Config
+from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import read_offer
 from penstock.redis.connect import connect
@@ -41,6 +43,7 @@ from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.partial import Partial
 
 LEGS = ("direct", "relay")
+OWNER = "trainer"
 TOKEN = "token-of-this-benchmark"
 #: Bytes of a file of a version.
 FILE_BYTES = 50 * 10**6
@@ -118,7 +121,9 @@ def serve(barrier: Barrier, *, path: str, rate: int, workers: int, **about: Any)
     keys = Keys(about["run"])
     config = config_of(about["url"], about["run"], Path(about["folder"]), rate)
     client = connect(about["url"])
-    with closing(Serving(config, keys)) as serving:
+    scripts.run(client, scripts.subscribe(keys, OWNER, {"lanes": "train", "mode": "async", "bound": 1, "gb": 1}))
+    gen = scripts.run(client, scripts.join(keys, OWNER, OWNER, 3_600_000)).gen
+    with closing(Serving(config, SimpleNamespace(keys=keys, name=OWNER, owner=OWNER, gen=gen))) as serving:
         barrier.wait()
         at = time.monotonic()
         serving.offer(about["version"], about["index"], Path(path))

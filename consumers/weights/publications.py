@@ -89,7 +89,7 @@ class Publications:
 
     def _served(self) -> Serving | None:
         if self._serving is None:
-            self._serving = Serving.of(self._config, self._subscriber.keys)
+            self._serving = Serving.of(self._config, self._subscriber)
         return self._serving
 
     def close(self) -> None:

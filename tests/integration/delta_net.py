@@ -71,7 +71,7 @@ class Net:
 
     def trainer(self, **trainer: Any) -> Serving:
         config = config_of(self.url, self.keys, self.folder / "trainer", self.line.path / "store", **trainer)
-        return self._stack.enter_context(closing(Serving(config, self.keys)))
+        return self._stack.enter_context(closing(Serving(config, fetch_parts.owner_of(self.url, self.keys))))
 
     def machine(self, name: str, **config: Any) -> Machine:
         made = Machine(config_of(self.url, self.keys, self.folder / name, NOWHERE, **config), self.keys, name)

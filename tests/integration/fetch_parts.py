@@ -3,15 +3,21 @@
 import asyncio
 import random
 import sys
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from penstock.config import Config
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.offer import Offer
+from penstock.redis.connect import connect
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, digest, index_bytes
+from tests.integration import play
 from workers.weights.fetch.fetcher import Fetcher
 
 TOKEN = "t" * 32
@@ -48,6 +54,29 @@ def make_version(parent: Path, number: int = 1, *, num_bytes: int = 2_000_000) -
     index = index_bytes([], checksums, {file.name: file.stat().st_size for file in files})
     (folder / INDEX_FILE).write_bytes(index)
     return Version(number, digest(index), folder, sum(file.stat().st_size for file in folder.iterdir()))
+
+
+@dataclass(slots=True)
+class Owner:
+    """Of the subscription by which versions are offered."""
+
+    keys: Keys
+    gen: int
+    name: str = "actor"
+    owner: str = "owner-1"
+
+
+def owner_of(redis_url: str, keys: Keys) -> Owner:
+    """Take the subscription, or have it still."""
+    with closing(connect(redis_url)) as client:
+        play.subscribe(client, keys)
+        return Owner(keys, play.join(client, keys).gen)
+
+
+def forge(client: redis.Redis, keys: Keys, thing: str, offer: Offer) -> None:
+    """Put an offer there that no owner said, for so long that it is not said anew."""
+    client.set(keys.relay(thing), offer.to_bytes(), px=10**6)
+    client.zadd(keys.relay_names, {thing: time.time() * 1000 + 10**6})
 
 
 def config_of(

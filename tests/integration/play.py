@@ -11,6 +11,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.records.whole import Whole
 from penstock.protocol.scripts import Leadership, RawLease, run
@@ -193,6 +194,20 @@ def copied(
 ) -> str:
     told = Copied(version, index)
     return run(client, scripts.copied(keys, "actor", owner=owner, gen=gen, model=MODEL, told=told))
+
+
+def offer(
+    client: redis.Redis,
+    keys: Keys,
+    thing: str,
+    record: Offer,
+    *,
+    ttl_ms: int = scripts.OFFER_MS,
+    owner: str = "owner-1",
+    gen: int = 0,
+) -> str:
+    call = scripts.relay_offer(keys, "actor", thing, record, owner=owner, gen=gen, ttl_ms=ttl_ms)
+    return run(client, call)
 
 
 def rewind(client: redis.Redis, keys: Keys, n: int, *, gen: int = 0) -> scripts.Rewound:

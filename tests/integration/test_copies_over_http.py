@@ -314,7 +314,7 @@ async def test_I9_an_engine_that_dies_while_a_copy_is_fetched_comes_back_with_wh
         await rig.step(trainer, 2)
         await until(gate.is_asked.is_set)
         what = "the trainer's copy of version 2 of policy to be fetched over HTTP: "
-        await until(lambda: any(one.startswith(what) and "ranges to come" in one for one in rig.waits()))
+        await until(lambda: any(one.startswith(what) and one.endswith(" to come") for one in rig.waits()))
         engine.version = "default"  # as after a restart
         worker.services.lose_engine(1, "it died")
         services, itself = worker.services, f"process {os.getpid()} of this machine"

@@ -19,7 +19,7 @@ from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.delta_net import PATIENCE_S, Machine, Net, contents
-from tests.integration.fetch_parts import RANGE_BYTES
+from tests.integration.fetch_parts import RANGE_BYTES, forge
 from tests.integration.spoiling_proxy import SpoilingProxy
 from workers.weights import copies as copies_module
 from workers.weights.fetch import fetcher, swarm
@@ -187,6 +187,26 @@ async def test_a_delta_that_was_swept_is_done_without(net: Net, client: redis.Re
     again.offer(2, net.index(2), net.line.written[2].path)
     await net.get(machine, 2)
     assert last(machine) == (True, 0)
+
+
+async def test_a_delta_that_is_offered_with_more_than_changes_all_of_its_base_takes_no_room(
+    net: Net, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm, "GIVE_UP_S", 10.0)
+    trainer, machine = net.trainer(), net.machine("a")
+    net.publish(1, trainer)
+    await net.get(machine, 1)
+    net.publish(2, trainer)
+    await until(lambda: client.exists(net.keys.relay(f"policy:v00000002-{net.index(2)}")))
+    trainer.close()
+    many = Offer(trainer.server.url, 2, net.index(2), 2**20, [["delta", 2**28]], bytes(16 * 2**8))
+    forge(client, net.keys, thing(net, 2), many)
+    again = net.trainer()
+    again._store = None
+    again.offer(2, net.index(2), net.line.written[2].path)
+    await net.get(machine, 2)
+    assert last(machine) == (True, 0)
+    assert f"{net.delta(2)} is offered with {2**28} bytes" in caplog.text
 
 
 async def test_a_trainer_that_comes_back_at_another_port_is_gone_on_with(large: Net) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from consumers.weights.http.serving import CopyFiles, Serving
 from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer, range_digest
-from penstock.protocol.scripts import relay_have, relay_offer, run
+from penstock.protocol.scripts import relay_have, run
 from penstock.redis.control import Control
 from penstock.redis.server import RedisServer
 from penstock.weights.http.blobs import BufferBlob, files_of, object_name
 from penstock.weights.http.server import WeightsServer
-from tests.integration.fetch_parts import RANGE_BYTES, TOKEN, Version, config_of, make_version
+from tests.integration.fetch_parts import RANGE_BYTES, TOKEN, Version, config_of, forge, make_version, owner_of
 from tests.integration.spoiling_proxy import How, SpoilingProxy
 from workers.weights.fetch import fetcher as fetcher_module
 from workers.weights.fetch import swarm
@@ -44,7 +45,7 @@ class Play:
     def trainer(self, range_bytes: int = RANGE_BYTES, **trainer: Any) -> Serving:
         folder = self.folder / "trainer"
         config = config_of(self.url, self.keys, folder, trainer=trainer, range_bytes=range_bytes)
-        return self._stack.enter_context(closing(Serving(config, self.keys)))
+        return self._stack.enter_context(closing(Serving(config, owner_of(self.url, self.keys))))
 
     def worker(self, name: str, machine: str = "", **serving: Any) -> Fetcher:
         config = config_of(self.url, self.keys, self.folder / (machine or name), **serving)
@@ -68,7 +69,7 @@ class Play:
         """The same offer, at another address and for so long that its trainer does not say it anew."""
         offer = self.offer(version)
         changed = Offer(url, offer.version, offer.index, offer.range_bytes, offer.files, offer.digests)
-        run(self.client, relay_offer(self.keys, self.thing(version), changed, 10**6))
+        forge(self.client, self.keys, self.thing(version), changed)
 
     def lie(self, trainer: Serving, version: Version) -> None:
         """Offer the folder as it is by now, whatever its index says."""
@@ -81,7 +82,7 @@ class Play:
         )
         files = [[file, blob.size] for file, blob in blobs.items()]
         offer = Offer(trainer.server.url, version.number, version.index, RANGE_BYTES, files, digests)
-        run(self.client, relay_offer(self.keys, self.thing(version), offer, 10**6))
+        forge(self.client, self.keys, self.thing(version), offer)
 
     def has_all(self, version: Version, name: str, url: str) -> None:
         """A peer says that it has all ranges."""
@@ -255,7 +256,7 @@ async def test_a_peer_that_spoils_its_answers_costs_a_range_and_no_more(
     assert "worker liar does not give a range of version 1" in caplog.text
     # Small files end before the byte that is changed, and may come from it before.
     assert caplog.text.count("gives other bytes") == (how == "change")
-    assert how != "stall" or proxy.num_connections == 1
+    assert how != "stall" or proxy.num_connections <= 2, "once for the index, and once"
 
 
 async def test_a_peer_that_is_gone_is_done_without(play: Play, version: Version) -> None:
@@ -282,13 +283,16 @@ async def test_a_folder_that_changed_since_it_was_offered_never_comes(
     assert not worker._store.path(object_name(1, version.index)).exists()
 
 
-async def test_what_the_index_does_not_name_is_refused(play: Play, version: Version) -> None:
+async def test_what_the_index_does_not_name_is_refused(
+    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An offer that fits its bytes and not the publication: the index decides."""
+    monkeypatch.setattr(swarm, "GIVE_UP_S", 1.0)
     (version.folder / "more.txt").write_text("more")
     (version.folder / "config.json").write_text("[]")
     trainer, worker = play.trainer(), play.worker("a")
     play.lie(trainer, version)
-    with pytest.raises(PublishError, match=r"other files than its index names, such as 'more\.txt'"):
+    with pytest.raises(PublishError, match=r"other files than its index names, .* such as 'more\.txt'"):
         await fetched(worker, version)
     other = make_version(play.folder / "other", 2)
     (other.folder / "config.json").write_text("[]")
@@ -301,9 +305,8 @@ async def test_what_the_index_does_not_name_is_refused(play: Play, version: Vers
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ([["../escape", 10]], "no plain name"),
-        ([[".hidden", 10]], "no plain name"),
-        ([["a/b", 10]], "no plain name"),
+        ([["../escape", 10]], "without an index"),
+        ([["weights.index", 0]], "without an index"),
         ([["a", 10], ["a", 10]], "names a file twice"),
         ([["a", -1]], "an entry of files that is none"),
         ([["a", 10**9]], "too many ranges"),
@@ -311,13 +314,26 @@ async def test_what_the_index_does_not_name_is_refused(play: Play, version: Vers
         ([], "has 0 files"),
     ],
 )
-async def test_an_offer_that_no_trainer_writes_is_refused(play: Play, files: list[Any], says: str) -> None:
+async def test_an_offer_that_no_trainer_writes_is_refused(
+    play: Play, files: list[Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm, "GIVE_UP_S", 0.5)
     worker, index = play.worker("a"), "c" * 32
     offer = Offer("http://127.0.0.1:1", 9, index, RANGE_BYTES, files, bytes(16 * len(files)))
-    run(play.client, relay_offer(play.keys, f"policy:{object_name(9, index)}", offer, 10**6))
+    forge(play.client, play.keys, f"policy:{object_name(9, index)}", offer)
     with pytest.raises(PublishError, match=says):
         await asyncio.wait_for(worker.fetch(9, index), PATIENCE_S)
     assert not (play.folder / "escape").exists()
+
+
+@pytest.mark.parametrize("file", ["../escape", ".hidden", "a/b"])
+async def test_a_delta_of_files_that_are_no_plain_names_is_refused(play: Play, file: str) -> None:
+    worker, name = play.worker("a"), f"d00000009-{'c' * 32}"
+    forge(play.client, play.keys, f"policy:{name}", Offer("http://h:1", 9, "c" * 32, 10, [[file, 10]], bytes(16)))
+    coming = worker.bring(name, play.folder / "into" / "fetched", lambda num_bytes: None)
+    with pytest.raises(PublishError, match="no plain name"):
+        await asyncio.wait_for(asyncio.wrap_future(coming), PATIENCE_S)
+    assert not (play.folder / "into").exists()
 
 
 async def test_what_was_offered_and_never_came_keeps_no_room(
@@ -327,18 +343,19 @@ async def test_what_was_offered_and_never_came_keeps_no_room(
     monkeypatch.setattr(swarm, "GIVE_UP_S", 1.0)
     trainer, worker = play.trainer(), play.worker("a")
     trainer.offer(version.number, version.index, version.folder)
-    real, files = play.offer(version), [["model.safetensors", 100 * RANGE_BYTES], ["empty.txt", 0]]
-    forged = Offer(real.url, version.number, version.index, RANGE_BYTES, files, bytes(16 * 101))
-    trainer.close()
-    run(play.client, relay_offer(play.keys, play.thing(version), forged, 10**6))
-    with pytest.raises(PublishError, match="100 of its 101 ranges do not come"):
+    real = play.offer(version)
+    digests = [one.digest if one.file == "weights.index" else bytes(16) for one in real.ranges()]
+    forge(play.client, play.keys, play.thing(version), replace(real, digests=b"".join(digests)))
+    with pytest.raises(PublishError, match="ranges do not come"):
         await fetched(worker, version)
     assert [one.name for one in worker._store.folder.iterdir()] == [".lock"]
+    trainer.close()
     temporary = worker._store.temporary(object_name(version.number, version.index))
     temporary.mkdir()
     half = version.folder / "model-00001.safetensors"
-    (temporary / half.name).write_bytes(half.read_bytes())
-    run(play.client, relay_offer(play.keys, play.thing(version), real, 10**6))
+    for file in (half, version.folder / "weights.index"):
+        (temporary / file.name).write_bytes(file.read_bytes())
+    forge(play.client, play.keys, play.thing(version), real)
     with pytest.raises(PublishError, match="ranges do not come"):
         await fetched(worker, version)
     assert (temporary / half.name).read_bytes() == half.read_bytes()
@@ -371,7 +388,7 @@ async def test_an_index_that_is_no_digest_is_no_path_on_this_machine(play: Play,
     kept.parent.mkdir()
     kept.write_text("kept")
     offer = Offer("http://127.0.0.1:1", 9, index, RANGE_BYTES, [["a", 10]], bytes(16))
-    run(play.client, relay_offer(play.keys, f"policy:{object_name(9, index)}", offer, 10**6))
+    forge(play.client, play.keys, f"policy:{object_name(9, index)}", offer)
     worker = play.worker("a")
     with pytest.raises(PublishError, match="which is no digest"):
         await asyncio.wait_for(worker.fetch(9, index), PATIENCE_S)

@@ -18,6 +18,7 @@ from penstock.protocol.audit import audit, scan_groups
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.disposal import Disposal
+from penstock.protocol.records.offer import Offer
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.connect import connect
@@ -66,7 +67,7 @@ class RandomPlay:
             self.commit, self.reward, self.reward, self.reward,
             self.crash, self.release, self.expire, self.due, self.requeue, self.cancel, self.keep, self.cut_batch,
             self.cut_batch, self.commit_batch, self.commit_batch, self.publish, self.publish, self.checkpointed,
-            self.whole, self.whole, self.copied,
+            self.whole, self.whole, self.copied, self.offered,
             self.rewind, self.dispose, self.seal, self.seal, self.sweep, self.depose, self.close, self.abandon,
         ]  # fmt: skip
         with contextlib.suppress(LeadershipLost):
@@ -201,6 +202,15 @@ class RandomPlay:
         else:
             assert said == ("already" if version in self.folders else "whole")
             self.folders[version] = path
+
+    def offered(self) -> None:
+        """The newest version is offered, once more, or by a trainer that was rewound: then nothing changes."""
+        thing, late = f"policy:v{self.version:08d}-{'a' * 32}", self.gen > 0 and self.random.random() < 0.3
+        before = self.client.get(self.keys.relay(thing))
+        record = Offer(f"http://{'late' if late else 'h'}:1", self.version, "a" * 32, 10, [["f", 10]], bytes(16))
+        said = play.offer(self.client, self.keys, thing, record, gen=self.gen - late)
+        assert said == ("owner" if late else "offered")
+        assert self.client.get(self.keys.relay(thing)) == (before if late else record.to_bytes())
 
     def copied(self) -> None:
         """A copy is told of, once more, of another version than the newest, or by a trainer that was rewound."""
@@ -369,6 +379,26 @@ def test_T16_a_folder_is_told_of_by_who_announced_it_and_after_that(client: redi
     assert play.whole(client, keys, 2, "/new", owner="new", gen=rewound.gen) == "whole"
     assert play.whole(client, keys, 2, "/new", owner="new", gen=rewound.gen) == "already"
     assert scripts.read_all_whole(client, keys, play.MODEL)[2].path == "/new"
+
+
+def test_T1_an_object_is_offered_by_the_owner_alone(client: redis.Redis, keys: Keys) -> None:
+    """A trainer that was taken over must not say where, and what, its successor's versions are."""
+    thing = "policy:v00000001-" + "a" * 32
+    mine, theirs = (Offer(url, 1, "a" * 32, 10, [["f", 10]], bytes(16)) for url in ("http://old:1", "http://new:1"))
+    assert play.offer(client, keys, thing, mine, owner="old") == "owner", "nobody has a subscription yet"
+    play.subscribe(client, keys)
+    assert play.join(client, keys, owner="old").mine
+    assert [play.offer(client, keys, thing, mine, owner="old") for _ in range(2)] == ["offered", "offered"]
+    client.delete(keys.owner("actor"))
+    gen = play.join(client, keys, owner="new").gen
+    assert play.offer(client, keys, thing, theirs, owner="old") == "owner"
+    assert client.get(keys.relay(thing)) == mine.to_bytes(), "until it ends"
+    rewound = run(client, scripts.rewind(keys, "actor", owner="new", gen=gen, n=0, model=play.MODEL))
+    assert play.offer(client, keys, thing, theirs, owner="new", gen=gen) == "owner", "of an earlier generation"
+    assert play.offer(client, keys, thing, theirs, owner="new", gen=rewound.gen) == "offered"
+    assert play.offer(client, keys, "policy:other", mine, owner="old") == "owner"
+    assert client.get(keys.relay(thing)) == theirs.to_bytes()
+    assert client.zrange(keys.relay_names, 0, -1) == [thing.encode()]
 
 
 def test_T1_a_copy_is_told_of_by_who_announced_it_while_it_is_the_newest(client: redis.Redis, keys: Keys) -> None:

@@ -12,7 +12,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.server import RedisServer
-from tests.integration.fetch_parts import config_of, make_version
+from tests.integration.fetch_parts import config_of, make_version, owner_of
 from tests.integration.worker_play import until
 from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.nearby import Nearby
@@ -28,7 +28,9 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
     left = Publication("policy", 1, "disk", str(earlier.folder), index=version.index)
     waiting = Waiting(client, keys, "worker:w:weights")
     with (
-        closing(Serving(config_of(redis_server.url, keys, tmp_path / "t"), keys)) as serving,
+        closing(
+            Serving(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
+        ) as serving,
         closing(Fetcher(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w")) as fetcher,
     ):
         nearby, without = Nearby(fetcher, waiting), Nearby(None, waiting)
@@ -48,7 +50,9 @@ async def test_I8_whoever_is_waited_for_is_named(
     unseen = Publication("policy", 1, "disk", "/not/on/this/machine", index=version.index)
     (tmp_path / "w" / "fetched").mkdir(parents=True)
     with (
-        closing(Serving(config_of(redis_server.url, keys, tmp_path / "t"), keys)) as serving,
+        closing(
+            Serving(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
+        ) as serving,
         closing(Fetcher(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w")) as fetcher,
         (tmp_path / "w" / "fetched" / ".lock").open("w") as lock,
     ):

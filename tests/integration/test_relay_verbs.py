@@ -5,9 +5,10 @@ import redis
 
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
-from penstock.protocol.scripts import read_names, read_peers, relay_claim, relay_have, relay_offer, run
+from penstock.protocol.scripts import read_names, read_peers, relay_claim, relay_have, run
 from penstock.redis.connect import connect_async
 from penstock.redis.server import RedisServer
+from tests.integration import play as play_
 
 THING = "policy:v00000003-" + "a" * 32
 NUM = 20
@@ -27,7 +28,9 @@ def bitmap(*numbers: int) -> bytes:
 class Play:
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self.client, self.keys = client, keys
-        run(client, relay_offer(keys, THING, offer()))
+        play_.subscribe(client, keys)
+        assert play_.join(client, keys).mine
+        assert play_.offer(client, keys, THING, offer()) == "offered"
 
     def claim(self, worker: str, wanted: int = -1) -> int:
         return run(self.client, relay_claim(self.keys, THING, worker, NUM, wanted=wanted))
@@ -128,7 +131,7 @@ def test_another_version_has_slots_of_its_own(play: Play, client: redis.Redis, k
     play.claim("b")
     other = THING.replace("a" * 32, "b" * 32)
     assert run(client, relay_claim(keys, other, "c", NUM)) == -1, "which is not offered"
-    run(client, relay_offer(keys, other, offer()))
+    play_.offer(client, keys, other, offer())
     assert run(client, relay_claim(keys, other, "c", NUM)) == 0
 
 
@@ -136,13 +139,13 @@ async def test_what_is_offered_is_known_by_name_until_its_offer_ends(
     play: Play, client: redis.Redis, keys: Keys, redis_server: RedisServer
 ) -> None:
     other, foreign = "v00000004-" + "b" * 32, "judge:v00000003-" + "a" * 32
-    run(client, relay_offer(keys, f"policy:{other}", offer()))
-    run(client, relay_offer(keys, foreign, offer()))
+    play_.offer(client, keys, f"policy:{other}", offer())
+    play_.offer(client, keys, foreign, offer())
     asker = connect_async(redis_server.url)
     assert sorted(await read_names(asker, keys, "policy")) == [THING.partition(":")[2], other]
     assert 0 < client.pttl(keys.relay_names) <= 30_000
     client.zadd(keys.relay_names, {THING: 1})
-    run(client, relay_offer(keys, foreign, offer(), 1))
+    play_.offer(client, keys, foreign, offer(), ttl_ms=1)
     assert await read_names(asker, keys, "policy") == [other], "whose time is over is left out"
     assert client.pttl(keys.relay_names) > 1, "one that ends at once ends no other"
     await asker.aclose()

@@ -29,6 +29,7 @@ from penstock.system.disk import free_bytes, fsync, is_full, own_folder
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Catalog, Delta, Way, catalog_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
+from penstock.weights.deltas.head import MAX_HEAD_BYTES
 from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
@@ -253,6 +254,10 @@ class LocalCopies:
         coming = self._folder / FETCHED / f"{FETCHING}{group}"
 
         def room(num_bytes: int) -> None:
+            if base is not None and num_bytes > (most := size_of(base) + MAX_INDEX_BYTES + MAX_HEAD_BYTES):
+                raise PublishError(
+                    f"{group} is offered with {num_bytes} bytes, and what changes all of its base has {most} at most."
+                )
             here = size_of(coming) if coming.is_dir() else 0
             self._make_room(max(0, num_bytes - here), base, coming)
 

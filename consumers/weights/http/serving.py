@@ -44,6 +44,19 @@ KEPT = 8
 END_S = 10.0
 
 
+class Owner(Protocol):
+    """Who offers, and by which subscription; its generation goes up while this serves."""
+
+    keys: Keys
+    name: str
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def gen(self) -> int: ...
+
+
 class CopyFiles(NamedTuple):
     """What is served of a version out of memory."""
 
@@ -84,14 +97,16 @@ class Serving:
 
     Args:
         config: with ``redis.url`` set and ``serving.enabled``.
+        owner: of the subscription that publishes; where another one has it, nothing is offered.
 
     Raises:
         ConfigError: it cannot listen, there is no token, or TLS will not do.
     """
 
-    def __init__(self, config: Config, keys: Keys) -> None:
+    def __init__(self, config: Config, owner: Owner) -> None:
         assert config.redis.url is not None
-        self._keys = keys
+        self._owner = owner
+        self._is_owner = True
         self._model = config.model.name
         self._range_bytes = config.serving.range_bytes
         token = token_of(config)
@@ -113,9 +128,9 @@ class Serving:
         self._thread.start()
 
     @classmethod
-    def of(cls, config: Config, keys: Keys) -> "Serving | None":
+    def of(cls, config: Config, owner: Owner) -> "Serving | None":
         """Where ``serving.enabled`` wants it; raises as the class."""
-        return cls(config, keys) if config.serving.enabled else None
+        return cls(config, owner) if config.serving.enabled else None
 
     def offer(self, version: int, index: str, folder: Path) -> None:
         """Have a version offered. Returns at once; what fails is logged.
@@ -272,7 +287,11 @@ class Serving:
             self._say(name, one.offer)
 
     def _say(self, name: str, offer: Offer, ttl_ms: int = OFFER_MS) -> None:
-        self._control.call(relay_offer(self._keys, f"{self._model}:{name}", offer, ttl_ms))
+        by, thing = self._owner, f"{self._model}:{name}"
+        call = relay_offer(by.keys, by.name, thing, offer, owner=by.owner, gen=by.gen, ttl_ms=ttl_ms)
+        was, self._is_owner = self._is_owner, self._control.call(call) == "offered"
+        if was and not self._is_owner:
+            log.warning("weights over HTTP: nothing is offered while another trainer has subscription %r", by.name)
 
     def _drop(self, name: str) -> None:
         """Serve it no more, and have nobody wait for it."""

@@ -1,16 +1,18 @@
 -- relay_offer: an object's files, their ranges and where they are served (the trainer's driver, again and again).
--- KEYS: relay:OBJECT, relay_names
--- ARGV: prefix, offer record, how long in ms it holds unless it is said again, name of the object
--- Returns: 1
--- Atomic because an offer without an end would outlive the trainer that serves it, and a name without an offer would be
--- asked for in vain; one script so that it is allowed when Redis is full.
-local relay_key, names_key = KEYS[1], KEYS[2]
-local prefix, record, ttl_ms, name = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+-- KEYS: relay:OBJECT, relay_names, sub:NAME
+-- ARGV: prefix, owner, gen, offer record, how long in ms it holds unless it is said again, name of the object
+-- Returns: 'offered' | 'owner'
+-- Atomic because an offer without an end would outlive the trainer that serves it, a name without an offer would be
+-- asked for in vain, and a trainer that was taken over must not say what its successor offers; one script so that it is
+-- allowed when Redis is full.
+local relay_key, names_key, sub_key = KEYS[1], KEYS[2], KEYS[3]
+local prefix, owner, gen, record, ttl_ms, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 
 freeing(prefix)
+if not owns(sub_key, owner, gen) then return 'owner' end
 local now = now_ms()
 redis.call('SET', relay_key, record, 'PX', ttl_ms)
 redis.call('ZREMRANGEBYSCORE', names_key, '-inf', now)
 redis.call('ZADD', names_key, now + ttl_ms, name)
 if redis.call('PTTL', names_key) < ttl_ms then redis.call('PEXPIRE', names_key, ttl_ms) end
-return 1
+return 'offered'

@@ -9,7 +9,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.small_maps import name_in
-from penstock.redis.call import Call, Value, script
+from penstock.redis.call import Call, Value, script, text
 from penstock.redis.commands import AsyncClient
 
 #: An offer holds for so long, and is said again so often; in ms, and in seconds.
@@ -24,10 +24,12 @@ MAX_NAMES = 4096
 MAX_PEERS = 256
 
 
-def relay_offer(keys: Keys, thing: str, offer: Offer, ttl_ms: int = OFFER_MS) -> Call[int]:
-    """Offer an object for so long."""
-    args: list[Value] = [keys.prefix, offer.to_bytes(), ttl_ms, thing]
-    return Call(script("relay_offer"), [keys.relay(thing), keys.relay_names], args, int)
+def relay_offer(
+    keys: Keys, sub: str, thing: str, offer: Offer, *, owner: str, gen: int, ttl_ms: int = OFFER_MS
+) -> Call[str]:
+    """Offer an object for so long: offered | owner (the subscription is not the caller's)."""
+    args: list[Value] = [keys.prefix, owner, gen, offer.to_bytes(), ttl_ms, thing]
+    return Call(script("relay_offer"), [keys.relay(thing), keys.relay_names, keys.sub(sub)], args, text)
 
 
 def relay_have(

@@ -28,6 +28,11 @@ def is_object(name: str) -> bool:
     return _OBJECT.fullmatch(name) is not None
 
 
+def is_version(name: str) -> bool:
+    """Whether an object is the folder of a version, which has an index."""
+    return is_object(name) and name.startswith("v")
+
+
 def is_file_name(name: str) -> bool:
     """Whether this can be a file of an object: no path, nothing hidden, as a model's folder may have it."""
     # What is not printed, lone surrogates among it, is no name; what is can be encoded.

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial as bound
 from pathlib import Path
 
 from penstock.config import Config
@@ -17,17 +18,18 @@ from penstock.errors import PenstockError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import HAVE_EVERY_S, bitmap_bytes, read_names, read_offer
+from penstock.protocol.scripts import HAVE_EVERY_S, Peer, bitmap_bytes, read_names, read_offer, read_peers
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import is_full
-from penstock.weights.http.blobs import files_of, is_object, object_name
+from penstock.weights.http.blobs import files_of, is_object, is_version, object_name
 from penstock.weights.http.loop_thread import LoopThread
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
 from penstock.words import said
 from workers.weights.copy_holds import HELD
 from workers.weights.fetch.download import Downloads
-from workers.weights.fetch.partial import Partial, holds
+from workers.weights.fetch.index_first import Came, IndexFirst
+from workers.weights.fetch.partial import Partial, holds, is_whole
 from workers.weights.fetch.progress import Progress
 from workers.weights.fetch.store import FETCHING, Hold, Store
 from workers.weights.fetch.swarm import Swarm, Told
@@ -131,7 +133,7 @@ class Fetcher:
             # It comes through Redis, and would be a path on this machine.
             raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
         try:
-            while (path := await self._got(name, version, index, progress)) is None:
+            while (path := await self._got(name, index, progress)) is None:
                 if not waits:
                     raise PublishError(f"version {version} is offered over HTTP no more.")
                 await self._offered(name, version, progress)
@@ -143,14 +145,14 @@ class Fetcher:
             raise PublishError(str(exc)) from exc
         return path
 
-    async def _got(self, name: str, version: int, index: str, progress: Progress) -> Path | None:
+    async def _got(self, name: str, index: str, progress: Progress) -> Path | None:
         """Its folder, fetched where it is not here; None: it is not offered. Others wait for their own meanwhile."""
         if (here := await self._here(name, index)) is not None:
             return here
         async with self._store.fetching(progress.wait_for):
             path = await to_its_end(self._found, index)
             if path is None and (offer := await self._offer_of(name)) is not None:
-                path = await self._get(name, version, index, offer, progress)
+                path = await self._get(name, index, offer, progress)
             if path is not None:
                 self._hold(name, path)
             return path
@@ -184,24 +186,48 @@ class Fetcher:
                 return path
         return None
 
-    async def _get(self, name: str, version: int, index: str, offer: Offer, progress: Progress) -> Path:
-        await to_its_end(self._store.make_room, name, sum(offer.sizes().values()))
-        path = self._store.path(name)
-        temporary = self._store.temporary(name)
-        await self._take(name, offer, temporary, lambda partial: partial.finish(path, index), progress)
+    async def _get(self, name: str, index: str, offer: Offer, progress: Progress) -> Path:
+        path, temporary = self._store.path(name), self._store.temporary(name)
+        progress.wait_for("its index to come")
+        came = await self._index_of(name, offer, temporary)
+        await to_its_end(self._store.make_room, name, sum(came.offer.sizes().values()))
+        await self._take(name, came.offer, temporary, lambda partial: partial.finish(path, index), progress, came.data)
         return path
+
+    async def _index_of(self, name: str, offer: Offer, here: Path) -> Came:
+        """The index of a version, and what is offered of it, which is what that names."""
+        control, keys, thing = self._opened(), self._keys, self._thing(name)
+
+        async def peers(count: int) -> list[Peer]:
+            return [*(await control.do(lambda client: read_peers(client, keys, thing, count))).values()]
+
+        look = bound(self._offer_of, name)
+        downloads = Downloads(self._config.serving, self._token)
+        try:
+            came = await IndexFirst(name, offer, downloads, look=look, peers=peers, liars=self._liars).get(here)
+        finally:
+            await downloads.close()
+        if came.url == came.offer.url:
+            self.from_trainer += len(came.data)
+        elif came.url:
+            self.from_peers += len(came.data)
+        return came
 
     async def _bring_into(self, name: str, into: Path, room: Callable[[int], None]) -> Path:
         offer = await self._offer_of(name) if is_object(name) else None
         if offer is None:
             raise PublishError(f"{name} is not offered over HTTP any more.")
         path = into / name
-        if path.is_dir() and not await to_its_end(holds, path, offer):
+        if path.is_dir() and not await to_its_end(is_whole if is_version(name) else holds, path, offer):
             log.warning("%s is fetched again: it is not what is offered", name)
             await to_its_end(shutil.rmtree, path)
         if not path.is_dir():
+            temporary, index = into / f"{FETCHING}{name}", None
+            if is_version(name):
+                came = await self._index_of(name, offer, temporary)
+                offer, index = came.offer, came.data
             await to_its_end(room, sum(offer.sizes().values()))
-            await self._take(name, offer, into / f"{FETCHING}{name}", lambda partial: partial.seal(path), Progress())
+            await self._take(name, offer, temporary, lambda partial: partial.seal(path), Progress(), index)
         self._brought[name] = path
         await self._serve(name, path)
         return path
@@ -212,13 +238,19 @@ class Fetcher:
         await self._serve(name, path)
 
     async def _take(
-        self, name: str, offer: Offer, folder: Path, finish: Callable[[Partial], None], progress: Progress
+        self,
+        name: str,
+        offer: Offer,
+        folder: Path,
+        finish: Callable[[Partial], None],
+        progress: Progress,
+        index: bytes | None,
     ) -> None:
-        """Fetch an object into ``folder``; ``finish`` gives it its name."""
+        """Fetch an object, all but its ``index``, into ``folder``; ``finish`` gives it its name."""
         began, version = time.monotonic(), offer.version
         control, thing = self._opened(), self._thing(name)
         progress.wait_for("")
-        partial = await to_its_end(Partial, folder, offer)
+        partial = await to_its_end(Partial, folder, offer, index)
         told = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
         self.server.shelf.put(name, partial.blobs())
         self._told[name] = told

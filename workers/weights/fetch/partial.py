@@ -15,6 +15,7 @@ from penstock.protocol.records.offer import Offer, Range, range_digest
 from penstock.protocol.scripts import bitmap_bytes
 from penstock.system.disk import fsync, open_plain
 from penstock.weights.http.blobs import FileBlob, is_file_name
+from penstock.weights.index import INDEX_FILE
 from workers.weights.proof import prove
 
 _CHUNK_BYTES = 4 * 1024**2
@@ -23,14 +24,18 @@ _CHUNK_BYTES = 4 * 1024**2
 class Partial:
     """Files of an offer on their way. Its calls block for the disk; for any thread.
 
+    Args:
+        index: what is in the index, where that came before all else.
+
     Raises:
         PublishError: the offer has a file that can be none of a version.
         ProtocolError: the offer cannot be one.
         OSError: there is no room.
     """
 
-    def __init__(self, folder: Path, offer: Offer) -> None:
+    def __init__(self, folder: Path, offer: Offer, index: bytes | None = None) -> None:
         self.folder = folder
+        self._index = index
         self.ranges = offer.ranges()
         self._sizes = offer.sizes()
         self._range_bytes = offer.range_bytes
@@ -57,8 +62,11 @@ class Partial:
             # Nothing came yet, as that needs all of them; a disk that is full is not left so.
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
+        if self._index is not None:
+            (self.folder / INDEX_FILE).write_bytes(self._index)
         for one in self.ranges:
-            if not one.num_bytes or (not is_new and _is_right(self.folder, one)):
+            may_be_here = not is_new or (self._index is not None and one.file == INDEX_FILE)
+            if not one.num_bytes or (may_be_here and _is_right(self.folder, one)):
                 self._here.add(one.number)
 
     @property
@@ -69,9 +77,10 @@ class Partial:
 
     @property
     def has_any(self) -> bool:
-        """Whether any byte of it is here."""
+        """Whether any byte of it is here, beside its index."""
         with self._lock:
-            return any(self.ranges[number].num_bytes for number in self._here)
+            here = [self.ranges[number] for number in self._here]
+        return any(one.num_bytes for one in here if one.file != INDEX_FILE)
 
     def discard(self) -> None:
         """Give its room back. Blocks for the disk."""
@@ -153,6 +162,15 @@ def holds(folder: Path, offer: Offer) -> bool:
     """
     found = {entry.name: entry.lstat().st_size for entry in folder.iterdir() if entry.is_file()}
     return found == offer.sizes() and all(_is_right(folder, one) for one in offer.ranges())
+
+
+def is_whole(folder: Path, offer: Offer) -> bool:
+    """Whether a folder is the version of an offer's index, whatever else that says. Blocks while it reads it."""
+    try:
+        prove(folder, offer.index)
+    except PublishError:
+        return False
+    return True
 
 
 def _is_right(folder: Path, one: Range) -> bool:

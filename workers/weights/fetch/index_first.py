@@ -1,0 +1,173 @@
+"""The index of a version before anything else of it: by its own digest, so that what is offered can be held to it.
+
+An offer comes through Redis, and says how much room is to be taken. The index says so too, and is proven by the digest
+that was announced.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import PublishError
+from penstock.protocol.records.offer import Offer, Range
+from penstock.protocol.scripts import OFFER_EVERY_S, Peer
+from penstock.system.disk import open_plain
+from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
+from penstock.words import shown
+from workers.weights.fetch import swarm
+from workers.weights.fetch.download import Downloads, NotGiven
+from workers.weights.fetch.pace import GRACE_S
+
+
+class Came(NamedTuple):
+    """An index, proven."""
+
+    data: bytes
+    #: Who gave it; '' for nobody: it was here.
+    url: str
+    #: What is offered of its version, held to it.
+    offer: Offer
+
+
+class IndexFirst:
+    """Has the index of object ``name``.
+
+    Args:
+        offer: of the object; looked at anew with ``look`` where nobody gives the index.
+        peers: workers that have some of the object.
+        liars: addresses that are asked for nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        offer: Offer,
+        downloads: Downloads,
+        *,
+        look: Callable[[], Awaitable[Offer | None]],
+        peers: Callable[[int], Awaitable[list[Peer]]],
+        liars: dict[str, None],
+    ) -> None:
+        self._name, self._digest = name, name.rpartition("-")[2]
+        self._offer, self._downloads = offer, downloads
+        self._look, self._peers, self._liars = look, peers, liars
+        self._why = "nobody has it"
+
+    async def get(self, here: Path) -> Came:
+        """The index: what an earlier try left in ``here``, else what comes of it.
+
+        What is offered and differs from it is not taken; the trainer says its own again and again.
+
+        Raises:
+            PublishError: it does not come for ``swarm.GIVE_UP_S``, is offered no more, or what is offered is not of it.
+            ProtocolError: the offer cannot be one.
+        """
+        began = offered_at = time.monotonic()
+        found = await asyncio.to_thread(_read, here / INDEX_FILE)
+        left = found if found is not None and digest(found) == self._digest else None
+        while True:
+            try:
+                came = await self._first() if left is None else Came(left, "", self._offer)
+                if came is not None:
+                    _hold(came.offer, came.data)
+                    return came
+                refused = PublishError(
+                    f"version {self._offer.version} cannot be fetched: its index does not come, {self._why}; see that "
+                    "its trainer is there."
+                )
+            except _Differs as exc:
+                refused = PublishError(
+                    f"version {self._offer.version} is offered {exc}: it is fetched when its trainer offers what it "
+                    "published."
+                )
+            await asyncio.sleep(swarm.TRY_S)
+            if (offer := await self._look()) is not None:
+                self._offer, offered_at = offer, time.monotonic()
+            now = time.monotonic()
+            if now - began > swarm.GIVE_UP_S or now - offered_at > swarm.GONE_LOOKS * OFFER_EVERY_S:
+                raise refused
+
+    async def _first(self) -> Came | None:
+        """From the first that gives it; another one is asked where that takes long."""
+        offer = self._offer
+        ranges, count = _ranges(offer), len(offer.ranges())
+        # The trainer's link is spared; but few workers say what they have before they have it.
+        urls = [one.url for one in await self._peers(count) if one.url not in self._liars and _has(one, ranges)]
+        random.shuffle(urls)
+        urls.insert(1, offer.url)
+        asked: set[asyncio.Task[Came | None]] = set()
+        try:
+            while urls or asked:
+                if urls:
+                    asked.add(asyncio.create_task(self._from(urls.pop(0), offer, ranges)))
+                done, asked = await asyncio.wait(
+                    asked, timeout=GRACE_S if urls else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    if (came := task.result()) is not None:
+                        return came
+            return None
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _from(self, url: str, offer: Offer, ranges: list[Range]) -> Came | None:
+        """None: it is not given there."""
+        data = bytearray(sum(one.num_bytes for one in ranges))
+        try:
+            for one in ranges:
+                await self._downloads.fetch(url, self._name, one, _writes(data, one.start))
+        except NotGiven as exc:
+            self._why = str(exc)
+            return None
+        if digest(bytes(data)) != self._digest:
+            raise _Differs("with another index than was announced")
+        return Came(bytes(data), url, offer)
+
+
+class _Differs(Exception):
+    """An offer is not the trainer's: how it is offered, in words."""
+
+
+def _ranges(offer: Offer) -> list[Range]:
+    ranges = [one for one in offer.ranges() if one.file == INDEX_FILE]
+    if not 0 < sum(one.num_bytes for one in ranges) <= MAX_INDEX_BYTES:
+        raise _Differs("without an index that can be read")
+    return ranges
+
+
+def _hold(offer: Offer, data: bytes) -> None:
+    """Whether the files that are offered, and their bytes, are those of the index; raises _Differs, or PublishError."""
+    told = index_in(data, f"the index of version {offer.version}").sizes
+    if not told:
+        raise PublishError(
+            f"the index of version {offer.version} does not say how large its files are, as an earlier penstock wrote "
+            "it: publish again."
+        )
+    offered, named = offer.sizes(), {**told, INDEX_FILE: len(data)}
+    if other := [name for name in offered | named if offered.get(name) != named.get(name)]:
+        raise _Differs(f"with other files than its index names, or of other sizes, such as {shown(other[0], 100)}")
+
+
+def _has(peer: Peer, ranges: list[Range]) -> bool:
+    bits = peer.bitmap.ljust(ranges[-1].number // 8 + 1, b"\0")
+    return all(bits[one.number // 8] & 0x80 >> one.number % 8 for one in ranges)
+
+
+def _writes(data: bytearray, start: int) -> Callable[[int, bytes], None]:
+    def write(at: int, part: bytes) -> None:
+        data[start + at : start + at + len(part)] = part
+
+    return write
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with open_plain(path) as file:
+            return file.read(MAX_INDEX_BYTES + 1)
+    except OSError:
+        return None
