@@ -3,6 +3,7 @@
 An object is named ``MODEL:OBJECT`` here, ``OBJECT`` by the digest of its index (penstock/weights/http/blobs.py).
 """
 
+import re
 from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
@@ -22,6 +23,8 @@ CLAIM_MS = 10_000
 MAX_NAMES = 4096
 #: Most peers of an object that are looked at.
 MAX_PEERS = 256
+#: Most bytes of a claim that are read.
+_CLAIM_BYTES = 1024
 
 
 def relay_offer(
@@ -96,6 +99,16 @@ async def read_peers(client: AsyncClient, keys: Keys, thing: str, num_ranges: in
     urls, *bitmaps = await pipe.execute()
     peers = zip(workers, urls, bitmaps, strict=True)
     return {worker: Peer(url.decode(errors="replace"), bitmap) for worker, url, bitmap in peers if url and bitmap}
+
+
+async def read_claims(client: AsyncClient, keys: Keys, thing: str) -> list[tuple[str, int]]:
+    """(worker, range) of each slot of the trainer that is taken; -1 where no verb wrote it so. Raises redis' errors."""
+    pipe = client.pipeline(transaction=False)
+    for slot in keys.relay_slots(thing):
+        pipe.getrange(slot, 0, _CLAIM_BYTES - 1)
+    found = [data.decode(errors="replace") for data in await pipe.execute() if data]
+    claims = [re.fullmatch(r"(.*) (\d{1,9})", one, re.DOTALL) for one in found]
+    return [(one[1], int(one[2])) if one else (data, -1) for one, data in zip(claims, found, strict=True)]
 
 
 async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | None:

@@ -32,8 +32,9 @@ from workers.weights.fetch.index_first import Came, IndexFirst
 from workers.weights.fetch.partial import Partial, holds, is_whole
 from workers.weights.fetch.progress import Progress
 from workers.weights.fetch.store import FETCHING, Hold, Store
-from workers.weights.fetch.swarm import Swarm, Told
+from workers.weights.fetch.swarm import Swarm
 from workers.weights.fetch.threads import to_its_end
+from workers.weights.fetch.told import Told
 from workers.weights.proof import prove
 
 log = logging.getLogger(__name__)

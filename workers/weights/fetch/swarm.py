@@ -5,6 +5,7 @@
             one that gave nothing yet has one range under way, and one that takes much longer than others is left for
             another, or for the trainer
     claim   a range that nobody has, or that those who have it do not give: from the trainer, two workers at a time
+    alone   who got no range from anybody for a turn, and no claim, fetches from the trainer without one
 
 So the trainer's link carries an object about once, however many workers fetch it; a peer that dies costs the range that
 was under way, and whoever says that he has all of it holds nobody up.
@@ -21,23 +22,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from penstock.errors import PublishError
-from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer, Range
 from penstock.protocol.scripts import (
     CLAIM_MS,
     OFFER_EVERY_S,
     Peer,
     bitmap_bytes,
+    read_claims,
     read_offer,
     read_peers,
     relay_claim,
-    relay_have,
 )
-from penstock.redis.control import AsyncControl
+from penstock.words import shown
 from workers.weights.fetch.download import Downloads, NotGiven
 from workers.weights.fetch.pace import Pace
 from workers.weights.fetch.partial import Partial
 from workers.weights.fetch.progress import Progress
+from workers.weights.fetch.told import Told
 
 log = logging.getLogger(__name__)
 
@@ -48,34 +49,15 @@ LOOK_S, LOOK_EACH_S = 0.05, 0.005
 REST_S, LONGEST_REST_S = 0.25, 20.0
 #: When no range came for so long, and of none that is under way any byte, it is given up; what is here stays.
 GIVE_UP_S = 60.0
+#: A turn: so long, and as long as two ranges take on a link of so many bytes a second; some workers wait for up to two,
+#: so that the first ones feed the others. No range counts for more than the largest that may be configured.
+TURN_S, SLOW_LINK_BYTES_PER_S, LARGEST_RANGE_BYTES = 15.0, 4 * 1024**2, 1024**3
 #: Looks in turn that find no offer after which it is taken for withdrawn: a Redis that began anew has none for a while.
 GONE_LOOKS = 3
 #: Between two tries of a trainer that does not give.
 TRY_S = 0.5
 #: Most addresses that gave wrong bytes which are remembered.
 MAX_LIARS = 1024
-
-
-@dataclass(slots=True)
-class Told:
-    """What Redis knows of this worker and one object: said by ``say``, one word at a time."""
-
-    keys: Keys
-    control: AsyncControl
-    thing: str
-    worker: str
-    url: str
-    bitmap: Callable[[], bytes]
-    #: The range that it fetches from the trainer.
-    claim: int = -1
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def say(self) -> None:
-        """What is here by now, and which claim goes on. An older word must not come behind a newer one."""
-        async with self._lock:
-            await self.control.call(
-                relay_have(self.keys, self.thing, self.worker, self.url, self.bitmap(), claim=self.claim)
-            )
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +114,12 @@ class Swarm:
         self._came_at = time.monotonic()
         #: When the last bytes of a range that is under way came: one of a gigabyte may take minutes.
         self._grew_at: dict[int, float] = {}
+        longest = max((one.num_bytes for one in partial.ranges), default=0)
+        self._slow_s = 2 * min(longest, LARGEST_RANGE_BYTES) / SLOW_LINK_BYTES_PER_S
+        self._turn_s = (TURN_S + self._slow_s) * random.uniform(1.0, 2.0)
+        self._is_alone = False
+        #: Who holds the trainer's slots, and which range, while nothing comes.
+        self._holders: list[tuple[str, int]] = []
         self._why = "nobody has them"
         self._gone = 0
 
@@ -145,15 +133,16 @@ class Swarm:
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             while missing := self._partial.missing:
-                self._progress.wait_for(f"{len(missing)} of {len(self._partial.ranges)} ranges to come")
+                self._progress.wait_for(f"{len(missing)} of {len(self._partial.ranges)} ranges to come{self._held()}")
                 done, _ = await asyncio.wait(tasks, timeout=TRY_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                 last = max(self._came_at, *self._grew_at.values(), 0.0)
-                if (left := self._partial.missing) and time.monotonic() - last > GIVE_UP_S:
+                if (left := self._partial.missing) and time.monotonic() - last > GIVE_UP_S + 2 * self._slow_s:
                     raise PublishError(
                         f"version {self._offer.version} cannot be fetched: {len(left)} of its "
-                        f"{len(self._partial.ranges)} ranges do not come, {self._why}; see that its trainer is there."
+                        f"{len(self._partial.ranges)} ranges do not come, {self._why}{self._held()}; see that its "
+                        "trainer is there."
                     )
         finally:
             for task in tasks:
@@ -257,7 +246,9 @@ class Swarm:
         while self._partial.missing:
             claim = relay_claim(told.keys, told.thing, told.worker, count, wanted=self._not_given())
             number = await told.control.call(claim)
-            if not 0 <= number < count:
+            if 0 <= number < count:
+                self._is_alone, self._holders = False, []
+            elif (number := await self._unclaimed()) < 0:
                 await self._changed.wait()
                 continue
             told.claim = number
@@ -273,6 +264,28 @@ class Swarm:
             await told.say()
             if not came:
                 await asyncio.sleep(random.uniform(TRY_S, 2 * TRY_S))
+
+    async def _unclaimed(self) -> int:
+        """A range to be had from the trainer without a claim, since claims help nobody here; -1: none.
+
+        Whoever holds a slot may go on for as long as he likes: that must not hold up who waits.
+        """
+        idle_s = time.monotonic() - self._came_at
+        if idle_s < TRY_S and not self._is_alone:
+            self._holders = []
+            return -1
+        keys, thing = self._told.keys, self._told.thing
+        self._holders = await self._told.control.do(lambda client: read_claims(client, keys, thing))
+        self._is_alone = self._is_alone or idle_s > self._turn_s
+        if not self._is_alone:
+            return -1
+        giving = [name for name in self._peers if not self._rests(name)] if not self._pace.is_idle() else []
+        left = set(self._partial.missing) - self._under_way.keys() - self._had_by(giving) or set(self._late())
+        return random.choice([*(left - {number for _, number in self._holders} or left)] or [-1])
+
+    def _held(self) -> str:
+        names = [f"worker {shown(worker, 100)}" for worker, _ in self._holders]
+        return f"; the trainer's slots are held by {' and '.join(names)}" if names else ""
 
     def _not_given(self) -> int:
         """A missing range that only peers have which do not give, or give much too slowly; -1: none."""
