@@ -31,7 +31,7 @@ from penstock.protocol import transfers
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
 from penstock.protocol.records.order import Order
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import loading_of
+from penstock.protocol.scripts import cohorts_in, loading_of
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
 from penstock.words import said
@@ -285,7 +285,7 @@ class Publisher:
         drains = config.staleness.rules.drains or config.worker.apply == "drain"
         if config.staleness.rules.drains:
             cohorts = self._control.do(lambda client: client.hkeys(self._keys.cohorts))
-            if any(int(one) < new.version for one in cohorts):
+            if any(one < new.version for one in cohorts_in(cohorts)):
                 return set()  # whoever draws it, nobody loads before it has ended (T5)
         workers = self._control.do(lambda client: live_workers(client, self._keys))
         return {

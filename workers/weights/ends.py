@@ -8,7 +8,7 @@ from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, parse_workers
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import loading_of, translate
+from penstock.protocol.scripts import cohorts_in, loading_in, translate
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
 from workers.services import Services
@@ -74,7 +74,7 @@ class Ends:
     async def _cohorts(self) -> list[int]:
         """Versions under which jobs were admitted that are not done."""
         key = self._services.keys.cohorts
-        return list(map(int, await self._services.control.do(lambda client: client.hkeys(key))))
+        return cohorts_in(await self._services.control.do(lambda client: client.hkeys(key)))
 
     async def _elsewhere(self, below: int) -> list[int]:
         """Versions below this one that other engines have, or are about to have."""
@@ -84,8 +84,7 @@ class Ends:
         loading = await services.control.do(lambda client: client.hgetall(keys.loading(model)))
         alive = {one.name: one.version for one in there if one.age_s <= FRESH_S and one.name != services.worker}
         found = list(alive.values())
-        for name, data in loading.items():
-            worker, at, versions = loading_of(name, data)
+        for worker, at, versions in loading_in(loading):
             # Said before its presence is: who has only just come counts too.
             if worker in alive or (worker != services.worker and time.time() - at < FRESH_S):
                 found += versions

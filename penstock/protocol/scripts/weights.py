@@ -1,11 +1,13 @@
 """Weights: whose folders are there, or copies of their trainer, and who is about to load which."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import count_of, name_in, number_in, unpack_map
 from penstock.protocol.records.whole import Whole
 from penstock.redis.call import Call, Value, script, text, version_field
@@ -88,3 +90,13 @@ def loading_of(name: bytes, data: bytes) -> tuple[str, float, list[int]]:
     if not isinstance(versions, list) or not set(map(type, versions)) <= {int}:
         raise ProtocolError(f"{what} is not a list of versions.")
     return worker, number_in(record, "at", what), versions
+
+
+def loading_in(records: Mapping[bytes, bytes]) -> list[tuple[str, float, list[int]]]:
+    """As ``loading_of``, of all fields that can be read."""
+    return readable(records, loading_of)
+
+
+def cohorts_in(names: Iterable[bytes]) -> list[int]:
+    """Versions that are fields of ``cohorts``; what is none is left out."""
+    return readable({name: name for name in names}, lambda name, _: count_of(name, "A version in cohorts"))

@@ -21,12 +21,12 @@ NEWEST = Publication("policy", 15, "disk", "/w/15", abandoned=[[14, 14]])
 
 class Redis:
     def __init__(self, cohorts: list[int], workers: dict[str, int], loading: dict[str, list[int]]) -> None:
-        self.cohorts = cohorts
+        self.cohorts = [str(version).encode() for version in cohorts]
         shown = {name: WorkerPresence(name=name, at=time.time(), version=version) for name, version in workers.items()}
         loads = {name: pack({"versions": versions, "at": time.time()}) for name, versions in loading.items()}
         #: Publications whose folder is there.
         self.whole: list[Publication] = []
-        self._maps = {
+        self.maps = {
             KEYS.workers: {name: pack(one.to_record()) for name, one in shown.items()},
             KEYS.loading("policy"): loads,
         }
@@ -35,14 +35,14 @@ class Redis:
         return await work(self)
 
     async def hkeys(self, key: str) -> list[bytes]:
-        return [str(version).encode() for version in self.cohorts]
+        return self.cohorts
 
     async def xrevrange(self, key: str, end: str, first: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         assert end == "(17-0"
         return [(b"", {b"p": one.to_bytes()}) for one in reversed(self.whole) if one.version >= int(first)]
 
     async def hgetall(self, key: str) -> dict[bytes, bytes]:
-        return {name.encode(): data for name, data in self._maps[key].items()}
+        return {name.encode(): data for name, data in self.maps[key].items()}
 
 
 def ends(redis: Redis, *, version: int = 13, drains: bool = True, waited: list[str] | None = None) -> Ends:
@@ -99,6 +99,13 @@ async def test_T5_a_cohort_is_waited_for_while_an_engine_may_draw_it(
     cohorts: list[int], workers: dict[str, int], loading: dict[str, list[int]], waits: bool
 ) -> None:
     assert await is_waited_for(Redis(cohorts, workers, loading)) == waits
+
+
+async def test_what_cannot_be_read_is_left_out() -> None:
+    redis = Redis([14], {"me": 13, "other": 14}, {})
+    redis.cohorts += [b"x", b"9" * 5000]
+    redis.maps[KEYS.loading("policy")]["another"] = redis.maps[KEYS.workers]["another"] = b"no record"
+    assert await is_waited_for(redis)
 
 
 async def test_T1_an_engine_of_an_abandoned_version_waits_for_nothing() -> None:
