@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
-from penstock.protocol.presence import FRESH_S, parse_workers
+from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, parse_workers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import cohorts_in, loading_in, translate
 from penstock.protocol.waits import Waiting
@@ -26,48 +26,69 @@ class Ends:
         self._waiting = waiting
         self._folders = folders
 
-    async def first(self, newest: Publication, out: Collection[str]) -> Publication | None:
+    async def first(self, newest: Publication, out: Collection[str], had: int = -1) -> Publication | None:
         """one_step: an earlier version that has its folder, where a cohort is to be drawn under it (T5); else None.
 
-        The disk may be slower than a step: then that of ``newest`` is there as soon as that of this one.
+        The disk may be slower than a step: then that of ``newest`` is there as soon as that of this one. An engine that
+        has no weights, or gave their memory up, begins with the oldest cohort, whatever is the newest.
 
         Args:
             out: publications that will not do (VERSION-REV).
+            had: version that an engine without weights had; -1: none. It does not go back behind that.
+        """
+        if not self._services.config.staleness.rules.drains:
+            return None
+        return await self._first(await self._cohorts(), newest, out, had)
+
+    async def _first(
+        self, cohorts: list[int], newest: Publication, out: Collection[str], had: int = -1
+    ) -> Publication | None:
+        engine = self._services.engine
+        oldest = min(cohorts, default=newest.version)
+        if engine.version < 0 or "weights" in engine.offloaded:
+            oldest = max(oldest, engine.version, had)
+        elif oldest <= engine.version:
+            return None  # it draws that one
+        return None if oldest >= newest.version else await self._folders.earliest(oldest, newest, out)
+
+    async def wait(self, newest: Publication, out: Collection[str]) -> bool:
+        """Wait until ``newest`` may be loaded; the engine goes on meanwhile.
+
+        Args:
+            out: as of ``first``.
+
+        Returns:
+            False: another one is to be loaded first.
         """
         engine = self._services.engine
-        if engine.version < 0 or engine.offloaded or not self._services.config.staleness.rules.drains:
-            return None
-        oldest = min(await self._cohorts(), default=newest.version)
-        if not engine.version < oldest < newest.version:
-            return None
-        return await self._folders.earliest(oldest, newest, out)
-
-    async def wait(self, newest: Publication) -> None:
-        """Wait until ``newest`` may be loaded; the engine goes on meanwhile."""
-        engine = self._services.engine
         if engine.version < 0 or engine.offloaded:
-            return
+            return True
         if newest.abandons(engine.version):
-            return  # what would be drawn under a version that no longer lives could not be trained (T1)
-        if self._services.config.staleness.rules.drains:
-            await self._cohort_ends(newest)
+            return True  # what would be drawn under a version that no longer lives could not be trained (T1)
+        if self._services.config.staleness.rules.drains and not await self._cohorts_end(newest, out):
+            return False
         if self._services.config.data.eval_pinned:
             await self._evaluation_ends(newest, engine.version)
+        return True
 
-    async def _cohort_ends(self, newest: Publication) -> None:
+    async def _cohorts_end(self, newest: Publication, out: Collection[str]) -> bool:
         """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5).
 
         A cohort that needs newer weights than the engine has is waited for while another engine may draw it. Where none
-        may, its version was abandoned before anybody had it, say, and it is drawn under ``newest``.
+        may, its version was abandoned before anybody had it, say, and it is drawn under ``newest``. False where its
+        version has its folder by now, and can be loaded here.
         """
         engine = self._services.engine
         while True:
             older = [version for version in await self._cohorts() if version < newest.version]
+            if await self._first(older, newest, out) is not None:
+                self._waiting.end()
+                return False
             if any(v > engine.version for v in older):
-                elsewhere = await self._elsewhere(newest.version)
+                elsewhere = await self._elsewhere(newest, out)
                 older = [v for v in older if v <= engine.version or any(v <= one for one in elsewhere)]
             if not older or self._services.engine_lost.is_set():
-                return
+                return True
             self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
             await asyncio.sleep(LOOK_S)
 
@@ -76,19 +97,26 @@ class Ends:
         key = self._services.keys.cohorts
         return cohorts_in(await self._services.control.do(lambda client: client.hkeys(key)))
 
-    async def _elsewhere(self, below: int) -> list[int]:
-        """Versions below this one that other engines have, or are about to have."""
+    async def _elsewhere(self, newest: Publication, out: Collection[str]) -> list[int]:
+        """Versions before ``newest`` under which other engines draw, or which they are about to have.
+
+        Who has no engine now, or whose clock is far off, does not count: it may never come.
+        """
         services = self._services
-        keys, model = services.keys, services.config.model.name
-        there = parse_workers(await services.control.do(lambda client: client.hgetall(keys.workers)))
+        keys, model, now = services.keys, services.config.model.name, time.time()
+        shown = parse_workers(await services.control.do(lambda client: client.hgetall(keys.workers)))
         loading = await services.control.do(lambda client: client.hgetall(keys.loading(model)))
-        alive = {one.name: one.version for one in there if one.age_s <= FRESH_S and one.name != services.worker}
-        found = list(alive.values())
-        for worker, at, versions in loading_in(loading):
-            # Said before its presence is: who has only just come counts too.
-            if worker in alive or (worker != services.worker and time.time() - at < FRESH_S):
-                found += versions
-        return [version for version in found if version < below]
+        draw = {
+            one.name: one.version
+            for one in shown
+            if one.name != services.worker and abs(now - one.at) <= FRESH_S and _draws(one)
+        }
+        dead = {name.partition("-")[0] for name in out}
+        found = list(draw.values())
+        for worker, _, versions in loading_in(loading):
+            # What it had before stands there too.
+            found += [one for one in versions if worker in draw and one > draw[worker] and str(one) not in dead]
+        return [version for version in found if version < newest.version and not newest.abandons(version)]
 
     async def _evaluation_ends(self, newest: Publication, loaded: int) -> None:
         """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18)."""
@@ -104,6 +132,12 @@ class Ends:
                 "loaded (data.eval_pinned)"
             )
             await asyncio.sleep(EVAL_LOOK_S)
+
+
+def _draws(one: WorkerPresence) -> bool:
+    """Whether a worker draws, or ends what it holds."""
+    serves = one.state in (WorkerState.SERVING, WorkerState.CANNOT_LOAD)
+    return one.version >= 0 and (serves or (one.state == WorkerState.DRAINING and one.held > 0))
 
 
 async def _evaluating(client: AsyncClient, keys: Keys) -> tuple[list[bytes], bool]:

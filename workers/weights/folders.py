@@ -70,16 +70,15 @@ class Folders:
         Raises:
             PublishError: another one was announced meanwhile.
         """
-        return await self.of_or_before(publication, publication.version, lambda one: False)
+        return await self.of_or_before(publication, _none)
 
     async def of_or_before(
-        self, publication: Publication, above: int, fits: Callable[[Publication], bool]
+        self, publication: Publication, earlier: Callable[[], Awaitable[Publication | None]]
     ) -> Publication:
         """As ``of``, or an earlier one that is whole first: the disk may be slower than a step for as long as it likes.
 
         Args:
-            above: only versions above this one.
-            fits: whether an earlier one will do.
+            earlier: looks for one that will do.
         """
         self.awaits, look_at, early = publication.version, 0.0, Early(self._copied, self._fetch)
         try:
@@ -93,7 +92,7 @@ class Folders:
                 self._wait_for(publication, early)
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + EARLIER_S
-                    if (found := await self._before(publication, above, fits)) is not None:
+                    if (found := await earlier()) is not None:
                         break
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -102,10 +101,10 @@ class Folders:
         self._waiting.end()
         return found
 
-    async def _before(
+    async def before(
         self, publication: Publication, above: int, fits: Callable[[Publication], bool]
     ) -> Publication | None:
-        """The latest one between that is whole, and will do."""
+        """The latest one before ``publication``, and above version ``above``, that is whole and fits."""
         if publication.version - above <= 1:
             return None
         key, first, last = self._keys.weights(publication.model), str(above + 1), f"({publication.version}-0"
@@ -167,6 +166,10 @@ class Folders:
             self._waiting.for_(f"the folder of {of} to be written")
         else:
             self._waiting.for_(early.progress.of(f"the trainer's copy of {of} to be fetched over HTTP"))
+
+
+async def _none() -> None:
+    """No earlier one will do."""
 
 
 def publications_in(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Publication]:

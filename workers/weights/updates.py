@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock.config.staleness import Mode
-from penstock.errors import EngineDied, ProtocolError, PublishError
+from penstock.errors import EngineDied, EngineError, ProtocolError, PublishError
 from penstock.protocol.memory_control import parse_wish
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
@@ -17,9 +17,10 @@ from penstock.words import MAX_SAID, writable
 from workers.health import shorten
 from workers.services import Services
 from workers.weights.apply import ApplyReport, Policy, apply_publication
+from workers.weights.choice import Choice
 from workers.weights.costs import count_update
 from workers.weights.ends import Ends
-from workers.weights.folders import Folders, FolderToCome, publications_in
+from workers.weights.folders import Folders, FolderToCome
 from workers.weights.here import Here
 from workers.weights.memory import Memory
 from workers.weights.receive.transfers import Transfers
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 BLOCK_MS = 1000
 #: How often an engine that is lost is looked at, and a publication that cannot be loaded is tried again.
 LOOK_S, RETRY_S = 0.05, 1.0
-#: Publications that are looked at for the last good one.
-KEPT = 16
 #: How often a worker whose engine may not start looks whether it may.
 WISH_S = 0.2
 
@@ -81,16 +80,13 @@ class Updates:
             fetch=self.here.copy_of if services.config.serving.enabled else None,
         )
         self._ends = Ends(services, waiting, self.folders)
+        self._choice = Choice(services, reader, self.folders, self._ends, waiting)
         #: Newest publication that was announced.
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
         self.loaded: Publication | None = None
         #: What was loaded in the place of one that was sent in part, and with its folder on this machine.
         self._later: tuple[Publication, Publication] | None = None
-        #: Publications on which engines died and finished nothing (VERSION-REV), with how the last one died.
-        self.aside: dict[str, str] = {}
-        #: Those that could not be loaded in the stead of one that had no folder yet.
-        self._passed: set[str] = set()
         #: Hands back all that is held; set by who holds it.
         self.let_go: Callable[[], Awaitable[None]] = _nothing
         #: Why the newest cannot be loaded; shown in presence.
@@ -111,8 +107,8 @@ class Updates:
         return self.newest
 
     async def start_engine(self) -> None:
-        """Weights before work (I9): start with the newest; where it cannot be loaded, or has no folder yet, with those
-        it had or an earlier one, else without.
+        """Weights before work (I9): start with the newest, or the one of the oldest cohort (one_step); where it cannot
+        be loaded, or has no folder yet, with those it had or an earlier one, else without.
 
         Raises:
             ConfigError, EngineDied, EngineError: as ``Engine.start``.
@@ -121,19 +117,34 @@ class Updates:
         newest = await self.look()
         self.memory.reset()
         await self._read_aside()
-        for publication in await self._to_start_with(newest):
+        for publication in await self._choice.to_start_with(newest, self.loaded):
+            if await self._start_with(publication):
+                return
+        await self._services.engine.start(None)
+
+    async def _start_with(self, publication: Publication) -> bool:
+        """False: it cannot be loaded; one that came before the newest is tried more than once (one_step)."""
+        services, passed = self._services, self._choice.passed
+        is_newest = self.newest is not None and publication.id == self.newest.id
+        while True:
             try:
                 self.transfers.check(publication)
                 await self._hold(publication)
                 here = await self.here.of(publication)
-                await self._services.engine.start(here)
+                await services.engine.start(here)
             except PublishError as exc:
-                if newest is not None and publication.id == newest.id:
+                if is_newest:
                     self._say(publication, exc)
-                continue
-            await self._note_loaded(publication, here)
-            return
-        await self._services.engine.start(None)
+                if is_newest or not services.config.staleness.rules.drains or not await passed.after(publication, exc):
+                    return False
+            except EngineError as exc:
+                # Engines that die of it must not keep this one from the newest for good.
+                if not is_newest and services.config.staleness.rules.drains and not services.engine.is_away:
+                    passed.count(publication, exc)
+                raise
+            else:
+                await self._note_loaded(publication, here)
+                return True
 
     async def run(self) -> None:
         """Follow the stream for ever; an engine that dies of an update is left to the engine task."""
@@ -169,44 +180,23 @@ class Updates:
         """See which publications engines died of, and what serves in their stead (T12, as far as the bound allows)."""
         services, key = self._services, self._services.keys.aside(self._services.config.model.name)
         found = await services.control.do(lambda client: client.hgetall(key))
-        self.aside = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+        aside = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+        self._choice.aside = aside
         newest, staleness = self.newest, services.config.staleness
         services.stands_in_for = -1
-        if newest is None or newest.id not in self.aside:
+        if newest is None or newest.id not in aside:
             return
         lag = newest.version - services.engine.version
         if staleness.mode is Mode.ASYNC and services.engine.version >= 0 and 0 < lag <= staleness.bound:
             services.stands_in_for = newest.version
-        why = f"engines died on it and finished nothing, the last one so: {shorten(self.aside[newest.id])}"
+        why = f"engines died on it and finished nothing, the last one so: {shorten(aside[newest.id])}"
         self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
         self._waiting.for_(f"version {newest.version} of {newest.model} to be announced again: {why}")
-
-    async def _to_start_with(self, newest: Publication | None) -> list[Publication]:
-        """What an engine is started with, best first: the newest, else what it had, else the last that is good.
-
-        All with their folders, and none that is abandoned; in the stead of a newest that has no folder yet none that is
-        older than the bound allows.
-        """
-        if newest is None:
-            return []
-        loaded, fetched = self.loaded if self.loaded is not None and self.loaded.id != newest.id else None, None
-        if self.loaded is not None and self.loaded.id == newest.id and self.loaded.is_whole:
-            fetched = self.loaded  # of its trainer's copy
-        whole, aside = await self.folders.there(newest) or fetched, newest.id in self.aside
-        earlier: list[Publication] = [] if loaded is None else [loaded]
-        if aside or whole is None:
-            entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))
-            earlier += publications_in(entries)
-        earlier = [one for one in earlier if not newest.abandons(one.version) and one.id != newest.id]
-        if whole is None and not aside:
-            earlier = [one for one in earlier if self._is_near(one, newest)]
-        found = [whole, *[await self.folders.there(one) for one in earlier if one.id not in self.aside]]
-        return [one for one in found if one is not None and one.id not in self.aside]
 
     async def _leave_aside(self) -> None:
         """An engine that has a publication which was set aside is started again without it, its jobs handed back."""
         services = self._services
-        if services.publication not in self.aside or services.engine_lost.is_set():
+        if services.publication not in self._choice.aside or services.engine_lost.is_set():
             return
         birth, left = services.births, services.publication
         log.error("publication %s was set aside: the engine is started again without it", left)
@@ -246,7 +236,9 @@ class Updates:
         engine = self._services.engine
         if "weights" in engine.offloaded:
             return False  # there is nowhere to load them to; they are loaded when the memory is back
-        if newest.id in self.aside:
+        if engine.offloaded and self._services.config.staleness.rules.drains:
+            return False  # its cohort has to end first, and can only when the memory is back
+        if newest.id in self._choice.aside:
             return False  # engines died of it
         return (engine.version, engine.rev) < (newest.version, newest.rev)
 
@@ -275,38 +267,27 @@ class Updates:
             PublishError: another one was announced before it had a folder, or it cannot be loaded.
             EngineDied: the engine was lost by it.
         """
-        out = self.aside.keys() | self._passed
-        whole = await self._ends.first(newest, out) or await self.folders.now(newest)
+        whole = await self._choice.now(newest)
         if whole is None and self.transfers.may_take(newest):
-            await self._ends.wait(newest)
+            if not await self._ends.wait(newest, self._choice.out):
+                return
             try:
                 await self._loaded_by(await self._apply(newest), newest, newest)
             except FolderToCome as exc:
                 log.info("%s", exc)
             else:
                 return
-        whole = whole or await self.folders.of_or_before(newest, self._services.engine.version, self._fits(newest, out))
-        whole = await self._ends.first(whole, out) or whole
+        whole = whole or await self._choice.in_time(newest)
         try:
             if whole.id != newest.id:
                 await self._hold(whole)
             here = await self.here.of(whole)
-            await self._ends.wait(whole)
-            await self._loaded_by(await self._apply(here), whole, here)
+            if await self._ends.wait(whole, self._choice.out):
+                await self._loaded_by(await self._apply(here), whole, here)
         except PublishError as exc:
             if whole.id == newest.id:
                 raise
-            log.info("version %d is passed over: %s", whole.version, exc)
-            self._passed.add(whole.id)
-
-    def _fits(self, newest: Publication, out: set[str]) -> Callable[[Publication], bool]:
-        """Whether an earlier one may be loaded while ``newest`` has no folder."""
-        return lambda one: self._is_near(one, newest) and not newest.abandons(one.version) and one.id not in out
-
-    def _is_near(self, one: Publication, newest: Publication) -> bool:
-        """Whether the bound allows ``one`` in the stead of a newest that has no folder yet."""
-        staleness = self._services.config.staleness
-        return 0 < newest.version - one.version <= (staleness.bound if staleness.mode is Mode.ASYNC else 0)
+            await self._choice.passed.after(whole, exc)
 
     async def _loaded_by(self, report: ApplyReport | None, publication: Publication, here: Publication) -> None:
         if report is None:
@@ -334,13 +315,17 @@ class Updates:
             return
         birth, newest = services.births, (here := await self.look())
         weights_back = "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
+        chosen = newest
         if weights_back and newest is not None:
             try:
                 self.transfers.check(newest)
-                newest = await self.folders.of(newest)
-                here = await self.here.of(newest)
+                chosen = await self._choice.in_time(newest, in_its_stead=False)
+                here = await self.here.of(chosen)
             except PublishError as exc:
-                await self._refused(newest, exc)
+                if chosen is None or chosen.id == newest.id:
+                    await self._refused(newest, exc)
+                else:
+                    await self._choice.passed.after(chosen, exc)
                 return
         try:
             await self.memory.settle(here, self.policy)
@@ -348,8 +333,8 @@ class Updates:
             log.warning("the engine died of a change of memory: %s", exc)
             services.lose_engine(birth)
         else:
-            if weights_back and newest is not None and here is not None:
-                await self._note_loaded(newest, here)
+            if weights_back and chosen is not None and here is not None:
+                await self._note_loaded(chosen, here)
             services.show.set()
 
     async def _apply(self, newest: Publication) -> ApplyReport | None:
@@ -377,6 +362,7 @@ class Updates:
     async def _note_loaded(self, publication: Publication, here: Publication) -> None:
         """The engine has a publication; ``here``: with its folder on this machine."""
         self.loaded, self._later = publication, None
+        self._choice.passed.clear()
         if self.newest is not None and publication.id == self.newest.id:
             self.cannot_load = ""
             self._waiting.end()

@@ -119,7 +119,7 @@ async def test_a_folder_that_is_told_of_in_no_words_is_an_error_of_that_version(
 
 async def test_of_earlier_versions_those_that_cannot_be_read_are_passed_over() -> None:
     run = Run()
-    found = await run.folders._before(NEWEST, -1, lambda one: True)
+    found = await run.folders.before(NEWEST, -1, lambda one: True)
     assert found is not None
     assert found.path == "/1"
 

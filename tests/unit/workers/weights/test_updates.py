@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from penstock.config.staleness import Mode
-from penstock.errors import PublishError
+from penstock.errors import EngineDied, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from workers.weights import updates
+from workers.weights.passed import TRIES
 from workers.weights.updates import Updates
 
 
@@ -21,6 +22,9 @@ class Redis:
 
     async def do(self, work: Any) -> Any:
         return await work(self)
+
+    async def call(self, _: Any) -> None:
+        """Records what is loaded."""
 
     async def xrevrange(self, key: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         return self.entries
@@ -72,7 +76,7 @@ async def test_a_worker_starts_though_earlier_publications_and_what_tells_of_the
     redis: Any = Redis(newest.to_bytes(), b"no record", earlier.to_bytes())
     followed = Updates(services_of([], redis), redis, waiting=SimpleNamespace())  # type: ignore[arg-type]
 
-    assert await followed._to_start_with(newest) == [earlier]
+    assert await followed._choice.to_start_with(newest, None) == [earlier]
 
 
 def test_what_is_said_of_a_publication_is_bounded() -> None:
@@ -83,3 +87,27 @@ def test_what_is_said_of_a_publication_is_bounded() -> None:
 
     assert len(followed.cannot_load) < 5_000
     assert len(waits[0]) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("drains", "is_away", "passed"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+async def test_a_version_before_the_newest_that_engines_die_of_in_their_start_is_passed_over(
+    drains: bool, is_away: bool, passed: bool
+) -> None:
+    """Or one_step would never come to the newest. An engine that does not answer says nothing of the version."""
+
+    async def dies(publication: Publication) -> None:
+        raise EngineDied("out of memory")
+
+    services, newest = services_of([], Redis()), Publication("policy", 3, "disk", "/3")
+    services.config.staleness.rules.drains = drains
+    services.engine = SimpleNamespace(offloaded=set(), version=-1, start=dies, is_away=is_away)
+    followed = Updates(services, Redis(), SimpleNamespace())  # type: ignore[arg-type]
+    followed.newest = newest
+    for _ in range(TRIES):
+        assert not followed._choice.out
+        for publication in (newest, Publication("policy", 2, "disk", "/2")):
+            with pytest.raises(EngineDied):
+                await followed._start_with(publication)
+    assert followed._choice.out == ({"2-0"} if passed else set())

@@ -1,0 +1,141 @@
+"""T5 in one_step: whichever engine draws jobs of a cohort, and whenever it came, they are drawn under one version."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock.config import Config
+from penstock.protocol.keys import Keys
+from penstock.protocol.memory_control import MemoryWish, wish
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.scripts import run, version_field
+from tests.integration.fake_engine import FakeEngine
+from tests.integration.worker_play import (
+    admit,
+    all_in,
+    job,
+    metas,
+    presence,
+    publish,
+    states,
+    tended,
+    until,
+    waits_of,
+    working,
+)
+from workers.weights import passed
+
+Make = Callable[..., Config]
+ONE_STEP = {"mode": "one_step"}
+
+
+def drawn(client: redis.Redis, keys: Keys, jobs: list[str]) -> list[set[int]]:
+    """Versions of each group's tokens."""
+    return [{version for meta in metas(client, keys, one) for version in (meta.oldest, meta.newest)} for one in jobs]
+
+
+async def waits_for_cohort(client: redis.Redis, keys: Keys, version: int) -> None:
+    await until(lambda: f"the cohort admitted at version {version}" in waits_of(client, keys, "weights"))
+
+
+async def test_T5_an_engine_that_comes_late_begins_with_what_the_running_cohort_is_drawn_under(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
+) -> None:
+    jobs = admit(client, keys, [job(0), job(1)])
+    fake.held = (jobs[0],)
+    async with working(config(staleness=ONE_STEP, worker={"slots": 2})):
+        await until(lambda: fake.num_running == 2)  # no slot for the second job
+        publish(client, keys, publications[2])
+        await waits_for_cohort(client, keys, 1)
+        late = FakeEngine()
+        async with late.up(), working(config(engine={"url": late.url}, staleness=ONE_STEP), "late"):
+            await until(lambda: states(client, keys, jobs) == ["leased", "ready"])
+            assert late.loads == ["1"]
+            fake.let_go()
+            await until(lambda: late.loads == fake.loads == ["1", "2"], "for the newest, when the cohort has ended")
+    assert drawn(client, keys, jobs) == [{1}, {1}]
+
+
+async def test_T5_an_engine_that_died_goes_on_with_what_its_cohort_is_drawn_under(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    publications: list[Publication],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hiccup of the disk does not keep it from that."""
+    monkeypatch.setattr(passed, "RETRY_S", 0.0)
+    jobs = admit(client, keys, [job(0), job(1)])
+    fake.held = (jobs[1],)
+    async with working(config(staleness=ONE_STEP)), tended(client, keys):
+        await until(lambda: states(client, keys, jobs) == ["ready", "leased"])
+        publish(client, keys, publications[2])
+        await waits_for_cohort(client, keys, 1)
+        refuses(fake, publications[1], times=1)
+        fake.die()
+        fake.let_go()
+        await until(lambda: fake.loads == ["1", "1", "2"])
+    assert drawn(client, keys, jobs) == [{1}, {1}]
+
+
+async def test_T5_an_engine_whose_memory_comes_back_goes_on_with_what_its_cohort_is_drawn_under(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
+) -> None:
+    """Weights come back first, and nothing newer is loaded before the rest is there."""
+    fake.saves_memory = True
+
+    async def offload(*tags: str) -> None:
+        run(client, wish(keys, "policy", MemoryWish(offloaded=list(tags))))
+        await until(lambda: presence(client, keys)["offloaded"] == list(tags))
+
+    async with working(config(staleness=ONE_STEP)):
+        await until(lambda: fake.loads == ["1"])
+        await offload("cuda_graph", "kv_cache", "weights")
+        jobs = admit(client, keys, [job(0)])
+        publish(client, keys, publications[2])
+        await offload("cuda_graph", "kv_cache")
+        assert fake.loads == ["1", "1"]
+        await offload()
+        await until(lambda: fake.loads == ["1", "1", "2"])
+    assert drawn(client, keys, jobs) == [{1}]
+
+
+@pytest.mark.parametrize(("hiccups", "version"), [(passed.TRIES - 1, 2), (passed.TRIES, 3)], ids=["a hiccup", "broken"])
+async def test_T5_a_cohort_behind_the_one_that_runs_has_its_version_too(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    publications: list[Publication],
+    monkeypatch: pytest.MonkeyPatch,
+    hiccups: int,
+    version: int,
+) -> None:
+    """A version that cannot be loaded is tried again, and then passed over; records of others' are left out."""
+    monkeypatch.setattr(passed, "RETRY_S", 0.0)
+    for key in (keys.loading("policy"), keys.workers, keys.cohorts):
+        client.hset(key, "x", "no record")
+    jobs = admit(client, keys, [job(0)])
+    fake.held = (jobs[0],)
+    async with working(config(staleness=ONE_STEP)):
+        await until(lambda: fake.num_running == 2)
+        client.hset(keys.clock, version_field("policy"), 2)
+        jobs += admit(client, keys, [job(1)])
+        refuses(fake, publications[2], times=hiccups)
+        with client.pipeline() as at_once:
+            publish(at_once, keys, publications[2])
+            publish(at_once, keys, publications[3])
+            at_once.execute()
+        await waits_for_cohort(client, keys, 1)
+        fake.let_go()
+        await until(all_in(client, keys, jobs, "ready"))
+    assert drawn(client, keys, jobs) == [{1}, {version}]
+
+
+def refuses(fake: FakeEngine, publication: Publication, *, times: int) -> None:
+    """The engine cannot read a folder so many times."""
+    failures = ["Input/output error"] * times
+    fake.read = lambda folder: failures.pop() if failures and Path(folder) == Path(publication.path) else ""

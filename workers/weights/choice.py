@@ -1,0 +1,106 @@
+"""Which publication an engine is to have next, where that may be another one than the newest."""
+
+from penstock.config.staleness import Mode
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl
+from workers.services import Services
+from workers.weights.ends import Ends
+from workers.weights.folders import Folders, publications_in
+from workers.weights.passed import Passed
+
+#: Publications that are looked at for the last good one.
+KEPT = 16
+
+
+class Choice:
+    """Of one engine.
+
+    Args:
+        reader: a connection of its own.
+    """
+
+    def __init__(
+        self, services: Services, reader: AsyncControl, folders: Folders, ends: Ends, waiting: Waiting
+    ) -> None:
+        self._services, self._reader, self._folders, self._ends = services, reader, folders, ends
+        #: Publications on which engines died and finished nothing (VERSION-REV), with how the last one died.
+        self.aside: dict[str, str] = {}
+        #: Those that could not be loaded before the newest, or in its stead.
+        self.passed = Passed(waiting, is_tried_again=services.config.staleness.rules.drains)
+
+    @property
+    def out(self) -> set[str]:
+        """Publications that will not do (VERSION-REV)."""
+        return self.aside.keys() | self.passed.ids
+
+    async def first(self, newest: Publication, had: int = -1) -> Publication | None:
+        """See ``Ends.first``."""
+        return await self._ends.first(newest, self.out, had)
+
+    async def now(self, newest: Publication) -> Publication | None:
+        """What can be loaded at once from a folder; None: that is still to come.
+
+        Raises:
+            PublishError: what tells of the newest one's folder cannot be read.
+        """
+        return await self.first(newest) or await self._folders.now(newest)
+
+    async def in_time(self, newest: Publication, *, in_its_stead: bool = True) -> Publication:
+        """As ``now``; waits for a folder, by name.
+
+        Args:
+            in_its_stead: whether the latest one that the bound allows will do, while the newest has no folder.
+
+        Raises:
+            PublishError: another one was announced meanwhile.
+        """
+
+        async def earlier() -> Publication | None:
+            if (found := await self.first(newest)) is not None or not in_its_stead:
+                return found
+            return await self._folders.before(newest, engine.version, fits)
+
+        def fits(one: Publication) -> bool:
+            return self._is_near(one, newest) and not newest.abandons(one.version) and one.id not in self.out
+
+        engine = self._services.engine
+        found = await self._folders.of_or_before(newest, earlier)
+        return await self.first(found) or found
+
+    async def to_start_with(self, newest: Publication | None, loaded: Publication | None) -> list[Publication]:
+        """What an engine is started with, best first: that of the oldest cohort (one_step), the newest, what it had, or
+        the last that is good.
+
+        All with their folders, and none that is abandoned; in the stead of a newest that has no folder yet none that is
+        older than the bound allows.
+
+        Args:
+            loaded: what it had.
+        """
+        if newest is None:
+            return []
+        first = await self.first(newest, -1 if loaded is None else loaded.version)
+        fetched = None
+        if loaded is not None and loaded.id == newest.id:
+            fetched, loaded = loaded if loaded.is_whole else None, None  # of its trainer's copy
+        whole, aside = await self._folders.there(newest) or fetched, newest.id in self.aside
+        earlier: list[Publication] = [] if loaded is None else [loaded]
+        if aside or whole is None:
+            entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))
+            earlier += publications_in(entries)
+        earlier = [one for one in earlier if not newest.abandons(one.version) and one.id != newest.id]
+        if whole is None and not aside:
+            earlier = [one for one in earlier if self._is_near(one, newest)]
+        found = [whole, *[await self._folders.there(one) for one in earlier if one.id not in self.aside]]
+        good = [one for one in found if one is not None and one.id not in self.aside]
+        return good if first is None else [first, *(one for one in good if one.id != first.id)]
+
+    @property
+    def _key(self) -> str:
+        return self._services.keys.weights(self._services.config.model.name)
+
+    def _is_near(self, one: Publication, newest: Publication) -> bool:
+        """Whether the bound allows ``one`` in the stead of a newest that has no folder yet."""
+        staleness = self._services.config.staleness
+        return 0 < newest.version - one.version <= (staleness.bound if staleness.mode is Mode.ASYNC else 0)
