@@ -74,7 +74,7 @@ def owner_of(redis_url: str, keys: Keys) -> Owner:
 
 
 def forge(client: redis.Redis, keys: Keys, thing: str, offer: Offer) -> None:
-    """Put an offer there that no owner said, for so long that it is not said anew."""
+    """Put an offer there that no owner said, for so long that it needs not be said anew."""
     client.set(keys.relay(thing), offer.to_bytes(), px=10**6)
     client.zadd(keys.relay_names, {thing: time.time() * 1000 + 10**6})
 

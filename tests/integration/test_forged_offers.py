@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from consumers.weights.http import serving
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, read_index
@@ -36,12 +37,13 @@ async def test_what_differs_from_the_index_takes_no_room_and_nobody_elses(
     """A forged offer of a real version would have earlier ones deleted, and the disk filled."""
     made = [make_version(tmp_path / "published", number) for number in (1, 2, 3)]
     trainer = play.trainer()
-    worker = play.worker("a", max_bytes=int(3.5 * made[0].num_bytes))
+    worker = play.worker("a", max_bytes=int(3.5 * made[0].num_bytes), stall_s=PATIENCE_S)
     for one in made[:2]:
         trainer.offer(one.number, one.index, one.folder)
         await fetched(worker, one)
     trainer.offer(3, made[2].index, made[2].folder)
     real = await asyncio.to_thread(play.offer, made[2])
+    monkeypatch.setattr(serving, "OFFER_EVERY_S", PATIENCE_S)  # its trainer says nothing anew meanwhile
     sizes = real.sizes()
     if how == "larger":
         sizes["model-00001.safetensors"] = 3 * made[0].num_bytes
@@ -67,9 +69,10 @@ async def test_an_index_that_is_not_the_one_that_was_announced_says_nothing(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swarm, "GIVE_UP_S", 0.5)
-    trainer, worker = play.trainer(), play.worker("a")
+    trainer, worker = play.trainer(), play.worker("a", stall_s=PATIENCE_S)
     trainer.offer(version.number, version.index, version.folder)
     await asyncio.to_thread(play.offer, version)
+    monkeypatch.setattr(serving, "OFFER_EVERY_S", PATIENCE_S)  # its trainer says nothing anew meanwhile
     (version.folder / INDEX_FILE).write_bytes((version.folder / INDEX_FILE).read_bytes() + b" ")
     play.lie(trainer, version)
     with pytest.raises(PublishError, match="offered with another index than was announced"):
