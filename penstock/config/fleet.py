@@ -166,8 +166,7 @@ class GroupConfig(Section):
         given = [
             name
             for name in ("num_gpus", "num_gpus_per_engine", "num_engines", "gpus", "host", "overrides", "env")
-            # By value: a resolved file spells every key.
-            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+            if not self.is_default(name)
         ]
         if given:
             raise ValueError(

@@ -160,7 +160,7 @@ class RewardConfig(Section):
 
     @model_validator(mode="after")
     def _parts_stand_alone(self) -> Self:
-        if self.parts and self.function != type(self).model_fields["function"].default:
+        if self.parts and not self.is_default("function"):
             raise ValueError(f"parts take the place of function {self.function}: name it among them, or remove one")
         return self
 

@@ -71,7 +71,7 @@ class RolloutConfig(Section):
                 f"on_group_timeout {self.on_group_timeout} needs to know how long is too long: set group_timeout_s, or "
                 "remove it"
             )
-        if self.min_group != type(self).model_fields["min_group"].default and self.on_group_timeout != "train":
+        if not self.is_default("min_group") and self.on_group_timeout != "train":
             raise ValueError(
                 f"min_group {self.min_group} is of groups that are trained without the rest, and on_group_timeout is "
                 f"{self.on_group_timeout}: set that to train, or remove min_group"

@@ -272,12 +272,12 @@ class Config(Section):
         if name not in TRANSPORTS:
             return self  # the user's own may read what it likes
         for mine, whole in (("copies_dir", "folder"), ("copies_bytes", "max_bytes")):
-            if name == "delta" and not _is_default(self.serving, whole):
+            if name == "delta" and not self.serving.is_default(whole):
                 raise ValueError(
                     f"serving.{whole} is of versions that are fetched whole, and trainer.transport delta keeps what it "
                     f"fetches as worker.{mine} says: set that, or remove serving.{whole}"
                 )
-            if name != "delta" and not _is_default(self.worker, mine):
+            if name != "delta" and not self.worker.is_default(mine):
                 raise ValueError(
                     f"worker.{mine} is of trainer.transport delta, and that is {name}: remove it, or set "
                     f"serving.{whole} for versions that are fetched whole"
@@ -325,7 +325,3 @@ class Config(Section):
     def copies_dir(self) -> Path:
         """Folder of this machine's copies of versions."""
         return Path(self.worker.copies_dir or self.run_dir / "copies" / platform.node()).absolute()
-
-
-def _is_default(section: Section, key: str) -> bool:
-    return bool(getattr(section, key) == type(section).model_fields[key].default)

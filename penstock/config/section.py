@@ -24,6 +24,10 @@ class Section(BaseModel):
         """Those that were not given, with the values that they took."""
         return {name: getattr(self, name) for name in sorted(self.FOLLOWING - self.model_fields_set)}
 
+    def is_default(self, key: str) -> bool:
+        """Whether a field has its default, by value: a resolved file spells every key."""
+        return bool(getattr(self, key) == type(self).model_fields[key].get_default(call_default_factory=True))
+
     def _follow(self, **values: Any) -> None:
         """Give fields values of other keys, while this is being made; they do not count as given."""
         # The model is frozen for its users; this is still its making.

@@ -316,7 +316,7 @@ class TrainerConfig(Section):
         own = self.subscription
         for name in ("priority", "exponent"):
             value = getattr(own, name)
-            if own.sampler is not Sampler.PRIORITIZED and value != type(own).model_fields[name].default:
+            if own.sampler is not Sampler.PRIORITIZED and not own.is_default(name):
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise ValueError(
                     f"subscription.{name} {shown} is what sampler prioritized draws by, and the sampler is another: "
@@ -341,7 +341,7 @@ class TrainerConfig(Section):
             )
         owners = {"delta_store": ["delta"], "anchor_every": ["delta"], "transfer_address": ["nccl", "gloo"]}
         for key, of in owners.items():
-            if name not in of and getattr(self, key) != type(self).model_fields[key].default:
+            if name not in of and not self.is_default(key):
                 raise ValueError(
                     f"{key} is of transport {' and '.join(of)}, and transport is {name}: set transport, or remove {key}"
                 )
