@@ -36,7 +36,7 @@ from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from workers.weights.copy_holds import CopyHolds
 from workers.weights.fetch.store import FETCHING, size_of
 from workers.weights.machine_lock import Stopped, alone_in
-from workers.weights.proof import prove
+from workers.weights.proof import is_whole, prove
 
 log = logging.getLogger(__name__)
 
@@ -236,18 +236,11 @@ class LocalCopies:
                     apply_delta(file, base, into, delta.index, self._stopped)
             except PublishError as exc:
                 self._give_up(exc)
-                if is_local and not self._is_whole(at, delta):
+                if is_local and not is_whole(at, delta.base_index):
                     raise _Broken(exc, set(), at) from exc  # of a sound base it may well be a sound delta
                 raise _Broken(exc, {delta.group}) from exc
         file.unlink()
         return into, num_bytes
-
-    def _is_whole(self, at: Path, delta: Delta) -> bool:
-        try:
-            prove(at, delta.base_index)
-        except PublishError:
-            return False
-        return True
 
     def _near(self, group: str, base: Path | None = None) -> Path | None:
         """Where a group is on this machine once it has come; None: it is to be read. ``base`` stays."""

@@ -25,3 +25,12 @@ def prove(folder: Path, digest: str) -> None:
         for name, checksum in index.files.items():
             if file_xxh3(folder / name) != checksum:
                 raise PublishError(f"{folder / name} is not the file that its index names: it is fetched again.")
+
+
+def is_whole(folder: Path, digest: str) -> bool:
+    """As :func:`prove`, for who has another way where it does not. Raises OSError."""
+    try:
+        prove(folder, digest)
+    except PublishError:
+        return False
+    return True

@@ -29,13 +29,13 @@ from penstock.words import said
 from workers.weights.copy_holds import HELD
 from workers.weights.fetch.download import Downloads
 from workers.weights.fetch.index_first import Came, IndexFirst
-from workers.weights.fetch.partial import Partial, holds, is_whole
+from workers.weights.fetch.partial import Partial, holds
 from workers.weights.fetch.progress import Progress
 from workers.weights.fetch.store import FETCHING, Hold, Store
 from workers.weights.fetch.swarm import Swarm
 from workers.weights.fetch.threads import to_its_end
 from workers.weights.fetch.told import Told
-from workers.weights.proof import prove
+from workers.weights.proof import is_whole, prove
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,8 @@ class Fetcher:
         if offer is None:
             raise PublishError(f"{name} is not offered over HTTP any more.")
         path = into / name
-        if path.is_dir() and not await to_its_end(is_whole if is_version(name) else holds, path, offer):
+        is_there = bound(is_whole, path, offer.index) if is_version(name) else bound(holds, path, offer)
+        if path.is_dir() and not await to_its_end(is_there):
             log.warning("%s is fetched again: it is not what is offered", name)
             await to_its_end(shutil.rmtree, path)
         if not path.is_dir():

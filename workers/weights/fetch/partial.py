@@ -164,15 +164,6 @@ def holds(folder: Path, offer: Offer) -> bool:
     return found == offer.sizes() and all(_is_right(folder, one) for one in offer.ranges())
 
 
-def is_whole(folder: Path, offer: Offer) -> bool:
-    """Whether a folder is the version of an offer's index, whatever else that says. Blocks while it reads it."""
-    try:
-        prove(folder, offer.index)
-    except PublishError:
-        return False
-    return True
-
-
 def _is_right(folder: Path, one: Range) -> bool:
     hasher = range_digest()
     with open_plain(folder / one.file) as file:
