@@ -174,17 +174,28 @@ async def elsewhere(net: Net, client: redis.Redis, trainer: Serving, version: in
     await until(lambda: (data := client.get(key)) is not None and Offer.from_bytes(data).url == url)
 
 
-async def test_a_delta_that_was_swept_is_done_without(net: Net, client: redis.Redis) -> None:
+async def has_first_and_is_offered_second(net: Net, client: redis.Redis) -> tuple[Machine, str]:
+    """A machine that has version 1, and the address of a trainer that offered 2 and is gone."""
     trainer, machine = net.trainer(), net.machine("a")
     net.publish(1, trainer)
     await net.get(machine, 1)
     net.publish(2, trainer)
     await until(lambda: client.exists(net.keys.relay(f"policy:v00000002-{net.index(2)}")))
     trainer.close()
-    client.delete(net.keys.relay(thing(net, 2)))
+    return machine, trainer.server.url
+
+
+def offer_whole(net: Net, version: int) -> None:
+    """By a new trainer, which offers no deltas."""
     again = net.trainer()
     again._store = None
-    again.offer(2, net.index(2), net.line.written[2].path)
+    again.offer(version, net.index(version), net.line.written[version].path)
+
+
+async def test_a_delta_that_was_swept_is_done_without(net: Net, client: redis.Redis) -> None:
+    machine, _ = await has_first_and_is_offered_second(net, client)
+    client.delete(net.keys.relay(thing(net, 2)))
+    offer_whole(net, 2)
     await net.get(machine, 2)
     assert last(machine) == (True, 0)
 
@@ -193,17 +204,10 @@ async def test_a_delta_that_is_offered_with_more_than_changes_all_of_its_base_ta
     net: Net, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swarm, "GIVE_UP_S", 10.0)
-    trainer, machine = net.trainer(), net.machine("a")
-    net.publish(1, trainer)
-    await net.get(machine, 1)
-    net.publish(2, trainer)
-    await until(lambda: client.exists(net.keys.relay(f"policy:v00000002-{net.index(2)}")))
-    trainer.close()
-    many = Offer(trainer.server.url, 2, net.index(2), 2**20, [["delta", 2**28]], bytes(16 * 2**8))
+    machine, url = await has_first_and_is_offered_second(net, client)
+    many = Offer(url, 2, net.index(2), 2**20, [["delta", 2**28]], bytes(16 * 2**8))
     forge(client, net.keys, thing(net, 2), many)
-    again = net.trainer()
-    again._store = None
-    again.offer(2, net.index(2), net.line.written[2].path)
+    offer_whole(net, 2)
     await net.get(machine, 2)
     assert last(machine) == (True, 0)
     assert f"{net.delta(2)} is offered with {2**28} bytes" in caplog.text
