@@ -155,7 +155,7 @@ class TrainerConfig(Section):
     transport: TransportName = "disk"
     #: False: a version is announced and sent from a copy in memory, and its folder is written behind that, so that
     #: publish() does not wait for the disk; takes memory for two copies. True: its folder is written before it is
-    #: announced. null: false, but true with transports checkpoint_engine and delta, which refuses false. The first
+    #: announced. null: false, but true with transport delta, which refuses false. The first
     #: publication of a trainer is folder first either way.
     folder_first: bool | None = None
     #: With transport delta: one of so many versions is put into ``delta_store`` whole too, beside the changes against

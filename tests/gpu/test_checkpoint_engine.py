@@ -72,7 +72,7 @@ def test_T16_the_engine_serves_what_parameter_servers_hand_it(
         assert await worker.services.engine.checksum() != by_servers
         await until(all_in(client, keys, jobs, "ready"), limit_s=60)
 
-    play(make(transport="checkpoint_engine", transfer_timeout_s=60.0), body)
+    play(make(transport="checkpoint_engine", folder_first=True, transfer_timeout_s=60.0), body)
 
 
 @pytest.mark.timeout(600)
@@ -80,7 +80,7 @@ def test_T16_servers_load_a_pinned_copy_while_the_folder_waits(
     make: Make, gpu_models: list[Path], client: redis.Redis, keys: Keys, disk: Disk
 ) -> None:
     """The engine has it before the disk; what the trainer does to its own tensors meanwhile changes neither."""
-    settings = {"transport": "checkpoint_engine", "folder_first": False, "transfer_timeout_s": 60.0}
+    settings = {"transport": "checkpoint_engine", "transfer_timeout_s": 60.0}
     config = make({"staleness": {"mode": "async", "bound": 8}}, **settings)
 
     async def body(worker: Worker, trainer: Trainer) -> None:
@@ -133,4 +133,4 @@ def test_an_engine_is_let_go_that_waits_for_a_server_that_is_gone(
         assert worker.services.tally.engine_restarts == 0
         await asyncio.to_thread(trainer.publisher.close)
 
-    play(make(transport="checkpoint_engine", transfer_timeout_s=60.0), body)
+    play(make(transport="checkpoint_engine", folder_first=True, transfer_timeout_s=60.0), body)

@@ -231,7 +231,7 @@ async def test_T16_parameter_servers_load_the_copy_while_the_disk_is_held_up(
     monkeypatch.setattr(copies, "PIECE_BYTES", 50_000)
     monkeypatch.setattr("consumers.weights.publisher.READY_S", PATIENCE_S)
     one, two = engines.fakes
-    settings = {"bound": 8, "folder_first": False, "transfer_timeout_s": 120.0}
+    settings = {"bound": 8, "transfer_timeout_s": 120.0}
     config = make(one.url, **settings)
     admit(client, keys, [job(index) for index in range(8)])
     with buffering(config), Trainer(config) as trainer, disk.opened_at_the_end():

@@ -1,7 +1,7 @@
 """Weights to engines through checkpoint-engine: the trainer's hold on its parameter servers (parameter_server.py).
 
-    begin      start those that do not run, have them read a version: its folder, or, with folder_first: false, the copy
-               in the trainer's memory (shares.py); engines go on generating
+    begin      start those that do not run, have them read a version: the copy in the trainer's memory (shares.py), or,
+               with folder_first: true, its folder; engines go on generating
     loaded     wait for that
     update     engines are held still: sockets at which each engine process meets the server on its GPU
     finish     engines have answered: wait for the servers
@@ -57,8 +57,7 @@ class CheckpointEngine(Sender):
         super().__init__(config)
         TRANSPORTS["checkpoint_engine"].check_package(config.transport)
         self._servers: ParameterServers | None = None
-        self.needs_folder = config.folder_first is not False
-        self.memories = () if self.needs_folder else (SharedMemory(), SharedMemory())
+        self.memories = () if config.folder_first else (SharedMemory(), SharedMemory())
 
     @property
     def servers(self) -> "ParameterServers":
