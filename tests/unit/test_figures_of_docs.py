@@ -1,5 +1,6 @@
 """What the pages say of a measurement is what its file in benchmarks/results says: a new file wants a new sentence."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,22 @@ def test_a_figure_is_that_of_its_file(page: str, file: str, sentence: str) -> No
     last: dict[str, Any] = json.loads(_last(RESULTS / file))
     said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     assert sentence.format(**last).replace("%", " %").strip() in said
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("h200-timeline.json", "in `h200-timeline` {share:.0%} of all bins of 50 ms lie in holes of 0.25 s and more"),
+        ("h200x2-timeline.json", "In `h200x2-timeline`, where it was, {share:.1%} of the bins lie in such holes"),
+    ],
+)
+def test_so_many_bins_lie_in_holes_as_the_page_says(file: str, sentence: str) -> None:
+    events = json.loads((RESULTS / file).read_text(encoding="utf-8"))["events"]
+    bins = [event["before"] + event["bins"] for event in events]
+    runs = [len(list(run)) for one in bins for empty, run in itertools.groupby(one, key=lambda n: n == 0) if empty]
+    share = sum(run for run in runs if run >= 5) / sum(map(len, bins))
+    said = " ".join((ROOT / BENCHMARKS).read_text(encoding="utf-8").split())
+    assert sentence.format(share=share).replace("%", " %") in said
 
 
 def _last(file: Path) -> str:
