@@ -24,7 +24,7 @@ from consumers.clock import folder_of, versions_in
 from consumers.weights.sources import Source, Weights, as_source, buckets, dtype_name
 from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
-from penstock.system.disk import fsync, is_full
+from penstock.system.disk import fsync, is_full, remove_whole
 from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 from penstock.weights.tensor_file import FILES_JSON, file_names, files_json, header_of, order_of
@@ -186,7 +186,8 @@ def check_layout(layout: Iterable[tuple[str, str, tuple[int, ...]]], model: Path
 def _delete_old(parent: Path, version: int, keep: int, in_use: Callable[[], Collection[int]]) -> None:
     for old in [older for older in versions_in(parent) if older <= version][:-keep]:
         if old not in in_use():
-            _remove(folder_of(parent, old), lambda old=old: old in in_use())  # type: ignore[misc]
+            folder = folder_of(parent, old)
+            remove_whole(folder, _gone(folder), lambda old=old: old in in_use())  # type: ignore[misc]
 
 
 def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
@@ -258,20 +259,15 @@ def companions(source: Path) -> Iterator[Path]:
 
 def _put_in_place(temporary: Path, target: Path) -> Path:
     if target.exists():
-        _remove(target)
+        remove_whole(target, _gone(target))
     temporary.rename(target)
     fsync(target.parent)
     return target
 
 
-def _remove(folder: Path, is_wanted: Callable[[], bool] = lambda: False) -> None:
-    """Delete a version; its name goes first, so that no half of it is ever found under it."""
-    doomed = folder.with_name(f"{_TEMPORARY}gone-{folder.name}-{os.getpid()}")
-    folder.rename(doomed)
-    if is_wanted():
-        doomed.rename(folder)
-    else:
-        shutil.rmtree(doomed)
+def _gone(folder: Path) -> Path:
+    """What a version is called while it is deleted."""
+    return folder.with_name(f"{_TEMPORARY}gone-{folder.name}-{os.getpid()}")
 
 
 def _remove_leftovers(parent: Path) -> None:

@@ -6,6 +6,7 @@ For room whoever writes waits, and says so.
 import errno
 import logging
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -55,6 +56,28 @@ def fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder with what is in it, a file, or a link and not what it leads to. Blocks. Raises OSError."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def remove_whole(path: Path, gone: Path, is_wanted: Callable[[], bool] = lambda: False) -> None:
+    """Delete what others look for by its name, which goes first: nobody takes half a folder for a whole one. Blocks.
+
+    Args:
+        gone: its name meanwhile, on the same disk, free; what a killed process left there is its caller's to remove.
+        is_wanted: asked once the name is gone, as somebody may have come for it until then: true puts it back.
+
+    Raises:
+        OSError: it may be under either name, and under ``gone`` not whole.
+    """
+    path.rename(gone)
+    if is_wanted():
+        gone.rename(path)
+    else:
+        remove(gone)
 
 
 def own_folder(path: Path) -> None:

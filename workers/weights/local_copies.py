@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication
-from penstock.system.disk import free_bytes, fsync, is_full, own_folder
+from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Catalog, Delta, Way, catalog_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
@@ -308,17 +308,14 @@ class LocalCopies:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Its name goes first."""
-        doomed = self._folder / f"{_MAKING}{os.getpid()}-gone-{path.name}"
-        path.rename(doomed)
-        _delete(doomed)
+        remove_whole(path, self._folder / f"{_MAKING}{os.getpid()}-gone-{path.name}")
 
     def _remove_leftovers(self) -> None:
         """Nobody else makes anything while this process has the lock."""
         strays = [path for path in self._folder.glob(_COPIES) if not _is_own(path)]
         for path in [*self._folder.glob(f"{_MAKING}*"), *strays]:
             log.info("what a killed worker left, or what is no copy, is removed: %s", path)
-            _delete(path)
+            remove(path)
         self._holds.forget(self._copies())
 
 
@@ -337,7 +334,3 @@ def _oldest_first(paths: Iterable[Path]) -> list[Path]:
 def _is_own(path: Path) -> bool:
     """Whether a folder is in this place, and no link to one elsewhere."""
     return path.is_dir() and not path.is_symlink()
-
-
-def _delete(path: Path) -> None:
-    shutil.rmtree(path) if _is_own(path) else path.unlink()

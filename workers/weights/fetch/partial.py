@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer, Range, range_digest
 from penstock.protocol.scripts import bitmap_bytes
-from penstock.system.disk import fsync, open_plain
+from penstock.system.disk import fsync, open_plain, remove
 from penstock.weights.http.blobs import FileBlob, is_file_name
 from penstock.weights.index import INDEX_FILE
 from workers.weights.proof import prove
@@ -54,7 +54,7 @@ class Partial:
         self.folder.mkdir(parents=True, exist_ok=True)
         for entry in list(self.folder.iterdir()):
             if entry.name not in self._sizes or entry.is_symlink() or not entry.is_file():
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                remove(entry)
         try:
             for name, size in self._sizes.items():
                 _allocate(self.folder / name, size)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.system.disk import free_bytes, own_file, own_folder
+from penstock.system.disk import free_bytes, own_file, own_folder, remove_whole
 from penstock.weights.http.blobs import is_object
 from workers.weights.machine_lock import Holder, locks, telling
 
@@ -118,15 +118,13 @@ class Store:
             )
 
     def remove(self, path: Path) -> bool:
-        """Delete a folder that nobody uses; whether it could be. Its name goes first."""
+        """Delete a folder that nobody uses; whether it could be."""
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if not locks(handle):
                     return False
-                doomed = path.with_name(f"{_GONE}{path.name}")
-                path.rename(doomed)
-                shutil.rmtree(doomed)
+                remove_whole(path, path.with_name(f"{_GONE}{path.name}"))
             finally:
                 os.close(handle)
         return not path.exists()
