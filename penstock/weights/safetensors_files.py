@@ -1,19 +1,18 @@
-"""Names, dtypes and shapes in safetensors files, read from their headers (8 bytes of length, then JSON)."""
+"""Names, dtypes and shapes in safetensors files, read from their headers."""
 
-import json
-import operator
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import PublishError
 from penstock.system.disk import open_plain
 from penstock.weights.model_folder import read_config
+from penstock.weights.safetensors_header import MAX_HEADER_BYTES, METADATA_BYTES, parse_header, take_header
 
 #: Name -> (safetensors dtype, shape).
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
-MAX_HEADER_BYTES = 100 * 1024 * 1024
 #: torch's name -> that of the files.
 _DTYPES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "float8_e4m3fn": "F8_E4M3",
@@ -24,8 +23,11 @@ _DTYPES = {
 _PLAIN_FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
-def read_header(path: Path) -> Tensors:
-    """Tensors of one safetensors file.
+def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> Tensors:
+    """Tensors of one safetensors file. Blocks for the disk.
+
+    Args:
+        max_bytes: most of its header.
 
     Raises:
         PublishError: it cannot be read, is not a safetensors file, or shorter or longer than its header says.
@@ -33,28 +35,29 @@ def read_header(path: Path) -> Tensors:
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
-                raise ValueError(f"a header of {length} bytes in a file of {size}")
-            header: dict[str, Any] = dict(json.loads(file.read(length)))
-        header.pop("__metadata__", None)
-        end = max((operator.index(entry["data_offsets"][1]) for entry in header.values()), default=0)
-        shapes = {name: tuple(map(operator.index, entry["shape"])) for name, entry in header.items()}
-        tensors = {name: (str(entry["dtype"]), shapes[name]) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
-        raise PublishError(f"{path} is not a whole safetensors file ({exc}): publish it again.") from exc
-    except OSError as exc:
+            header = take_header(file, path, max_bytes)
+    except (OSError, ValueError) as exc:  # a path with a NUL is the latter
         raise PublishError(f"{path} cannot be read ({exc}): publish it again.") from exc
-    if 8 + length + end != size:
-        raise PublishError(f"{path} has {size} bytes where its header says {8 + length + end}: publish it again.")
-    return tensors
+    infos = parse_header(header, path)
+    end = len(header) + max((info.end for info in infos.values()), default=0)
+    if end != size:
+        raise PublishError(f"{path} has {size} bytes where its header says {end}: publish it again.")
+    return {name: (info.dtype, info.shape) for name, info in infos.items()}
 
 
-def read_folder(folder: Path) -> Tensors:
-    """Tensors of all safetensors files of a folder; empty where there is none."""
+def read_folder(folder: Path, rooms: Mapping[str, int] | None = None) -> Tensors:
+    """Tensors of all safetensors files of a folder; empty where there is none. Blocks for the disk.
+
+    Args:
+        rooms: most bytes of the header of each (``header_rooms``); None: what the format allows.
+
+    Raises:
+        PublishError: as ``read_header``.
+    """
     tensors: Tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
-        tensors.update(read_header(path))
+        room = MAX_HEADER_BYTES if rooms is None else rooms.get(path.name, METADATA_BYTES)
+        tensors.update(read_header(path, room))
     return tensors
 
 

@@ -1,7 +1,7 @@
 """Whether a publication can be loaded, found out before the engine is touched.
 
 A checkpoint with a wrong shape kills a running SGLang server, a missing tensor silently keeps its old values: both
-are refused here. Reads safetensors headers only (8 bytes of length, then JSON) and the bytes for their checksums.
+are refused here. Reads safetensors headers only, and the bytes for their checksums.
 """
 
 import operator
@@ -13,6 +13,7 @@ from penstock.system.checksum import file_xxh3
 from penstock.weights.file_errors import is_folder, shown_path
 from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, read_folder
+from penstock.weights.safetensors_header import header_rooms
 from penstock.words import shown
 
 
@@ -42,13 +43,13 @@ def verify_publication(publication: Publication, reference: Tensors, *, tied: bo
 def _verify(
     what: str, publication: Publication, folder: Path, reference: Tensors, ignored: set[str], *, files: bool
 ) -> None:
-    announced, checksums = _announced(publication, folder)
+    announced, checksums, rooms = _announced(publication, folder)
     if announced and reference:
         compare_layouts(what, "the model that is served", announced, reference, ignored, cast=True)
     if not files:
         return
     _check_files(what, folder, checksums)
-    tensors = read_folder(folder)
+    tensors = read_folder(folder, rooms)
     if not tensors:
         raise PublishError(f"{what}: {folder} holds no safetensors file.")
     if announced:
@@ -57,12 +58,14 @@ def _verify(
         compare_layouts(what, "the model that is served", tensors, reference, ignored, cast=True)
 
 
-def _announced(publication: Publication, folder: Path) -> tuple[Tensors, dict[str, int]]:
-    """Tensors and checksums of files that the publication promises."""
+def _announced(publication: Publication, folder: Path) -> tuple[Tensors, dict[str, int], dict[str, int] | None]:
+    """Tensors that the publication promises, its files' checksums, and most bytes of their headers (None: any)."""
     if not publication.index:
-        return _tensors_of(publication), publication.checksums
+        return _tensors_of(publication), publication.checksums, None
     index = read_index(folder, publication.index)
-    return {entry.name: (as_safetensors(entry.dtype), entry.shape) for entry in index.entries()}, index.files
+    entries = index.entries()
+    tensors = {entry.name: (as_safetensors(entry.dtype), entry.shape) for entry in entries}
+    return tensors, index.files, header_rooms(entries)
 
 
 def _tensors_of(publication: Publication) -> Tensors:

@@ -1,27 +1,23 @@
 """A folder of weights as tensors at places in its files: what a delta is made of and applied to. Knows no torch."""
 
-import json
-import operator
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
+from typing import BinaryIO, NamedTuple, Self, TypeVar
 
 from penstock.errors import PublishError
 from penstock.system.disk import MAX_NAME_BYTES, open_plain
 from penstock.weights.deltas.blocks import PIECE_BYTES
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import TensorEntry, read_index
-from penstock.weights.safetensors_files import MAX_HEADER_BYTES, as_safetensors
+from penstock.weights.safetensors_files import as_safetensors
+from penstock.weights.safetensors_header import header_rooms, parse_header, take_header
 
 T = TypeVar("T")
-#: Room in a safetensors header beside its tensors.
-METADATA_BYTES = 64 * 1024
 
 
 class Place(NamedTuple):
@@ -66,13 +62,7 @@ class WeightsFolder:
     def _open(self, name: str, room: int) -> None:
         file = self._stack.enter_context(open_plain(self.path / checked_name(name)))
         self._files[name] = file
-        length = file.read(8)
-        size = int.from_bytes(length, "little")
-        if len(length) < 8 or size > room:
-            raise PublishError(
-                f"{self.path / name} is not a safetensors file (a header of {size} bytes): publish it again."
-            )
-        header = length + file.read(size)
+        header = take_header(file, self.path / name, room)
         self.headers[name], self.places[name] = header, places_in(header, self.entries, name)
         for place in self.places[name]:
             self._at[place.name] = (file.fileno(), len(header) + place.start)
@@ -118,41 +108,21 @@ def _is_long(name: str) -> bool:
     return len(name.encode(errors="replace")) > MAX_NAME_BYTES
 
 
-def header_rooms(entries: Iterable[TensorEntry]) -> dict[str, int]:
-    """File -> most bytes of its safetensors header, whoever wrote it: once it is read it takes thirty times as many."""
-    rooms: dict[str, int] = defaultdict(lambda: METADATA_BYTES)
-    for entry in entries:
-        # Of a name every byte may be escaped by six characters; a number of a shape has no more than 15 digits.
-        rooms[entry.file] += 6 * len(entry.name.encode(errors="replace")) + 20 * len(entry.shape) + 160
-    return {name: min(room, MAX_HEADER_BYTES) for name, room in rooms.items()}
-
-
 def places_in(header: bytes, entries: dict[str, TensorEntry], file: str) -> list[Place]:
     """Tensors in the order of their bytes, by a safetensors header whose first 8 bytes are its length.
 
     Raises:
-        PublishError: they do not lie end to end, or are not those that the index has in ``file``.
+        PublishError: it is no header, or they are not those that the index has in ``file``.
     """
-    try:
-        claimed: dict[str, Any] = dict(json.loads(header[8:]))
-        claimed.pop("__metadata__", None)
-        spans = sorted(
-            (operator.index(one["data_offsets"][0]), operator.index(one["data_offsets"][1]), name, one["dtype"])
-            for name, one in claimed.items()
-        )
-        shapes = {name: tuple(map(operator.index, one["shape"])) for name, one in claimed.items()}
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
-        raise PublishError(f"{file} is not a safetensors file ({exc}): publish it again.") from exc
     wanted = {name for name, entry in entries.items() if entry.file == file}
-    end, found = 0, []
-    for start, stop, name, dtype in spans:
+    found: list[Place] = []
+    for name, info in parse_header(header, file).items():
         entry = entries.get(name)
-        if entry is None or entry.file != file or start != end or stop != end + entry.num_bytes or stop < end:
+        if entry is None or entry.file != file or info.end - info.start != entry.num_bytes:
             raise PublishError(f"{file} does not hold {name!r:.200} as the index says: publish it again.")
-        if dtype != as_safetensors(entry.dtype) or shapes[name] != entry.shape:
+        if info.dtype != as_safetensors(entry.dtype) or info.shape != entry.shape:
             raise PublishError(f"{file} holds {name!r:.200} of another kind than the index says: publish it again.")
-        found.append(Place(name, start, entry.num_bytes))
-        end = stop
+        found.append(Place(name, info.start, entry.num_bytes))
     if len(found) != len(wanted):
         raise PublishError(f"{file} lacks tensors that the index of the weights has there: publish it again.")
     return found

@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,13 +15,21 @@ import pytest
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
+from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
+from penstock.weights.safetensors_header import METADATA_BYTES
 from workers.weights.verify import verify_publication
 
 LAYOUT = {"model.embed_tokens.weight": [4, 2], "model.norm.weight": [2]}
 
 
-def write(folder: Path, layout: dict[str, list[int]], dtype: str = "F32", name: str = "model.safetensors") -> Path:
+def write(
+    folder: Path,
+    layout: dict[str, list[int]],
+    dtype: str = "F32",
+    name: str = "model.safetensors",
+    metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
+) -> Path:
     """A safetensors file by hand: 8 bytes of length, JSON, then the bytes of the tensors."""
     folder.mkdir(exist_ok=True)
     header, offset = {}, 0
@@ -30,7 +40,7 @@ def write(folder: Path, layout: dict[str, list[int]], dtype: str = "F32", name: 
         end = offset + size * (4 if dtype in ("F32", "I32") else 2)
         header[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
-    data = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    data = json.dumps({"__metadata__": dict(metadata), **header}).encode()
     path = folder / name
     path.write_bytes(struct.pack("<Q", len(data)) + data + bytes(offset))
     return path
@@ -137,6 +147,17 @@ def test_a_folder_that_cannot_be_looked_at_is_refused(
     with pytest.raises(PublishError, match="cannot be looked at on this machine") as refused:
         verify_publication(Publication("policy", 2, "disk", path, index="a" * 32), {})
     assert len(str(refused.value)) < 1000
+
+
+def test_a_header_has_no_more_room_than_its_index_gives_it(good: Publication, reference: Tensors) -> None:
+    """Parsed, a long one would take gigabytes of a worker."""
+    folder = Path(good.path)
+    path = write(folder, LAYOUT, metadata={"format": "pt", "x": "y" * 2 * METADATA_BYTES})
+    entries = [TensorEntry(name, "float32", tuple(shape), 0, path.name) for name, shape in LAYOUT.items()]
+    index = index_bytes(entries, {path.name: file_xxh3(path)}, {path.name: path.stat().st_size})
+    (folder / INDEX_FILE).write_bytes(index)
+    with pytest.raises(PublishError, match=r"a header of \d+ bytes in a file of"):
+        verify_publication(Publication("policy", 2, "disk", good.path, index=digest(index)), reference)
 
 
 @pytest.mark.timeout(20)
