@@ -55,7 +55,7 @@ class Machine:
         return sum({one.st_ino: one.st_size for one in files}.values())
 
     def close(self) -> None:
-        self.copies._stop.set()
+        self.copies.close()
         self.fetcher.close()
 
 

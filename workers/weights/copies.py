@@ -88,6 +88,12 @@ class Copies:
             await self._fetcher.serve(publication.version, publication.index, path)
         return replace(publication, path=str(path))
 
+    def close(self) -> None:
+        """End what makes a copy, and hold none any more: others may delete them."""
+        self._stop.set()
+        if self._made is not None:
+            self._made.close()
+
     def _get(self, publication: Publication) -> tuple[Path, bool]:
         """Its folder, and whether it is a copy. Blocks."""
         try:

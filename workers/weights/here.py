@@ -44,6 +44,7 @@ class Here:
         return replace(publication, path=str(path))
 
     def close(self) -> None:
-        """Fetch and serve no more. Blocks shortly."""
+        """Fetch, serve and hold no more. Blocks shortly."""
+        self._copies.close()
         if self._fetcher is not None:
             self._fetcher.close()

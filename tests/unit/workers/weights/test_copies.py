@@ -15,6 +15,7 @@ from penstock.protocol.records.publication import Publication
 from tests.unit.consumers.weights.test_deltas import Line
 from workers.weights import machine_lock
 from workers.weights.copies import Copies
+from workers.weights.copy_holds import CopyHolds
 
 
 class Waiting:
@@ -59,6 +60,20 @@ async def test_it_is_a_copy_on_this_machine_and_why_it_waits_is_said(line: Line)
     assert Path(here.path).parent == line.path / "copies"
     assert here.id == announced(line).id
     assert waiting.said == ["a copy of version 1 on this machine", ""]
+
+
+async def test_a_worker_that_ends_holds_no_copy(line: Line) -> None:
+    copies, _ = copies_of(line)
+    copies.close()  # as where it ends before its engine had any
+
+    copies, _ = copies_of(line)
+    await copies.of(announced(line))
+    other = CopyHolds(line.path / "copies" / ".holds")
+    with other.alone(announced(line).index) as may_go:
+        assert not may_go
+    copies.close()
+    with other.alone(announced(line).index) as may_go:
+        assert may_go
 
 
 async def test_with_another_transport_it_is_the_trainers_folder(line: Line) -> None:
