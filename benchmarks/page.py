@@ -146,9 +146,6 @@ def _verdict(report: Report) -> str:
     return "; ".join(over) or ("none took longer" if looked else "not measured without a browser")
 
 
-# --- the run ------------------------------------------------------------------------------------------------------
-
-
 def _lay_out(folder: Path, samples: int) -> None:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(
@@ -278,9 +275,6 @@ def _renew(client: Client, keys: Keys, workers: int) -> None:
     pipe = client.pipeline(transaction=False)
     pipe.hset(keys.workers, mapping=shown)
     pipe.execute()
-
-
-# --- the page -----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

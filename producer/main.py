@@ -160,8 +160,6 @@ class Producer:
         epochs, num_lines = self._config.data.epochs, self.source.num_lines
         return None if epochs is None or num_lines is None else epochs * num_lines
 
-    # --- training -------------------------------------------------------------------------------------------------
-
     def _admit_train(self) -> str:
         gate = self._control.do(lambda client: read_gates(client, self._keys))
         if not gate[1]:
@@ -203,8 +201,6 @@ class Producer:
             f"({room.taken} of {room.places} places are taken)"
         )
 
-    # --- evaluation -----------------------------------------------------------------------------------------------
-
     def _admit_evals(self, version: int) -> None:
         """Admit the evaluation of this version if it is due: the first, every so many, and the last one asked for."""
         if not self._evals:
@@ -245,8 +241,6 @@ class Producer:
     def _eval_job(self, version: int, dataset: Dataset, line: int) -> Job:
         sampling = dict(self._config.rollout.eval_sampling)
         return dataset.job(dataset[line], version, n=1, lane=Lane.EVAL, sampling=sampling)
-
-    # --- both -----------------------------------------------------------------------------------------------------
 
     def _admit(
         self,

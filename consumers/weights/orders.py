@@ -43,8 +43,6 @@ class Orders:
         """Of a publication, on every rank."""
         self._call, self._place = self._call + 1, 0
 
-    # --- rank 0 -----------------------------------------------------------------------------------------------------
-
     def give(self, order: Order) -> None:
         """Give an order once all ranks wait for it; blocks until they have heard it.
 
@@ -100,8 +98,6 @@ class Orders:
             word="" if order is None else order.to_text(),
             ranks=sub.seat.ranks,
         )
-
-    # --- other ranks ------------------------------------------------------------------------------------------------
 
     def hear(self) -> Order:
         """The next order; blocks until it is given.

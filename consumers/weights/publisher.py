@@ -102,8 +102,6 @@ class Publisher:
         if self.sender is not None:
             _quietly(self.sender.close)
 
-    # --- ranks of a sharded source ----------------------------------------------------------------------------------
-
     def follow(self, source: Source) -> int:
         """Rank other than 0: walk with rank 0 until it says that it is done; returns the version.
 
@@ -145,8 +143,6 @@ class Publisher:
         """Rank 0 gives up: no other rank may wait for it."""
         if self._leads(source):
             self._orders.fail(str(exc) or repr(exc))
-
-    # --- rank 0 -----------------------------------------------------------------------------------------------------
 
     def write(self, source: Source, into: Path, version: int, claim: Callable[[int], None]) -> Written:
         """Write and prove a version; raises PublishError. Blocks for gathering and disk, for room on it too.

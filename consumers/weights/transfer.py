@@ -95,8 +95,6 @@ class Transfer:
             version = self.publication.version
             log.warning("version %d goes by disk to %s: not ready in time", version, sorted(missing))
 
-    # --- for senders ------------------------------------------------------------------------------------------------
-
     def decide(self, ranks: Mapping[str, int] | None = None, **where: Any) -> None:
         """Say once who receives it, and what they have to know for it; other workers load the folder.
 
@@ -148,8 +146,6 @@ class Transfer:
         """The worker has the weights, or loads the folder because of ``why``; for one that waits to be told so."""
         self._waiting_for_end.discard(worker)
         self._report(Word.SENT, worker, why)
-
-    # --- for the publisher ------------------------------------------------------------------------------------------
 
     def close(self, failure: str) -> None:
         """Let go whoever waits: workers without a decision or an end, and other ranks in the walk.

@@ -132,9 +132,6 @@ def _heard(task: "asyncio.Task[Any]") -> None:
         task.exception()
 
 
-# --- what is left behind --------------------------------------------------------------------------------------------
-
-
 def run_through(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> T:
     """``asyncio.run``, but that nothing ends the loop before ``main`` ends, nor holds it up for long afterwards.
 
@@ -186,8 +183,6 @@ def _end_if_forked(pid: int) -> None:
             os.write(2, f"a process that a user's code forked came back from it{how}, and is ended\n".encode())
         _really_exit(1)
 
-
-# --- os._exit ---------------------------------------------------------------------------------------------------------
 
 _really_exit = os._exit
 _lock = threading.Lock()

@@ -4,6 +4,7 @@ That no import crosses a wall is checked by `make check`.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,14 @@ def test_a_file_is_short_or_says_why_it_is_not() -> None:
 
     reasons = {file: ast.get_docstring(ast.parse(file.read_text())) or "" for file in long}
     assert {str(file) for file in long if not any(map(is_reason, reasons[file].splitlines()))} == set()
+
+
+def test_no_file_is_parted_by_banners() -> None:
+    """What wants a headline wants a file, or a name."""
+    banner = re.compile(r"^\s*#\s*[-=~*#]{3,}", re.MULTILINE)
+    files = [file for name in (*PARTS, "benchmarks", "examples") for file in (ROOT / name).rglob("*.py")]
+
+    assert [str(file) for file in files if banner.search(file.read_text())] == []
 
 
 def is_reason(line: str) -> bool:

@@ -117,8 +117,6 @@ class LocalCopies:
             here = self._copies()
         return index in here or bool(ways(catalog_of(listed(objects)), index, here))
 
-    # --- what is here -----------------------------------------------------------------------------------------------
-
     def _copies(self) -> dict[str, Path]:
         """Digest -> folder."""
         return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob(_COPIES)) if _is_own(path)}
@@ -268,8 +266,6 @@ class LocalCopies:
     def _give_up(self, exc: PublishError) -> None:
         if self._stopped():
             raise Stopped(str(exc)) from exc
-
-    # --- room and holds ------------------------------------------------------------------------------------------
 
     def _make_room(self, num_bytes: int, *stay: Path | None) -> None:
         """Delete what no engine may read until so many bytes fit, on the disk too; not what is to ``stay``.

@@ -174,8 +174,6 @@ class Updates:
             except ProtocolError as exc:
                 log.error("a wish for memory is left out: %s", exc)
 
-    # --- publications that were set aside ---------------------------------------------------------------------------
-
     async def _read_aside(self) -> None:
         """See which publications engines died of, and what serves in their stead (T12, as far as the bound allows)."""
         services, key = self._services, self._services.keys.aside(self._services.config.model.name)

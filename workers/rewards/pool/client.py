@@ -182,8 +182,6 @@ class Checks:
             raise raised
         return {**verdict.info, self.config.key: verdict.reward}
 
-    # --- rq -----------------------------------------------------------------------------------------------------------
-
     async def _enqueue(self, id_: str, name: str, text: str) -> None:
         def enqueue(client: Client) -> None:
             client.set(self.keys.asker(self.asker), 1, ex=ASKER_TTL_S)
@@ -241,8 +239,6 @@ class Checks:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    # --- answers ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Hear verifiers, and look after checks that they do not answer, until cancelled."""
@@ -305,8 +301,6 @@ class Checks:
             return Verdict.from_json(body)
         except ProtocolError as exc:
             return exc
-
-    # --- what is not answered -----------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:

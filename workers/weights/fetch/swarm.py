@@ -183,8 +183,6 @@ class Swarm:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # --- peers ------------------------------------------------------------------------------------------------------
-
     async def _ask_peers(self) -> None:
         while self._partial.missing:
             chosen = self._choose()
@@ -238,8 +236,6 @@ class Swarm:
 
     def _rests(self, peer: str) -> bool:
         return self._peers[peer].url in self._liars or self._resting.get(peer, 0.0) > time.monotonic()
-
-    # --- the trainer ------------------------------------------------------------------------------------------------
 
     async def _claims(self) -> None:
         told, count = self._told, len(self._partial.ranges)
@@ -304,8 +300,6 @@ class Swarm:
         while True:
             await asyncio.sleep(CLAIM_MS / 3000)
             await self._told.say()
-
-    # --- both -------------------------------------------------------------------------------------------------------
 
     async def _fetch(self, wanted: Range, url: str, peer: str) -> bool:
         """Whether the range is here now, and said to be. ``peer``: '' is the trainer.
