@@ -93,6 +93,24 @@ def running(part: Part) -> Iterator[None]:
     assert not thread.is_alive(), f"{type(part).__name__} did not stop"
 
 
+class _Beside:
+    """``work`` as a part."""
+
+    def __init__(self, work: Callable[[threading.Event], None]) -> None:
+        self._work, self._ended = work, threading.Event()
+
+    def run(self) -> None:
+        self._work(self._ended)
+
+    def stop(self) -> None:
+        self._ended.set()
+
+
+def beside(work: Callable[[threading.Event], None]) -> contextlib.AbstractContextManager[None]:
+    """Run ``work`` in a thread until the event that it is given; what kills it fails the test."""
+    return running(_Beside(work))
+
+
 @contextlib.contextmanager
 def buffering(config: Config) -> Iterator[Buffer]:
     """The real buffer in a thread."""

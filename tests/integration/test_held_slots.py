@@ -10,6 +10,7 @@ from penstock.errors import PublishError
 from penstock.protocol.scripts import bitmap_bytes, relay_claim, relay_have, run
 from penstock.redis.connect import connect
 from tests.integration.fetch_parts import Version
+from tests.integration.parts import beside
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
 from workers.weights.fetch import swarm
 from workers.weights.fetch.progress import Progress
@@ -26,22 +27,16 @@ def held(play: Play, version: Version) -> Iterator[None]:
     thing, count = play.thing(version), len(play.offer(version).ranges())
     claims = {name: run(play.client, relay_claim(play.keys, thing, name, count)) for name in HOLDERS}
     assert sorted(claims.values()) == [0, 1]
-    ended = threading.Event()
 
-    def hold() -> None:
+    def hold(ended: threading.Event) -> None:
         client = connect(play.url)
         while not ended.wait(1.0):
             for name, number in claims.items():
                 run(client, relay_have(play.keys, thing, name, "", bytes(bitmap_bytes(count)), claim=number))
         client.close()
 
-    thread = threading.Thread(target=hold, name="holders")
-    thread.start()
-    try:
+    with beside(hold):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @pytest.mark.usefixtures("held")

@@ -2,8 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from penstock.redis.server import RedisServer
 from tests.integration.part_processes import PartProcess, StartPart, start_part
 from tests.integration.parts import (
     Player,
+    beside,
     buffering,
     jobs_of,
     make_config,
@@ -35,23 +35,16 @@ from tests.integration.parts import (
 __all__ = ["start_part"]
 
 
-@contextmanager
-def working(client: redis.Redis, keys: Keys) -> Iterator[None]:
+def working(client: redis.Redis, keys: Keys) -> AbstractContextManager[None]:
     """A worker that answers whatever is queued, under the clock's version."""
-    player, ended = Player(client, keys), threading.Event()
+    player = Player(client, keys)
 
-    def work() -> None:
+    def work(ended: threading.Event) -> None:
         while not ended.wait(0.02):
             for held in player.lease(100, version=player.clock):
                 player.answer(held, [player.clock])
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return beside(work)
 
 
 def announced(client: redis.Redis, keys: Keys) -> list[int]:
