@@ -15,7 +15,6 @@ versions with all restarts, which come in the first 20, take about 350 s; the fi
 
 import math
 import os
-import re
 import shutil
 import signal
 import statistics
@@ -26,12 +25,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.error import URLError
 
 import torch
 import typer
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, patched, redis_server, versions
+from benchmarks.copied import Copied, copied_by
 from benchmarks.engine import RunningEngine
 from benchmarks.engine_overhead import GROUP, Load, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
@@ -49,7 +50,6 @@ from penstock.redis.control import Control
 #: Longest wait for an engine to have a version.
 LOAD_TIMEOUT_S = 240.0
 _COMPARED_BYTES = 16 * 1024 * 1024
-_FETCHED = re.compile(r"num_bytes=(\d+), is_whole=(\w+), num_deltas=(\d+), took_s=([\d.]+)")
 
 
 class Line:
@@ -61,7 +61,9 @@ class Line:
         self._compared: list[Future[int]] = []
         self._worker = ExitStack()
         self._pid = 0
-        self._fetched: list[tuple[str, ...]] = []
+        #: Of the worker's process, up to the version that was loaded last; seconds of a copy, version by version.
+        self._copied, self._copy_s = Copied(), list[float]()
+        self._whole_fetches = 0
         self.rows: list[dict[str, Any]] = []
         self.restarts = {"worker": 0, "trainer": 0}
 
@@ -132,21 +134,33 @@ class Line:
         """Wait until the engine has the newest version, and have its copy compared."""
         version = self.rows[-1]["version"]
         deadline = time.monotonic() + LOAD_TIMEOUT_S
-        while all(one.version != version for one in read_workers(self._control.client, trainer.keys)):
+        while (copied := self._copied_at(trainer, version)) is None:
             if time.monotonic() > deadline:
                 raise WaitTimeout(f"No engine had version {version} in time; the worker's log:\n{self._log()[-3000:]}")
             time.sleep(0.05)
+        if num := copied.num - self._copied.num:
+            self._copy_s.append((copied.took_s - self._copied.took_s) / num)
+            self._whole_fetches += copied.num_whole - self._copied.num_whole
+        self._copied = copied
         (copy,) = self._config.copies_dir.glob(f"v{version:08d}-*")
         self._compared.append(self._pool.submit(compare, trainer.weights_dir / f"v{version:08d}", copy))
 
+    def _copied_at(self, trainer: Trainer, version: int) -> Copied | None:
+        """What the worker that lives has counted, once its engine has a version."""
+        for one in read_workers(self._control.client, trainer.keys):
+            if one.version == version:
+                with suppress(URLError):  # it is the one that was killed
+                    return copied_by(one.metrics)
+        return None
+
     def _start_worker(self) -> None:
+        self._copied = Copied()
         self._pid = self._worker.enter_context(part(self._config, "worker", "--name", "bench"))
 
     def _stop_worker(self) -> None:
         try:
             self._worker.close()
         finally:
-            self._fetched += _FETCHED.findall(self._log())
             self._pid = 0
 
     def _kill_worker(self) -> None:
@@ -162,7 +176,6 @@ class Line:
     def figures(self) -> dict[str, Any]:
         """What is there; raises RuntimeError where a copy differed."""
         deltas = [row for row in self.rows if row["delta_bytes"]]
-        fetched = self._fetched + (_FETCHED.findall(self._log()) if self._pid else [])
         shares = [row["delta_bytes"] / row["full_bytes"] for row in deltas]
         done = [one for one in self._compared if one.done()]
         return {
@@ -178,8 +191,8 @@ class Line:
             "bytes_compared": sum(one.result() for one in done),
             "publish_s_p50": statistics.median(row["publish_s"] for row in self.rows),
             "put_s_p50": statistics.median(row["put_s"] for row in self.rows),
-            "copy_s_p50": statistics.median([float(one[3]) for one in fetched]) if fetched else None,
-            "whole_fetches": sum(one[1] == "True" for one in fetched),
+            "copy_s_p50": statistics.median(self._copy_s) if self._copy_s else None,
+            "whole_fetches": self._whole_fetches,
         }
 
 
@@ -227,6 +240,7 @@ def line_config(url: str, engine: RunningEngine, folder: Path, anchor_every: int
                 "copies_bytes": 5 * full_bytes + 2**30,
             },
             staleness={"mode": "async", "bound": 128},
+            metrics={"port": 0},
             trainer={
                 "batch_groups": 1,
                 "batches_per_version": 1,

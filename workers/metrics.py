@@ -48,6 +48,14 @@ UPDATES = counter("worker_weight_updates", "Publications loaded into the running
 PAUSE = counter("worker_weight_pause_seconds", "Time without generation while weights loaded.")
 LOAD = counter("worker_weight_load_seconds", "Time that the engine took to load them; part of the pause.")
 WAIT = counter("worker_weight_wait_seconds", "Time in which running samples ended, or came back, before a load.")
+COPIES = counter(
+    "worker_weight_copies",
+    "Copies of versions on this machine that the engine was given (trainer.transport delta), by how they came there: "
+    "whole, deltas, here.",
+    "how",
+)
+COPY_BYTES = counter("worker_weight_copy_bytes", "Bytes of whole versions and deltas that came for them.")
+COPY = counter("worker_weight_copy_seconds", "Time until they were there; samples are generated meanwhile.")
 PREFIXES = counter("worker_prefix_checkpoints", "Prefixes of running samples that were kept in Redis.")
 PREFIX_BYTES = counter("worker_prefix_checkpoint_bytes", "Bytes written for them.")
 VERSION = gauge("worker_weight_version", "Version of the engine's weights; -1: none.")
@@ -65,8 +73,8 @@ REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not 
 SERIES = (
     TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, PROMPT, PROMPT_CACHED, HIT_RATE, REPETITIVE, REPETITION,
     DRAFTED, RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, GROUP_REWARDS, GROUP_REWARD,
-    FAILURES, CRASHES, HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, PREFIXES, PREFIX_BYTES,
-    VERSION, RUNNING, SLOTS, REQUESTS, GPU_USE, GPU_USED, GPU_SIZE,
+    FAILURES, CRASHES, HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, COPIES, COPY_BYTES,
+    COPY, PREFIXES, PREFIX_BYTES, VERSION, RUNNING, SLOTS, REQUESTS, GPU_USE, GPU_USED, GPU_SIZE,
 )  # fmt: skip
 
 
@@ -132,6 +140,9 @@ class WorkerCollector(Collector):
         yield PAUSE.of(tally.weight_pause_s)
         yield LOAD.of(tally.weight_load_s)
         yield WAIT.of(tally.weight_wait_s)
+        yield COPIES.each(list(tally.weight_copies.items()))
+        yield COPY_BYTES.of(tally.weight_copy_bytes)
+        yield COPY.of(tally.weight_copy_s)
 
 
 def _share(series: Series, part: float, whole: float) -> Iterator[Metric]:

@@ -67,6 +67,11 @@ class Tally:
     weight_pause_s: float = 0.0
     weight_load_s: float = 0.0
     weight_wait_s: float = 0.0
+    #: Copies of versions on this machine that its engine was given (transport delta), by how they came to be there:
+    #: whole, deltas, here; the bytes that came for them, and the time until they were there.
+    weight_copies: Counter[str] = field(default_factory=Counter)
+    weight_copy_bytes: int = 0
+    weight_copy_s: float = 0.0
     #: Prefixes kept while they were drawn, and the bytes written for them.
     checkpoints: int = 0
     checkpoint_bytes: int = 0

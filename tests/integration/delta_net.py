@@ -15,6 +15,7 @@ from penstock.weights.deltas.objects import listed
 from tests.integration import fetch_parts
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.version_folders import a_model
+from workers.services import Tally
 from workers.weights.copies import Copies
 from workers.weights.fetch.fetcher import Fetcher
 
@@ -42,7 +43,7 @@ class Machine:
         waiting: Any = SimpleNamespace(for_=lambda what: None, end=lambda: None)
         self.folder = config.copies_dir
         self.fetcher = Fetcher(config, keys, name)
-        self.copies = Copies(config, waiting, self.fetcher)
+        self.copies = Copies(config, waiting, Tally(), self.fetcher)
 
     async def get(self, version: int, index: str) -> Path:
         publication = Publication("policy", version, "delta", NOWHERE, index=index)

@@ -16,6 +16,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.deltas.objects import Objects, open_objects
 from penstock.weights.file_errors import is_folder
+from workers.services import Tally
 from workers.weights.fetch.fetcher import LOOK_S, OFFER_WAIT_S, Fetcher
 
 if TYPE_CHECKING:
@@ -29,12 +30,13 @@ class Copies:
     """Copies for the engine of one worker.
 
     Args:
+        tally: each copy is counted in it.
         fetcher: brings anchors and deltas where the store of deltas is not seen, and gives copies to other workers;
             None: neither.
     """
 
-    def __init__(self, config: Config, waiting: Waiting, fetcher: Fetcher | None = None) -> None:
-        self._config, self._waiting, self._fetcher = config, waiting, fetcher
+    def __init__(self, config: Config, waiting: Waiting, tally: Tally, fetcher: Fetcher | None = None) -> None:
+        self._config, self._waiting, self._tally, self._fetcher = config, waiting, tally, fetcher
         self._stop = threading.Event()
         self._made: LocalCopies | None = None
         #: The store of deltas, and what comes over HTTP; None: the store alone.
@@ -84,9 +86,17 @@ class Copies:
             raise
         finally:
             self._waiting.end()
+        if is_copy:
+            self._count()
         if is_copy and self._fetcher is not None:
             await self._fetcher.serve(publication.version, publication.index, path)
         return replace(publication, path=str(path))
+
+    def _count(self) -> None:
+        if (copy := self._copies.last) is not None:
+            self._tally.weight_copies[copy.how] += 1
+            self._tally.weight_copy_bytes += copy.num_bytes
+            self._tally.weight_copy_s += copy.took_s
 
     def close(self) -> None:
         """End what makes a copy, and hold none any more: others may delete them."""

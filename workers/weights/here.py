@@ -7,6 +7,7 @@ from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
+from workers.services import Tally
 from workers.weights.copies import Copies
 from workers.weights.fetch.fetcher import Fetcher
 from workers.weights.fetch.nearby import Nearby
@@ -16,9 +17,9 @@ from workers.weights.fetch.progress import Progress
 class Here:
     """Of one worker. Raises ConfigError as ``Fetcher``."""
 
-    def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting) -> None:
+    def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting, tally: Tally) -> None:
         self._fetcher = Fetcher(config, keys, worker) if config.serving.enabled else None
-        self._copies = Copies(config, waiting, self._fetcher)
+        self._copies = Copies(config, waiting, tally, self._fetcher)
         self._nearby = Nearby(self._fetcher, waiting)
 
     async def of(self, publication: Publication) -> Publication:

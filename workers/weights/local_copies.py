@@ -56,6 +56,11 @@ class Fetched(NamedTuple):
     num_deltas: int
     took_s: float
 
+    @property
+    def how(self) -> str:
+        """``whole``: by a whole version, and deltas from there on; ``deltas``: by those alone; ``here``: it was."""
+        return "whole" if self.is_whole else "deltas" if self.num_deltas else "here"
+
 
 class LocalCopies:
     """Copies in one folder of this machine, for one engine. Calls block, for gigabytes too; one thread at a time.

@@ -70,7 +70,7 @@ class Updates:
             instead=self._instead,
         )
         #: Has versions on this machine that only the trainer's has, or that are made of deltas.
-        self.here = Here(services.config, services.keys, services.worker, waiting)
+        self.here = Here(services.config, services.keys, services.worker, waiting, services.tally)
         #: Folders that come behind their announcement.
         self.folders = Folders(
             services.keys,

@@ -1,6 +1,7 @@
 """What a worker serves: sums of what the engine answered, shares of them, and GPUs; what there is not is absent."""
 
 import zlib
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,6 +52,16 @@ def test_shares_are_over_all_answers_of_the_engine() -> None:
 def test_what_there_is_not_is_absent_and_not_0() -> None:
     names = {name for name, *_ in served(Tally())}
     assert not {name for name in names if name.startswith("rollout_") or "gpu" in name}
+
+
+def test_copies_are_told_by_how_they_came() -> None:
+    tally = Tally(weight_copies=Counter(whole=1, deltas=3), weight_copy_bytes=7, weight_copy_s=0.5)
+    assert {labels: value for labels, value in served(tally).items() if "weight_cop" in labels[0]} == {
+        ("penstock_worker_weight_copies_total", "whole"): 1,
+        ("penstock_worker_weight_copies_total", "deltas"): 3,
+        ("penstock_worker_weight_copy_bytes_total",): 7,
+        ("penstock_worker_weight_copy_seconds_total",): 0.5,
+    }
 
 
 def test_gpus_are_told_by_name() -> None:

@@ -13,6 +13,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from tests.unit.consumers.weights.test_deltas import Line
+from workers.services import Tally
 from workers.weights import machine_lock
 from workers.weights.copies import Copies
 from workers.weights.copy_holds import CopyHolds
@@ -44,7 +45,7 @@ def copies_of(line: Line, transport: str = "delta") -> tuple[Copies, Waiting]:
         copies_dir=line.path / "copies",
     )
     waiting: Any = Waiting()
-    return Copies(config, waiting), waiting
+    return Copies(config, waiting, Tally()), waiting
 
 
 def announced(line: Line) -> Publication:
@@ -60,6 +61,19 @@ async def test_it_is_a_copy_on_this_machine_and_why_it_waits_is_said(line: Line)
     assert Path(here.path).parent == line.path / "copies"
     assert here.id == announced(line).id
     assert waiting.said == ["a copy of version 1 on this machine", ""]
+
+
+async def test_how_copies_came_to_be_here_is_counted(line: Line) -> None:
+    copies, _ = copies_of(line)
+    for version in (1, 1, 2):
+        if version not in line.written:
+            line.publish(version)
+        await copies.of(announced(line))
+    tally, index = copies._tally, line.written[2].index_digest
+    assert tally.weight_copies == {"whole": 1, "here": 1, "deltas": 1}
+    came = [file for file in line.path.glob("store/*/*") if file.name == "delta" or index not in str(file)]
+    assert tally.weight_copy_bytes == sum(file.stat().st_size for file in came)
+    assert tally.weight_copy_s > 0
 
 
 async def test_a_worker_that_ends_holds_no_copy(line: Line) -> None:

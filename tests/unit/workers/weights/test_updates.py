@@ -9,6 +9,7 @@ from penstock.config.staleness import Mode
 from penstock.errors import EngineDied, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
+from workers.services import Tally
 from workers.weights import updates
 from workers.weights.passed import TRIES
 from workers.weights.updates import Updates
@@ -35,6 +36,7 @@ class Redis:
 
 def services_of(lost: list[int], redis: Redis | None = None) -> Any:
     return SimpleNamespace(
+        tally=Tally(),
         engine=SimpleNamespace(offloaded={"weights"}, version=1, rev=0),
         engine_lost=SimpleNamespace(is_set=lambda: False),
         lose_engine=lambda birth, why="": lost.append(birth),
