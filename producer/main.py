@@ -11,7 +11,7 @@
 | user code that jobs die of | a person who mends it, and a start of the producer |
 
 The position of the source and the queue move in one verb, so a producer that is killed or doubled neither skips a
-prompt nor admits it twice. Evaluation jobs go past the gate into a lane of their own (T18).
+prompt nor admits it twice. Evaluation jobs go past the gate (evaluations.py).
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from penstock.config import Config
@@ -45,6 +45,7 @@ from penstock.system.extras import check_installed
 from penstock.system.metrics.server import serve
 from penstock.weights.tokenizer import read_tokenizer
 from producer.dataset import Dataset
+from producer.evaluations import Evaluations
 from producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
 from producer.held_out import HeldOut, check_overlap, is_small
 from producer.metrics import ProducerCollector, Tally
@@ -77,6 +78,7 @@ class Producer:
         self._offers = Offers(config, self.source, self._held_out)
         self._stop = threading.Event()
         self._control = Control(config.redis.url, stopped=self._stop.is_set)
+        self._evaluations = Evaluations(config, self._keys, self._control, self._held_out, self._admit_eval)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = Waiting(self._control.client, self._keys, "producer")
         self._tally = Tally(self.source.num_lines or 0)
@@ -149,7 +151,7 @@ class Producer:
         if burned := self._control.do(lambda client: user_failures.too_many(client, self._keys, self._config.reward)):
             return f"someone to correct the code of the run, or its data, and start the producer again: {burned}"
         try:
-            self._admit_evals(version)
+            self._evaluations.admit(version)
             return self._admit_train()
         except QueueFull as exc:
             return f"room in Redis: {exc}"
@@ -201,46 +203,8 @@ class Producer:
             f"({room.taken} of {room.places} places are taken)"
         )
 
-    def _admit_evals(self, version: int) -> None:
-        """Admit the evaluation of this version if it is due: the first, every so many, and the last one asked for."""
-        if not self._evals:
-            return
-        state = self._control.do(lambda client: client.hgetall(self._keys.source))
-        last = count_of(state.get(b"evaluated"), "The version that was evaluated last")
-        begun = count_of(state.get(b"evaluating"), "The version that is being evaluated")
-        if begun <= last:
-            wanted = self.to_evaluate(version, last)
-            if wanted is None:
-                return
-            begun = self._control.call(scripts.swap(self._keys, "evaluating", begun, wanted))
-        # The one that was begun: here, by a producer beside us, or by one that was killed in the middle.
-        self._admit_eval(begun)
-        self._control.call(scripts.swap(self._keys, "evaluated", last, begun))
-
-    def to_evaluate(self, version: int, last: int) -> int | None:
-        """The version to be evaluated next, if one is due: ``last`` was the one before, ``version`` is the newest."""
-        final = self._count(self._keys.clock, "final", "The last version to be evaluated")
-        if final > last:
-            return final
-        if self._config.data.eval_pinned and self._evaluation_runs():
-            return None  # the versions between are passed over: an engine could be pinned to one of them only
-        every = self._config.data.eval_every
-        due = not last or (every and version - last >= every)
-        return version if due and version > last else None
-
-    def _evaluation_runs(self) -> bool:
-        return bool(self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))))
-
-    def _admit_eval(self, version: int) -> None:
-        source, lines = f"eval@{version}", self._held_out.lines
-        while (position := self._position(source)) < len(lines):
-            jobs = chunk(self._eval_job(version, *line) for line in islice(lines, position, None))
-            self._admit(jobs, lane=Lane.EVAL, source=source, position=position, gate=None)
-        log.info("version %d is being evaluated on %d prompts", version, len(lines))
-
-    def _eval_job(self, version: int, dataset: Dataset, line: int) -> Job:
-        sampling = dict(self._config.rollout.eval_sampling)
-        return dataset.job(dataset[line], version, n=1, lane=Lane.EVAL, sampling=sampling)
+    def _admit_eval(self, jobs: list[Offer], source: str, position: int) -> Admission:
+        return self._admit(jobs, lane=Lane.EVAL, source=source, position=position, gate=None)
 
     def _admit(
         self,

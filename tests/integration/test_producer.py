@@ -20,6 +20,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
+from producer.evaluations import Evaluations
 from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, make_config, producing, running, until, until_waits
@@ -225,14 +226,14 @@ def test_T18_producers_that_saw_different_versions_evaluate_the_one_that_was_beg
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_data(redis_server.url, keys, tmp_path, held_out=3)
-    wanted = Producer.to_evaluate
+    wanted = Evaluations.to_evaluate
 
-    def and_another_begins(producer: Producer, version: int, last: int) -> int | None:
+    def and_another_begins(evaluations: Evaluations, version: int, last: int) -> int | None:
         if not last:
             client.hset(keys.source, "evaluating", 1)
-        return wanted(producer, version, last)
+        return wanted(evaluations, version, last)
 
-    monkeypatch.setattr(Producer, "to_evaluate", and_another_begins)
+    monkeypatch.setattr(Evaluations, "to_evaluate", and_another_begins)
     drive(client, keys, groups=1, version=2)
     with running(Producer(config)):
         until(lambda: client.hget(keys.source, "evaluated"))
