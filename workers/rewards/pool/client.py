@@ -13,34 +13,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
-from redis.exceptions import RedisError
-from rq import Queue
-from rq.command import send_command
-from rq.job import Job as RqJob
-from rq.serializers import JSONSerializer
-
 from penstock.config import Config
-from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull, RewardError
+from penstock.errors import ConfigError, PenstockError, ProtocolError, RewardError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.waits import Waiting
-from penstock.redis.commands import AsyncClient, Client
-from penstock.redis.connect import as_redis
-from penstock.redis.control import AsyncControl, Control
+from penstock.redis.commands import AsyncClient
+from penstock.redis.control import AsyncControl
 from penstock.words import shown
 from workers.rewards.allowed import allowed_rewards
 from workers.rewards.outcomes import Raised, too_long
-from workers.rewards.pool.wire import DIED, ENTRY, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
+from workers.rewards.pool.check_queue import ASKER_TTL_S, CheckQueue
+from workers.rewards.pool.wire import DIED, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Between two looks at the pool while there are checks.
@@ -51,16 +43,6 @@ BLOCK_S = 2.0
 LOST_S = 10.0
 #: Checks looked for in the queue at each look, oldest first: the queue is first come, first served.
 LOOKED_FOR = 16
-#: Verifiers skip checks of a worker that did not say for so long that it is there.
-ASKER_TTL_S = 60
-#: A check that is in the queue for longer is dropped by rq, and then asked again.
-QUEUED_TTL_S = 24 * 3600
-#: rq's own limit, for checks whose worker is gone: so long after ours.
-SLACK_S = 5.0
-#: What rq remembers of a check that failed.
-FAILURE_TTL_S = 10
-#: Pause before Redis is tried again when it is full.
-FULL_S = 1.0
 #: Longest wait for withdrawals at the end.
 CLOSE_S = 5.0
 
@@ -113,11 +95,7 @@ class Checks:
         self._seen: dict[str, tuple[bytes, float]] = {}
         self._control = AsyncControl(config.redis.url)
         self._reader = AsyncControl(config.redis.url, block_s=BLOCK_S)
-        # rq knows no asyncio; one thread, so that a withdrawal follows what it withdraws.
-        self._sync = Control(config.redis.url, stopped=lambda: self._closed)
-        self._thread = ThreadPoolExecutor(1, "checks")
-        self._queue = Queue(keys.checks, connection=as_redis(self._sync.client), serializer=JSONSerializer)
-        self._withdrawals: set[asyncio.Future[None]] = set()
+        self._queue = CheckQueue(config.redis.url, keys, asker, self.config.timeout_s, waiting)
 
     def asking(self, name: str) -> Callable[[Sample], Awaitable[Any]]:
         """The reward ``name`` as a function that asks the pool. Raises ConfigError where it is not allowed."""
@@ -146,7 +124,7 @@ class Checks:
         check, id_ = _Check(), uuid4().hex
         self._open[id_] = check
         try:
-            await self._enqueue(id_, name, text)
+            await self._queue.put(id_, name, text)
             await check.started.wait()
             async with asyncio.timeout(self.config.timeout_s):
                 verdict = await check.verdict
@@ -182,63 +160,11 @@ class Checks:
             raise raised
         return {**verdict.info, self.config.key: verdict.reward}
 
-    async def _enqueue(self, id_: str, name: str, text: str) -> None:
-        def enqueue(client: Client) -> None:
-            client.set(self.keys.asker(self.asker), 1, ex=ASKER_TTL_S)
-            self._queue.enqueue_call(
-                ENTRY,
-                args=(self.asker, name, text),
-                job_id=id_,
-                timeout=int(self.config.timeout_s + SLACK_S) + 1,
-                ttl=QUEUED_TTL_S,
-                result_ttl=0,
-                failure_ttl=FAILURE_TTL_S,
-                description=f"{name} for {self.asker}",
-            )
-
-        while True:
-            try:
-                await self._in_thread(lambda: self._sync.do(enqueue))
-                return
-            except QueueFull as exc:
-                self._waiting.for_(str(exc))
-                await asyncio.sleep(FULL_S)
-
     def _withdraw(self, id_: str, check: _Check) -> None:
-        """Have it stopped, or not begun. In the background: who is cancelled does not wait."""
         # A wait that is cancelled cancels what it waits for.
         if (check.verdict.done() and not check.verdict.cancelled()) or self._closed:
             return
-
-        def withdraw() -> None:
-            try:
-                self._take_back(id_)
-            except RedisError as exc:
-                # rq's own limit ends it; nobody hears its verdict.
-                log.warning("a check that nobody waits for could not be withdrawn: %s", exc)
-
-        future = asyncio.ensure_future(self._in_thread(withdraw))
-        self._withdrawals.add(future)
-        future.add_done_callback(self._withdrawals.discard)
-
-    def _take_back(self, id_: str) -> None:
-        client = self._sync.client
-        key = RqJob.key_for(id_)
-        # At once: a verifier notes its name before it looks whether there still is something to check.
-        with client.pipeline() as pipe:
-            pipe.hget(key, "worker_name")
-            pipe.hdel(key, "data")
-            verifier, _ = pipe.execute()
-        if verifier:
-            send_command(as_redis(client), verifier.decode(), "stop-job", job_id=id_)
-            return
-        with client.pipeline() as pipe:
-            pipe.lrem(self._queue.key, 1, id_)
-            pipe.delete(key)
-            pipe.execute()
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._queue.withdraw(id_)
 
     async def run(self) -> None:
         """Hear verifiers, and look after checks that they do not answer, until cancelled."""
@@ -250,18 +176,16 @@ class Checks:
         """Withdraw what is open and let go of the connections; waits for a few seconds at most."""
         if self._closed:
             return
-        if self._withdrawals:
-            await asyncio.wait(self._withdrawals, timeout=CLOSE_S)
+        await self._queue.settle(CLOSE_S)
         self._closed = True
         with suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(CLOSE_S):
                 mine = (self.keys.asker(self.asker), self.keys.verdicts(self.asker))
                 await self._control.do(lambda client: client.unlink(*mine))
         self._waiting.end()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._queue.close()
         await self._control.close()
         await self._reader.close()
-        self._sync.close()
 
     async def _listen(self) -> None:
         while True:

@@ -39,7 +39,7 @@ from workers.rewards.jail.finding import find_jail
 from workers.rewards.judges import takes_judges
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.registry import check_packages, kind_of, needs_jail
-from workers.rewards.pool.client import SLACK_S
+from workers.rewards.pool.check_queue import SLACK_S
 from workers.rewards.pool.metrics import PoolCollector, PoolTally
 from workers.rewards.pool.worker import RQ_TTL_S, Function, Verifier
 from workers.rewards.processes import import_package
