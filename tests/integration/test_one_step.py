@@ -1,6 +1,7 @@
 """T5 in one_step: whichever engine draws jobs of a cohort, and whenever it came, they are drawn under one version."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.protocol.memory_control import MemoryWish, wish
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run, version_field
 from tests.integration.fake_engine import FakeEngine
+from tests.integration.test_late_folders import bare, write
 from tests.integration.worker_play import (
     admit,
     all_in,
@@ -139,3 +141,82 @@ def refuses(fake: FakeEngine, publication: Publication, *, times: int) -> None:
     """The engine cannot read a folder so many times."""
     failures = ["Input/output error"] * times
     fake.read = lambda folder: failures.pop() if failures and Path(folder) == Path(publication.path) else ""
+
+
+@asynccontextmanager
+async def drawn_without_folder(
+    client: redis.Redis, keys: Keys, config: Config, fake: FakeEngine, models: list[Path], folder: Path
+) -> AsyncIterator[list[str]]:
+    """An engine draws one of two jobs of cohort 2, with no slot for the other; version 2 has no folder any more."""
+    publish(client, keys, bare(Publication("policy", 2, "disk", ""), 2))
+    write(client, keys, folder, models[2], 2)
+    jobs = admit(client, keys, [job(0), job(1)])
+    fake.held = tuple(jobs)
+    async with working(config, "first"):
+        await until(lambda: fake.num_running == 2)
+        client.hdel(keys.whole("policy"), "2")
+        yield jobs
+
+
+@pytest.mark.parametrize("ends", ["cohort", "engine"])
+async def test_T5_an_engine_that_comes_late_waits_for_a_cohort_whose_version_has_no_folder(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    publications: list[Publication],
+    models: list[Path],
+    tmp_path: Path,
+    ends: str,
+) -> None:
+    """It was sent, say, and the disk had no room for its folder. An engine that is gone is not waited for."""
+    first = config(staleness=ONE_STEP, worker={"slots": 2})
+    async with (
+        drawn_without_folder(client, keys, first, fake, models, tmp_path / "weights") as jobs,
+        tended(client, keys),
+    ):
+        publish(client, keys, publications[3])
+        late = FakeEngine()
+        async with late.up(), working(config(engine={"url": late.url}, staleness=ONE_STEP), "late"):
+            await until(lambda: late.loads or waits_of_worker(client, keys, "late", "the cohort admitted at version 2"))
+            assert late.loads == []
+            assert states(client, keys, jobs) == ["leased", "queued"]
+            if ends == "engine":
+                fake.is_away = True
+                fake.die()
+                await until(lambda: late.loads == ["3"])
+            fake.let_go()
+            await until(all_in(client, keys, jobs, "ready"))
+            await until(lambda: late.loads == ["3"])
+    assert drawn(client, keys, jobs) == ([{2}, {2}] if ends == "cohort" else [{3}, {3}])
+
+
+def waits_of_worker(client: redis.Redis, keys: Keys, worker: str, what: str) -> bool:
+    return any(worker in str(who) and what in str(raw) for who, raw in client.hgetall(keys.waits).items())
+
+
+async def test_T5_an_engine_that_comes_late_takes_no_version_behind_what_the_cohort_is_drawn_under(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    publications: list[Publication],
+    models: list[Path],
+    tmp_path: Path,
+) -> None:
+    """Nobody could draw cohort 2 under its own version when it was begun; the folder of that came later."""
+    publish(client, keys, bare(publications[2], 2))
+    jobs = admit(client, keys, [job(0), job(1)])
+    publish(client, keys, publications[3])
+    fake.held = tuple(jobs)
+    async with working(config(staleness=ONE_STEP, worker={"slots": 2})):
+        await until(lambda: fake.num_running == 2)
+        assert fake.loads[-1] == "3"
+        write(client, keys, tmp_path / "weights", models[2], 2)
+        late = FakeEngine()
+        async with late.up(), working(config(engine={"url": late.url}, staleness=ONE_STEP), "late"):
+            await until(lambda: states(client, keys, jobs) == ["leased", "ready"])
+            assert late.loads == ["3"]
+            fake.let_go()
+            await until(all_in(client, keys, jobs, "ready"))
+    assert drawn(client, keys, jobs) == [{3}, {3}]

@@ -73,7 +73,7 @@ class Choice:
         the last that is good.
 
         All with their folders, and none that is abandoned; in the stead of a newest that has no folder yet none that is
-        older than the bound allows.
+        older than the bound allows; none that a cohort which is drawn elsewhere is to end before.
 
         Args:
             loaded: what it had.
@@ -94,7 +94,9 @@ class Choice:
             earlier = [one for one in earlier if self._is_near(one, newest)]
         found = [whole, *[await self._folders.there(one) for one in earlier if one.id not in self.aside]]
         good = [one for one in found if one is not None and one.id not in self.aside]
-        return good if first is None else [first, *(one for one in good if one.id != first.id)]
+        if first is not None:
+            good = [first, *(one for one in good if one.id != first.id)]
+        return [one for one in good if not await self._ends.is_held_up(one, newest, self.out)]
 
     @property
     def _key(self) -> str:

@@ -49,7 +49,12 @@ class Ends:
             oldest = max(oldest, engine.version, had)
         elif oldest <= engine.version:
             return None  # it draws that one
-        return None if oldest >= newest.version else await self._folders.earliest(oldest, newest, out)
+        if oldest >= newest.version or (found := await self._folders.earliest(oldest, newest, out)) is None:
+            return None
+        # Its folder may have come when others had begun with the cohort under a later one, which is the one then.
+        drawn = [one for one in (await self._drawing()).values() if one <= newest.version and not newest.abandons(one)]
+        begun = max(drawn, default=-1)
+        return found if begun <= found.version else await self._folders.earliest(begun, newest, out)
 
     async def wait(self, newest: Publication, out: Collection[str]) -> bool:
         """Wait until ``newest`` may be loaded; the engine goes on meanwhile.
@@ -61,15 +66,28 @@ class Ends:
             False: another one is to be loaded first.
         """
         engine = self._services.engine
-        if engine.version < 0 or engine.offloaded:
+        if engine.offloaded:
             return True
         if newest.abandons(engine.version):
             return True  # what would be drawn under a version that no longer lives could not be trained (T1)
         if self._services.config.staleness.rules.drains and not await self._cohorts_end(newest, out):
             return False
-        if self._services.config.data.eval_pinned:
+        if self._services.config.data.eval_pinned and engine.version >= 0:
             await self._evaluation_ends(newest, engine.version)
         return True
+
+    async def is_held_up(self, one: Publication, newest: Publication, out: Collection[str]) -> bool:
+        """one_step: whether another engine draws a cohort under a version before ``one``, so that it must end first.
+
+        Args:
+            newest: knows which versions live.
+            out: as of ``first``.
+        """
+        if not self._services.config.staleness.rules.drains:
+            return False
+        older = [version for version in await self._cohorts() if version < one.version]
+        elsewhere = await self._elsewhere(newest, out) if older else []
+        return any(version <= drawn < one.version for version in older for drawn in elsewhere)
 
     async def _cohorts_end(self, newest: Publication, out: Collection[str]) -> bool:
         """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5).
@@ -103,20 +121,25 @@ class Ends:
         Who has no engine now, or whose clock is far off, does not count: it may never come.
         """
         services = self._services
-        keys, model, now = services.keys, services.config.model.name, time.time()
-        shown = parse_workers(await services.control.do(lambda client: client.hgetall(keys.workers)))
+        keys, model = services.keys, services.config.model.name
+        draw = await self._drawing()
         loading = await services.control.do(lambda client: client.hgetall(keys.loading(model)))
-        draw = {
-            one.name: one.version
-            for one in shown
-            if one.name != services.worker and abs(now - one.at) <= FRESH_S and _draws(one)
-        }
         dead = {name.partition("-")[0] for name in out}
         found = list(draw.values())
         for worker, _, versions in loading_in(loading):
             # What it had before stands there too.
             found += [one for one in versions if worker in draw and one > draw[worker] and str(one) not in dead]
         return [version for version in found if version < newest.version and not newest.abandons(version)]
+
+    async def _drawing(self) -> dict[str, int]:
+        """Versions under which the engines of other workers draw, by name."""
+        services, now = self._services, time.time()
+        shown = parse_workers(await services.control.do(lambda client: client.hgetall(services.keys.workers)))
+        return {
+            one.name: one.version
+            for one in shown
+            if one.name != services.worker and abs(now - one.at) <= FRESH_S and _draws(one)
+        }
 
     async def _evaluation_ends(self, newest: Publication, loaded: int) -> None:
         """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18)."""

@@ -195,6 +195,45 @@ async def test_T5_an_engine_loads_what_the_oldest_cohort_is_drawn_under_first(
     assert await ends(redis, drains=False).first(of_version(17), set()) is None
 
 
+@pytest.mark.parametrize(
+    ("other", "first"),
+    [(14, 14), (15, 15), (17, None), (16, 14), (18, 14)],
+    ids=["its own", "later", "the newest", "abandoned", "not known here"],
+)
+async def test_T5_a_cohort_that_was_begun_under_a_later_version_is_gone_on_with_under_that(
+    other: int, first: int | None
+) -> None:
+    """Its own had no folder then."""
+    redis = Redis([14], {"me": 13, "other": other}, {})
+    redis.whole = list(map(of_version, (13, 14, 15, 16)))
+    newest = Publication("policy", 17, "disk", "/w/17", abandoned=[[16, 16]])
+    for version in (13, -1):
+        found = await ends(redis, version=version).first(newest, set())
+        assert (None if found is None else found.version) == first
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "workers", "is_held_up"),
+    [
+        ([14], {"other": 14}, True),
+        ([13], {"other": 14}, True),  # begun late
+        ([14], {"other": 15}, False),
+        ([14], {"other": 13}, False),
+        ([15], {"other": 14}, False),
+        ([14], {"me": 14}, False),
+    ],
+)
+async def test_T5_an_engine_is_not_started_with_what_comes_after_a_cohort_that_is_drawn_elsewhere(
+    cohorts: list[int], workers: dict[str, int], is_held_up: bool
+) -> None:
+    redis = Redis(cohorts, workers, {})
+    assert await ends(redis, version=-1).is_held_up(NEWEST, NEWEST, set()) == is_held_up
+    assert not await ends(redis, version=-1, drains=False).is_held_up(NEWEST, NEWEST, set())
+    waited: list[str] = []
+    assert await ends(redis, version=-1, waited=waited, end=redis.cohorts.clear).wait(NEWEST, set())
+    assert bool(waited) == is_held_up
+
+
 async def test_what_will_not_do_is_passed_over() -> None:
     redis = Redis([14], {}, {})
     redis.whole = [of_version(14), of_version(15), of_version(16)]
