@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,21 @@ async def test_T5_an_engine_that_comes_late_takes_no_version_behind_what_the_coh
             fake.let_go()
             await until(all_in(client, keys, jobs, "ready"))
     assert drawn(client, keys, jobs) == [{3}, {3}]
+
+
+async def test_T1_T5_nothing_is_drawn_under_a_version_that_is_abandoned_while_its_cohort_runs(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
+) -> None:
+    """The trainer went back to an earlier checkpoint while an engine waited for a cohort to end."""
+    jobs = admit(client, keys, [job(0), job(1), job(2)])
+    fake.held = (jobs[0],)
+    async with working(config(staleness=ONE_STEP, worker={"slots": 2})):
+        await until(lambda: fake.num_running == 2)
+        publish(client, keys, publications[2])
+        await waits_for_cohort(client, keys, 1)
+        publish(client, keys, replace(publications[3], abandoned=[[1, 2]]))
+        await until(lambda: "running samples to end" in waits_of(client, keys, "intake"))
+        fake.let_go()
+        await until(all_in(client, keys, jobs, "ready"))
+    assert drawn(client, keys, jobs)[1:] == [{3}, {3}]
+    assert fake.loads == ["1", "3"]

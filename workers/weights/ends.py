@@ -73,7 +73,7 @@ class Ends:
         if self._services.config.staleness.rules.drains and not await self._cohorts_end(newest, out):
             return False
         if self._services.config.data.eval_pinned and engine.version >= 0:
-            await self._evaluation_ends(newest, engine.version)
+            return await self._evaluation_ends(newest, engine.version)
         return True
 
     async def is_held_up(self, one: Publication, newest: Publication, out: Collection[str]) -> bool:
@@ -94,7 +94,7 @@ class Ends:
 
         A cohort that needs newer weights than the engine has is waited for while another engine may draw it. Where none
         may, its version was abandoned before anybody had it, say, and it is drawn under ``newest``. False where its
-        version has its folder by now, and can be loaded here.
+        version has its folder by now, and can be loaded here; or as ``_is_over``.
         """
         engine = self._services.engine
         while True:
@@ -107,8 +107,20 @@ class Ends:
                 older = [v for v in older if v <= engine.version or any(v <= one for one in elsewhere)]
             if not older or self._services.engine_lost.is_set():
                 return True
+            if await self._is_over(newest):
+                return False
             self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
             await asyncio.sleep(LOOK_S)
+
+    async def _is_over(self, newest: Publication) -> bool:
+        """Whether ``newest``, or what the engine has, was abandoned meanwhile: what is drawn under it is lost (T1)."""
+        announced = await self._folders.newest()
+        if announced is None or announced.id == newest.id:
+            return False
+        is_over = announced.abandons(newest.version) or announced.abandons(self._services.engine.version)
+        if is_over:
+            self._waiting.end()
+        return is_over
 
     async def _cohorts(self) -> list[int]:
         """Versions under which jobs were admitted that are not done."""
@@ -141,20 +153,26 @@ class Ends:
             if one.name != services.worker and abs(now - one.at) <= FRESH_S and _draws(one)
         }
 
-    async def _evaluation_ends(self, newest: Publication, loaded: int) -> None:
-        """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18)."""
+    async def _evaluation_ends(self, newest: Publication, loaded: int) -> bool:
+        """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18).
+
+        False as ``_is_over``.
+        """
         services = self._services
         keys = services.keys
         while not services.engine_lost.is_set():
             jobs, is_paused = await services.control.do(lambda client: _evaluating(client, keys))
             left = sum(_asked_version(job) == loaded for job in jobs)
             if not left or is_paused:
-                return
+                return True
+            if await self._is_over(newest):
+                return False
             self._waiting.for_(
                 f"the evaluation of version {loaded} ({left} prompts left) to end before version {newest.version} is "
                 "loaded (data.eval_pinned)"
             )
             await asyncio.sleep(EVAL_LOOK_S)
+        return True
 
 
 def _draws(one: WorkerPresence) -> bool:

@@ -39,7 +39,7 @@ class Folders:
         newest: Callable[[], Awaitable[Publication | None]],
         fetch: Fetch | None = None,
     ) -> None:
-        self._keys, self._control, self._waiting, self._newest = keys, control, waiting, newest
+        self._keys, self._control, self._waiting, self.newest = keys, control, waiting, newest
         self._fetch = fetch
         #: Version whose folder is waited for, by an engine that can take the next one that is sent; -1: none.
         self.awaits = -1
@@ -83,7 +83,7 @@ class Folders:
         self.awaits, look_at, early = publication.version, 0.0, Early(self._copied, self._fetch)
         try:
             while (found := await self.now(publication)) is None:
-                newest = await self._newest()
+                newest = await self.newest()
                 if newest is not None and newest.id != publication.id:
                     what = f"version {publication.version} has no folder"
                     raise PublishError(f"{what}, and {newest.version} is announced.")
@@ -151,7 +151,7 @@ class Folders:
         return found
 
     async def _this_or_later(self, publication: Publication, early: Early) -> Publication | None:
-        newest = await self._newest()
+        newest = await self.newest()
         for one in (newest, publication):  # the newest may abandon the other
             if one is not None and one.version >= publication.version and (found := await self.now(one)):
                 return found

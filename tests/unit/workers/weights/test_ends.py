@@ -234,6 +234,23 @@ async def test_T5_an_engine_is_not_started_with_what_comes_after_a_cohort_that_i
     assert bool(waited) == is_held_up
 
 
+@pytest.mark.parametrize(
+    ("abandoned", "goes_on"), [([[13, 15]], False), ([[15, 15]], False), ([[14, 14]], True), ([], True)]
+)
+async def test_T1_what_was_abandoned_meanwhile_is_waited_for_no_more(abandoned: list[list[int]], goes_on: bool) -> None:
+    redis = Redis([13], {"me": 13}, {})
+    waited: list[str] = []
+    mine = ends(redis, waited=waited, end=redis.cohorts.clear)
+    later = Publication("policy", 16, "disk", "/w/16", abandoned=abandoned)
+
+    async def announced() -> Publication:
+        return later
+
+    mine._folders.newest = announced
+    assert await mine.wait(NEWEST, set()) == goes_on
+    assert bool(waited) == goes_on
+
+
 async def test_what_will_not_do_is_passed_over() -> None:
     redis = Redis([14], {}, {})
     redis.whole = [of_version(14), of_version(15), of_version(16)]
