@@ -16,6 +16,8 @@ from workers.weights.folders import Folders
 
 #: How often a cohort that still runs is looked at, and a version that is held for its evaluation.
 LOOK_S, EVAL_LOOK_S = 0.05, 0.2
+#: Longest time from the end of a lease to its job being taken over.
+TAKEN_OVER_S = 2.0
 
 
 class Ends:
@@ -144,13 +146,17 @@ class Ends:
         return [version for version in found if version < newest.version and not newest.abandons(version)]
 
     async def _drawing(self) -> dict[str, int]:
-        """Versions under which the engines of other workers draw, by name."""
+        """Versions under which the engines of other workers draw, by name.
+
+        One that stands still may go on, and commit, as long as its leases hold.
+        """
         services, now = self._services, time.time()
+        silent_s = max(FRESH_S, services.config.worker.lease_s + TAKEN_OVER_S)
         shown = parse_workers(await services.control.do(lambda client: client.hgetall(services.keys.workers)))
         return {
             one.name: one.version
             for one in shown
-            if one.name != services.worker and abs(now - one.at) <= FRESH_S and _draws(one)
+            if one.name != services.worker and abs(now - one.at) <= silent_s and _draws(one)
         }
 
     async def _evaluation_ends(self, newest: Publication, loaded: int) -> bool:

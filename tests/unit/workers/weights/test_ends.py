@@ -77,6 +77,7 @@ def ends(
         config=SimpleNamespace(
             model=SimpleNamespace(name="policy"),
             data=SimpleNamespace(eval_pinned=False),
+            worker=SimpleNamespace(lease_s=15.0),
             staleness=SimpleNamespace(rules=SimpleNamespace(drains=drains)),
         ),
     )
@@ -155,6 +156,15 @@ async def test_a_worker_whose_clock_is_far_off_is_not_waited_for(ahead_s: float)
     redis = Redis([14], {"me": 13}, {"other": [13, 14]})
     redis.show("other", 14, ahead_s=ahead_s)
     assert not await is_waited_for(redis)
+
+
+@pytest.mark.parametrize(("silent_s", "waits"), [(13.0, True), (30.0, False)])
+async def test_T5_a_worker_that_stands_still_is_waited_for_as_long_as_its_leases_hold(
+    silent_s: float, waits: bool
+) -> None:
+    redis = Redis([14], {"me": 13}, {})
+    redis.show("other", 14, ahead_s=-silent_s)
+    assert await is_waited_for(redis) == waits
 
 
 async def test_what_cannot_be_read_is_left_out() -> None:
