@@ -42,3 +42,8 @@ class HooksConfig(Section):
     all_samples: HookName | None = None
     #: Attributes of the ``args`` that functions of slime's signature are given, beside those that follow from the run.
     args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def maker(self) -> str | None:
+        """The one that makes samples of training, in place of turns of the engine; None: none does."""
+        return next((key for key in ("generate", "rollout") if getattr(self, key) is not None), None)

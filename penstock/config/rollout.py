@@ -42,7 +42,8 @@ class RolloutConfig(Section):
     #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
     environment_timeout_s: Seconds = 300.0
     #: Most tokens that a sample draws under one lease; then it goes back to the queue with its prefix, at no charge,
-    #: and is continued by whoever is free; not with routed_experts among ``sides``. None: no limit.
+    #: and is continued by whoever is free; not with routed_experts among ``sides``, and not where a hook makes the
+    #: samples. None: no limit.
     lease_tokens: Positive | None = None
     #: No loss on tokens of a finished sample that are older than its newest one.
     mask_offpolicy_in_partial_rollout: bool = False

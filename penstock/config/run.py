@@ -25,7 +25,7 @@ from penstock.config.trainer import TrainerConfig
 from penstock.config.worker import WorkerConfig
 from penstock.errors import ConfigError
 from penstock.logs import LogFormat
-from penstock.names import STEP_REWARDS
+from penstock.names import ROUTED_EXPERTS, STEP_REWARDS
 from penstock.redaction import MASK
 from penstock.weights.transport import TRANSPORTS, transport
 
@@ -98,7 +98,8 @@ class Config(Section):
     def _rollouts_can_be_had(self) -> Self:
         rollout = self.rollout
         most_n = max(dataset.n or rollout.n for dataset in self.data.train)
-        if "min_group" in rollout.model_fields_set and rollout.min_group > most_n:
+        is_asked = rollout.on_group_timeout == "train" and "min_group" in rollout.model_fields_set
+        if is_asked and rollout.min_group > most_n:
             raise ValueError(
                 f"rollout.min_group is {rollout.min_group}, and a group has at most {most_n} samples (rollout.n): "
                 "lower min_group or raise n"
@@ -113,9 +114,30 @@ class Config(Section):
             raise ValueError(
                 "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or remove it"
             )
-        if self.hooks.eval_log is not None and not self.data.eval:
+        for key, does in (("eval", "makes samples of"), ("eval_log", "is told of")):
+            if getattr(self.hooks, key) is not None and not self.data.eval:
+                raise ValueError(
+                    f"hooks.{key} {does} evaluations, and data.eval names no file: name one, or remove the hook"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _prefixes_are_kept(self) -> Self:
+        kept = [key for key in ("checkpoint_tokens", "checkpoint_s") if not self.worker.is_default(key)]
+        given = [f"worker.{key}" for key in kept]
+        if given and ROUTED_EXPERTS in self.rollout.sides:
+            keep, them = ("keep", "them") if given[1:] else ("keeps", "it")
             raise ValueError(
-                "hooks.eval_log is told of evaluations, and data.eval names no file: name one, or remove the hook"
+                f"{' and '.join(given)} {keep} prefixes, and the {ROUTED_EXPERTS} of rollout.sides do not go with "
+                f"them, so none is kept: remove {them}, or {ROUTED_EXPERTS}"
+            )
+        if not self.rollout.is_default("lease_tokens"):
+            given.append("rollout.lease_tokens")
+        if given and (maker := self.hooks.maker) is not None:
+            are, them = ("are", "them") if given[1:] else ("is", "it")
+            raise ValueError(
+                f"{' and '.join(given)} {are} of what the engine draws by itself, and hooks.{maker} makes the samples: "
+                f"remove {them}"
             )
         return self
 
@@ -211,7 +233,7 @@ class Config(Section):
         hooks = self.hooks
         if hooks.generate is not None and hooks.rollout is not None:
             raise ValueError("hooks.generate and hooks.rollout both make samples: remove one of them")
-        maker = next((key for key in ("generate", "rollout") if getattr(hooks, key) is not None), None)
+        maker = hooks.maker
         of_eval = "eval" if hooks.eval is not None else maker
         made = [(one, maker) for one in self.data.train] + [(one, of_eval) for one in self.data.eval]
         for dataset, key in made:

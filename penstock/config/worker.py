@@ -32,7 +32,8 @@ class WorkerConfig(Section):
     #: The longest such wait.
     max_retry_s: Seconds = 60.0
     #: A sample's prefix is kept in Redis after so many new tokens, so that a kill costs no more than these; None: only
-    #: when the worker hands it back or its engine dies.
+    #: when the worker hands it back or its engine dies. Not with routed_experts among ``rollout.sides``, and not where
+    #: a hook makes the samples.
     checkpoint_tokens: Positive | None = None
     #: The same after so many seconds; either that is due first.
     checkpoint_s: Seconds | None = None

@@ -105,7 +105,8 @@ async def test_evaluations_are_made_by_a_function_of_their_own(client: redis.Red
     trained = admit(client, keys, [job(0)])
     asked = admit(client, keys, [job(1, lane="eval")], source="eval")
 
-    async with working(config(hooks={"eval": f"{PARTS}:only_for_evaluation"})):
+    data = {"eval": [{"name": "e", "path": "none.jsonl"}]}
+    async with working(config(hooks={"eval": f"{PARTS}:only_for_evaluation"}, data=data)):
         await until(all_in(client, keys, [*trained, *asked], "ready"))
 
     assert [meta.num_turns for meta in metas(client, keys, trained[0])] == [1, 1]

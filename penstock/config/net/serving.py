@@ -85,11 +85,11 @@ class ServingConfig(Section):
     @model_validator(mode="after")
     def _is_enabled(self) -> Self:
         # A token may stand in the environment of a whole machine.
-        given = sorted(self.model_fields_set - {"token"})
-        if given and "enabled" not in given:
+        given = sorted(key for key in self.model_fields_set - {"token", "enabled"} if not self.is_default(key))
+        if given and "enabled" not in self.model_fields_set:
             raise ValueError(
-                f"{', '.join(given)} say how weights are served, and enabled is not set: set it true, or false to "
-                "keep them for later"
+                f"{', '.join(given)} {'say' if given[1:] else 'says'} how weights are served, and enabled is not set: "
+                f"set it true, or false to keep {'them' if given[1:] else 'it'} for later"
             )
         return self
 

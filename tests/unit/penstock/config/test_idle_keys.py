@@ -34,6 +34,8 @@ def curriculum(**values: Any) -> Changes:
 
 
 STEPS: Changes = {"rollout": {"sides": ["step_rewards"]}}
+ROUTED: Changes = {"rollout": {"sides": ["routed_experts"]}}
+HELD_OUT: dict[str, Any] = BASE["data"] | {"eval": [{"name": "e", "path": "e.jsonl"}]}
 #: What is refused, what the sentence says, and the same with the remedy that it names.
 IDLE: list[tuple[Changes, str, Changes]] = [
     (
@@ -89,7 +91,12 @@ IDLE: list[tuple[Changes, str, Changes]] = [
     (
         {"hooks": {"eval_log": "m:f"}},
         r"hooks\.eval_log is told of evaluations, and data\.eval names no file",
-        {"hooks": {"eval_log": "m:f"}, "data": BASE["data"] | {"eval": [{"name": "e", "path": "e.jsonl"}]}},
+        {"hooks": {"eval_log": "m:f"}, "data": HELD_OUT},
+    ),
+    (
+        {"hooks": {"eval": "m:f"}},
+        r"hooks\.eval makes samples of evaluations, and data\.eval names no file: name one, or remove the hook",
+        {"hooks": {"eval": "m:f"}, "data": HELD_OUT},
     ),
     (
         {"rollout": {"on_group_timeout": "drop"}},
@@ -132,9 +139,34 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"trainer": {"anchor_every": 5, "transport": "delta"}},
     ),
     (
+        {"worker": {"checkpoint_tokens": 64}} | ROUTED,
+        r"worker\.checkpoint_tokens keeps prefixes, and the routed_experts of rollout\.sides do not go with them",
+        {"worker": {"checkpoint_tokens": 64}},
+    ),
+    (
+        {"worker": {"checkpoint_tokens": 64, "checkpoint_s": 5.0}} | ROUTED,
+        r"worker\.checkpoint_tokens and worker\.checkpoint_s keep prefixes, .*: remove them, or routed_experts",
+        ROUTED,
+    ),
+    (
+        {"rollout": {"lease_tokens": 64}, "hooks": {"rollout": "m:f"}},
+        r"rollout\.lease_tokens is of what the engine draws by itself, and hooks\.rollout makes the samples: remove it",
+        {"rollout": {"lease_tokens": 64}, "hooks": {"eval": "m:f"}, "data": HELD_OUT},
+    ),
+    (
+        {"worker": {"checkpoint_s": 5.0}, "hooks": {"generate": "m:f"}},
+        r"worker\.checkpoint_s is of what the engine draws by itself, and hooks\.generate makes the samples: remove it",
+        {"hooks": {"generate": "m:f"}},
+    ),
+    (
         {"serving": {"host": "0.0.0.0", "range_bytes": 2**20}},
         r"host, range_bytes say how weights are served, and enabled is not set: set it",
         {"serving": {"host": "0.0.0.0", "range_bytes": 2**20, "enabled": False}},
+    ),
+    (
+        {"serving": {"port": 8080}},
+        r"port says how weights are served, and enabled is not set: set it true",
+        {"serving": {"port": 8080, "enabled": True}},
     ),
     (
         {"trainer": {"serve_bytes_per_s": 10**6}},
@@ -182,3 +214,16 @@ def test_what_nobody_asked_for_is_never_refused() -> None:
     for _, _, remedy in IDLE:
         config = made(remedy)
         assert Config.model_validate(config.model_dump()) is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"serving": {"host": "127.0.0.1", "port": 0, "folder": None}},
+        {"rollout": {"n": 1, "min_group": 2}},
+        {"rollout": {"lease_tokens": None} | ROUTED["rollout"], "worker": {"checkpoint_tokens": None}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_default_that_is_spelt_out_is_no_wish(changes: Changes) -> None:
+    made(changes)
