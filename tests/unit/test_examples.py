@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from penstock.config.load import load_config
+from penstock.config.staleness import Mode
 from tests.unit.example_parts import EXAMPLES, load
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +58,10 @@ def test_make_examples_runs_all_of_them(measure: ModuleType) -> None:
     assert set(line.split()) == folders
     # Several trainers say by themselves what became of each; test_several.py holds them to it.
     assert measure.MEASURES.keys() == folders - {"several"}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("*/*.yaml")))
+def test_an_example_runs_in_every_mode(name: str, mode: Mode) -> None:
+    """As the first of them says at its head: any key can be overridden, such as this one."""
+    assert load_config(EXAMPLES / name, [f"--staleness.mode={mode}"], environ={}).staleness.mode is mode
