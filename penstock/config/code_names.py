@@ -32,7 +32,7 @@ def _named(
         module, colon, attribute = name.partition(":")
         if name.removeprefix(prefix) in own or (colon and module and attribute):
             return name
-        near = difflib.get_close_matches(name, own, n=1)
+        near = difflib.get_close_matches(name.lower(), own, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"use {', '.join((*own, like))}"
         raise ValueError(f"there is no {kind} {name!r}: {remedy}")
 
