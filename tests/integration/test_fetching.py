@@ -418,7 +418,8 @@ async def test_what_is_not_offered_or_not_allowed_is_said(
     with pytest.raises(PublishError, match=r"version 1 is not offered over HTTP: set serving\.enabled"):
         await fetched(worker, version)
     play.trainer().offer(version.number, version.index, version.folder)
-    with pytest.raises(PublishError, match="it refuses the run's token"):
+    says = r":\d+: it refuses our token of the run; give every part the same \(serving\.token"
+    with pytest.raises(PublishError, match=says):
         await fetched(worker, version)
 
 

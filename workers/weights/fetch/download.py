@@ -23,16 +23,26 @@ _URL = re.compile(r"(https?)://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/\d{1,18}")
 
 
+#: What to do.
+_BE_THERE = "see that its trainer is there"
+_SAME_TOKEN = (
+    "give every part the same (serving.token, or the file weights.token of the run's folder where that is not set)"
+)
+_KNOWN_CERTIFICATE = "set serving.tls_ca to what its certificate is signed with, and serving.reached_at to its name"
+
+
 class NotGiven(Exception):
     """A server did not give a range: why, in words.
 
     Args:
+        remedy: what to do where nobody else gives it either.
         is_wrong: it gave other bytes than the range's.
         is_silent: nothing came from it in its time.
     """
 
-    def __init__(self, why: str, *, is_wrong: bool = False, is_silent: bool = False) -> None:
+    def __init__(self, why: str, remedy: str = _BE_THERE, *, is_wrong: bool = False, is_silent: bool = False) -> None:
         super().__init__(why)
+        self.remedy = remedy
         self.is_wrong = is_wrong
         self.is_silent = is_silent
 
@@ -79,8 +89,8 @@ class Downloads:
         if found[1] != self._scheme:
             tls = ("has", "lacks") if self._scheme == "https" else ("lacks", "has")
             raise NotGiven(
-                f"{url[:200]} is of {found[1]}: this worker {tls[0]} serving.tls_cert and who serves there {tls[1]} "
-                "it; give every part the same"
+                f"{url[:200]} is of {found[1]}: this worker {tls[0]} serving.tls_cert and who serves there {tls[1]} it",
+                "give every part the same",
             )
         taken = _Taken(write)
         try:
@@ -102,13 +112,16 @@ class Downloads:
             async with asyncio.timeout(self._stall_s) as stall:
                 at = URL(f"{url}/{name}/{quote(wanted.file, safe='')}", encoded=True)
                 await self._take(at, wanted, taken, stall)
-            why = "it ends too early"
+            why, remedy = "it ends too early", _BE_THERE
         except TimeoutError as exc:
             raise NotGiven(f"{url}: it stalls", is_silent=True) from exc
+        except _Otherwise as exc:
+            why, remedy = str(exc), exc.remedy
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             why = said(exc)
+            remedy = _KNOWN_CERTIFICATE if isinstance(exc, aiohttp.ClientSSLError) else _BE_THERE
         if taken.num_bytes == before:
-            raise NotGiven(f"{url}: {why}")
+            raise NotGiven(f"{url}: {why}", remedy)
 
     async def _take(self, url: URL, wanted: Range, taken: "_Taken", stall: asyncio.Timeout) -> None:
         start, end = wanted.start + taken.num_bytes, wanted.start + wanted.num_bytes
@@ -147,14 +160,22 @@ class _Unwritten(Exception):
         self.why = why
 
 
+class _Otherwise(Exception):
+    """An answer that is not these bytes: what it is, in words."""
+
+    def __init__(self, what: str, remedy: str = _BE_THERE) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
 def _check(answer: aiohttp.ClientResponse, start: int, end: int) -> None:
-    """Raises ValueError on an answer that is not these bytes."""
+    """Raises _Otherwise on an answer that is not these bytes."""
     if answer.status == 401:
-        raise ValueError("it refuses the run's token: give every part the same (serving.token)")
+        raise _Otherwise("it refuses our token of the run", _SAME_TOKEN)
     if answer.status == 404:
-        raise ValueError("it has not this range")
+        raise _Otherwise("it has not this range")
     if answer.status != 206:
-        raise ValueError(f"it answers with status {answer.status}")
+        raise _Otherwise(f"it answers with status {answer.status}")
     span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))
     if span is None or (int(span[1]), int(span[2])) != (start, end - 1):
-        raise ValueError("it answers with another range")
+        raise _Otherwise("it answers with another range")

@@ -54,7 +54,7 @@ class IndexFirst:
         self._name, self._digest = name, name.rpartition("-")[2]
         self._offer, self._downloads = offer, downloads
         self._look, self._peers, self._liars = look, peers, liars
-        self._why = "nobody has it"
+        self._failed = NotGiven("nobody has it")
 
     async def get(self, here: Path) -> Came:
         """The index: what an earlier try left in ``here``, else what comes of it.
@@ -75,8 +75,8 @@ class IndexFirst:
                     _hold(came.offer, came.data)
                     return came
                 refused = PublishError(
-                    f"version {self._offer.version} cannot be fetched: its index does not come, {self._why}; see that "
-                    "its trainer is there."
+                    f"version {self._offer.version} cannot be fetched: its index does not come, {self._failed}; "
+                    f"{self._failed.remedy}."
                 )
             except _Differs as exc:
                 refused = PublishError(
@@ -122,7 +122,7 @@ class IndexFirst:
             for one in ranges:
                 await self._downloads.fetch(url, self._name, one, _writes(data, one.start))
         except NotGiven as exc:
-            self._why = str(exc)
+            self._failed = exc
             return None
         if digest(bytes(data)) != self._digest:
             raise _Differs("with another index than was announced")

@@ -120,7 +120,7 @@ class Swarm:
         self._is_alone = False
         #: Who holds the trainer's slots, and which range, while nothing comes.
         self._holders: list[tuple[str, int]] = []
-        self._why = "nobody has them"
+        self._failed = NotGiven("nobody has them")
         self._gone = 0
 
     async def run(self) -> None:
@@ -141,8 +141,8 @@ class Swarm:
                 if (left := self._partial.missing) and time.monotonic() - last > GIVE_UP_S + 2 * self._slow_s:
                     raise PublishError(
                         f"version {self._offer.version} cannot be fetched: {len(left)} of its "
-                        f"{len(self._partial.ranges)} ranges do not come, {self._why}{self._held()}; see that its "
-                        "trainer is there."
+                        f"{len(self._partial.ranges)} ranges do not come, {self._failed}{self._held()}; "
+                        f"{self._failed.remedy}."
                     )
         finally:
             for task in tasks:
@@ -173,7 +173,7 @@ class Swarm:
         elif self._gone >= GONE_LOOKS and not self._given_by_peers():
             raise PublishError(
                 f"version {self._offer.version} cannot be fetched: its trainer offers it no more, and no worker has "
-                f"what is missing; {self._why}."
+                f"what is missing; {self._failed}."
             )
 
     def _given_by_peers(self) -> bool:
@@ -363,7 +363,7 @@ class Swarm:
         return seen
 
     def _left_alone(self, peer: str, url: str, exc: NotGiven) -> None:
-        self._why = str(exc)
+        self._failed = exc
         self._failures[peer] += 1
         if exc.is_wrong and peer:
             self._liars[url] = None  # it would give them again
