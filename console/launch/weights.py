@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.redaction import redact
+from penstock.system.disk import check_own
 from penstock.weights.deltas.objects import open_objects
 from penstock.weights.http.tls import client_context, server_context
 from penstock.words import printable
@@ -48,8 +49,9 @@ def steps(config: Config, *, claims: bool) -> Iterator[tuple[str, Callable[[], o
         yield "address of weights over HTTP", lambda: _check_listening(config.serving.host, config.serving.port)
     if config.trainer.transport == "delta":
         yield "store of deltas", lambda: _check_store(config.delta_store)
-    for key, folder in _folders(config):
-        yield key, partial(_check_folder, key, folder)
+    yield "trainer.weights_dir", lambda: _check_weights_folder(config)
+    for key, folder in _of_workers(config):
+        yield key, partial(_check_workers_folder, key, folder)
     for key, folder in _owned(config):
         yield f"owner of {key}", partial(_check_owner, key, folder, config.run, claims=claims)
 
@@ -59,9 +61,7 @@ def _check_tls(config: Config) -> None:
     client_context(config.serving)
 
 
-def _folders(config: Config) -> Iterator[tuple[str, Path]]:
-    if (weights := config.trainer.weights_dir) is not None:
-        yield "trainer.weights_dir", Path(weights)
+def _of_workers(config: Config) -> Iterator[tuple[str, Path]]:
     if config.trainer.transport == "delta":
         yield "worker.copies_dir", config.copies_dir
     elif config.serving.enabled:
@@ -130,4 +130,32 @@ def _check_folder(key: str, folder: Path) -> None:
     if not there.is_dir():
         raise ConfigError(f"{key} {folder} cannot be: {there} is a file: name a folder.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key} {folder} cannot be written: {there} belongs to another user; name another folder.")
+        it = "it" if there == folder.absolute() else str(there)
+        raise ConfigError(f"{key} {folder} cannot be written: {it} {_shut(there)}; name another folder.")
+
+
+def _shut(folder: Path) -> str:
+    """Why it cannot be written."""
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return "is on a disk that is read only"
+    owner = folder.stat().st_uid
+    return "has a mode that forbids it" if owner == os.geteuid() else f"belongs to another user (uid {owner})"
+
+
+def _check_weights_folder(config: Config) -> None:
+    own = config.run_dir / "weights"
+    if config.trainer.weights_dir is not None:
+        _check_folder("trainer.weights_dir", Path(config.trainer.weights_dir))
+    elif os.access(config.run_dir, os.X_OK) and own.exists():  # an earlier start may have been another user's
+        _check_folder("trainer.weights_dir", own)
+
+
+def _check_workers_folder(key: str, folder: Path) -> None:
+    _check_folder(key, folder)
+    if not folder.exists():
+        return  # it is made, and below another user's too
+    try:
+        check_own(folder)
+    except OSError as exc:
+        what = f"{folder} cannot be used ({exc.strerror}): name another folder" if exc.strerror else str(exc)
+        raise ConfigError(f"{key} {what}.") from exc

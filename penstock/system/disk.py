@@ -91,6 +91,24 @@ def own_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
+    handle = _opened_own(path)
+    try:
+        if os.fstat(handle).st_mode & 0o077:
+            with suppress(PermissionError):  # a disk without modes
+                os.fchmod(handle, 0o700)
+        if os.fstat(handle).st_mode & 0o022:
+            raise PermissionError(f"other users may write in {path}, and its disk keeps no mode: name another folder")
+    finally:
+        os.close(handle)
+
+
+def check_own(path: Path) -> None:
+    """Look whether a folder that is there is this user's, as ``own_folder`` does, and change nothing. Raises as it."""
+    os.close(_opened_own(path))
+
+
+def _opened_own(path: Path) -> int:
+    """A handle of a folder that is there. Raises PermissionError where it is another user's. OSError."""
     link = path.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{path} is a link of another user (uid {link.st_uid}): name another folder")
@@ -101,13 +119,10 @@ def own_folder(path: Path) -> None:
             raise PermissionError(
                 f"{path} belongs to another user (uid {owner}): name another folder, or one below it, which is made"
             )
-        if os.fstat(handle).st_mode & 0o077:
-            with suppress(PermissionError):  # a disk without modes
-                os.fchmod(handle, 0o700)
-        if os.fstat(handle).st_mode & 0o022:
-            raise PermissionError(f"other users may write in {path}, and its disk keeps no mode: name another folder")
-    finally:
+    except BaseException:
         os.close(handle)
+        raise
+    return handle
 
 
 def _owner_of_new_files(folder: Path) -> int:

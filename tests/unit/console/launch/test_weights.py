@@ -1,5 +1,6 @@
 """What can be known of the weights' way before a start: TLS, addresses, ports, the store of deltas and folders."""
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,42 @@ def test_folders_that_cannot_be_made_are_named_by_their_keys(tmp_path: Path) -> 
         check_weights(config(tmp_path, worker={"copies_dir": f"{file}/copies"}))
     with pytest.raises(ConfigError, match=r"trainer\.weights_dir .* is a file: name a folder"):
         check_weights(config(tmp_path, trainer={"weights_dir": file}))
+
+
+def test_folders_of_another_user_are_named_by_their_keys(tmp_path: Path) -> None:
+    """Workers take none: who owns it could put other weights there."""
+    theirs = Path("/usr")  # for a plain user
+    if os.geteuid() == 0:
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        theirs.chmod(0o755)
+        os.chown(theirs, 65534, 65534)
+    says = r".* belongs to another user \(uid \d+\)[:;] name another folder"
+    served = config(tmp_path, transport="disk", serving={"enabled": True, "folder": theirs})
+    with pytest.raises(ConfigError, match=rf"^serving\.folder{says}"):
+        check_weights(served)
+    with pytest.raises(ConfigError, match=rf"^worker\.copies_dir{says}"):
+        check_weights(config(tmp_path, worker={"copies_dir": str(theirs)}))
+    if os.geteuid() == 0:  # whom the mode does not keep out; the trainer's may be of whom it likes
+        trainer = {"transport": "delta", "weights_dir": str(theirs)}
+        check_weights(config(tmp_path, worker={"copies_dir": str(theirs / "ours")}, trainer=trainer))
+        assert (theirs.stat().st_mode & 0o777, [*theirs.iterdir()]) == (0o755, []), "nothing is made or closed"
+
+
+def test_a_folder_of_weights_that_cannot_be_written_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the run has of itself too: an earlier start may have been another user's."""
+    folder = tmp_path / "r" / "weights"
+    made = config(tmp_path, transport="disk")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    check_weights(made)
+    folder.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"^trainer\.weights_dir .* cannot be written: it has a mode that forbids"):
+        check_weights(made)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match=r"weights cannot be written: it belongs to another user \(uid \d+\);"):
+        check_weights(made)
 
 
 @pytest.mark.parametrize("key", ["metrics", "serving"])
