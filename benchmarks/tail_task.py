@@ -5,16 +5,15 @@
 draw 30 to 110 dots there. It sorts up with probability 0.3, else down, so that it knows how to sort but is seldom
 right; what it has to learn is to sort up.
 
-    python -m benchmarks.tail_task DIR
+    python -m benchmarks.tail_task FOLDER
 
-writes ``train.jsonl``, ``heldout.jsonl`` and ``model/`` into DIR; about 40 s on one core.
+writes ``train.jsonl``, ``heldout.jsonl`` and ``model/`` into FOLDER; about 40 s on one core.
 """
 
 import hashlib
 import json
 import math
 import random
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,4 +154,6 @@ def prepare(folder: Path, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    prepare(Path(sys.argv[1]))
+    import typer
+
+    typer.run(prepare)

@@ -5,16 +5,15 @@
 
 import inspect
 import re
-import sys
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 from pydantic.fields import FieldInfo
 
+from console.reference import write
 from penstock.config import Config
 from penstock.config.section import Section
 
@@ -154,4 +153,4 @@ def _escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page())
+    write(page, "console.config_reference")

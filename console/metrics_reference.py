@@ -3,12 +3,11 @@
 ``python -m console.metrics_reference FILE`` writes the page (``make reference``); a test holds it current.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from buffer import metrics as buffer_metrics
 from console.launch import metrics as launcher_metrics
+from console.reference import write
 from consumers.metrics import recorder as recorder_metrics
 from consumers.metrics import scorer as scorer_metrics
 from consumers.metrics import trainer as trainer_metrics
@@ -105,4 +104,4 @@ def _says(series: Series) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page())
+    write(page, "console.metrics_reference")

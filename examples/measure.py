@@ -5,6 +5,7 @@
 Exits with 1 where the measure did not move that way.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -34,4 +35,8 @@ def measured(name: str, path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if measured(sys.argv[1], Path(sys.argv[2])) else 1)
+    parser = argparse.ArgumentParser(description="End a summary in what an example shows.")
+    parser.add_argument("name", choices=MEASURES, help="of the example")
+    parser.add_argument("summary", type=Path, help="runs/NAME/summary.json")
+    asked = parser.parse_args()
+    sys.exit(0 if measured(asked.name, asked.summary) else 1)
