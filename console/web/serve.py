@@ -5,9 +5,11 @@ import socket
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from console.terminal import say
 from console.web.app import make_app
+from console.web.connections import MAX_CONNECTIONS, Connection
 from penstock.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -32,16 +34,25 @@ def serve(directory: Path, port: int, *, actions: bool) -> None:
         say(f"http://{HOST}:{listening.getsockname()[1]} shows the runs of {directory}; Ctrl-C ends it")
         if token is not None:
             say(f"token of actions: {token}")
-        config = uvicorn.Config(
-            make_app(directory, token=token),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
-            h11_max_incomplete_event_size=64 * 1024,
-        )
-        uvicorn.Server(config).run(sockets=[listening])
+        server_of(make_app(directory, token=token)).run(sockets=[listening])
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """What serves the application."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        # So many are taken at once, before the first of them is counted.
+        backlog=MAX_CONNECTIONS,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    return uvicorn.Server(config)
 
 
 def _bound(port: int) -> socket.socket:
