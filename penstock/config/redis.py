@@ -1,6 +1,7 @@
 """Section ``redis``: the control Redis, and where payloads lie."""
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -32,13 +33,20 @@ def check_store_url(url: str) -> str:
     return check_url(url)
 
 
+def _port_of(url: str) -> int | None:
+    try:
+        return urlsplit(url).port
+    except ValueError:  # several addresses, of sentinels
+        return None
+
+
 class RedisConfig(Section):
     """The control Redis, and the payload servers beside it."""
 
     #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a server
     #: of our own under the run's folder.
     url: str | None = None
-    #: Port of our own server; 0 takes a free one. Only without ``url``.
+    #: Port of our own server; 0 takes a free one. Only without ``url``, or as that names it.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: When the append-only file of our own server is synced: each second, by whoever started it, or before each answer.
     appendfsync: Literal["everysec", "always"] = "everysec"
@@ -65,6 +73,9 @@ class RedisConfig(Section):
 
     @model_validator(mode="after")
     def _one_redis(self) -> Self:
-        if self.url is not None and self.port:
-            raise ValueError("port is for a server of our own, and url names another one: remove one of them")
+        # One file may be that of the server, and of parts that are told where it is.
+        if self.url is not None and self.port not in (0, _port_of(self.url)):
+            raise ValueError(
+                f"port {self.port} is for a server of our own, and url names another one: remove one of them"
+            )
         return self

@@ -194,6 +194,11 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"reward": {"overlong": {"factor": 2.0, "max_tokens": 9000}}},
     ),
     (
+        {"redis": {"port": 7000, "url": "redis+sentinel://a:1,b:2/main"}},
+        r"port 7000 is for a server of our own, and url names another one: remove one of them",
+        {"redis": {"port": 7000}},
+    ),
+    (
         curriculum(revisit=1.0),
         r"revisit 1 has every prompt come that is to be skipped",
         curriculum(revisit=0.9),
@@ -221,6 +226,8 @@ def test_what_nobody_asked_for_is_never_refused() -> None:
     [
         {"serving": {"host": "127.0.0.1", "port": 0, "folder": None}},
         {"rollout": {"n": 1, "min_group": 2}},
+        # Of who serves it and who is told where, by one file.
+        {"redis": {"port": 7000, "url": "redis://:secret@127.0.0.1:7000/0"}},
         {"rollout": {"lease_tokens": None} | ROUTED["rollout"], "worker": {"checkpoint_tokens": None}},
     ],
     ids=lambda changes: next(iter(changes)),
