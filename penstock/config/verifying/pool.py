@@ -1,8 +1,8 @@
 """Where rewards are computed."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.config.code_names import RewardName
 from penstock.config.section import Positive, Section
@@ -24,3 +24,11 @@ class PoolConfig(Section):
     max_bytes: Annotated[int, Field(ge=1024, le=32 * 1024**2)] = 4 * 1024**2
     #: rq: address space of a check in bytes; None: no limit but that of math_verify.
     memory_bytes: Positive | None = None
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        given = [key for key in ("workers", "max_bytes", "memory_bytes") if not self.is_default(key)]
+        if given and self.kind != "rq":
+            names, are = ", ".join(given), "are" if given[1:] else "is"
+            raise ValueError(f"{names} {are} of kind rq, and kind is {self.kind}: set it, or remove {names}")
+        return self

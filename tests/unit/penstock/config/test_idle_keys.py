@@ -199,6 +199,16 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"redis": {"port": 7000}},
     ),
     (
+        {"reward": {"pool": {"memory_bytes": 2**30}}},
+        r"memory_bytes is of kind rq, and kind is process: set it, or remove memory_bytes",
+        {"reward": {"pool": {"memory_bytes": 2**30, "kind": "rq"}}},
+    ),
+    (
+        {"reward": {"pool": {"workers": 8, "max_bytes": 2**20}}},
+        r"workers, max_bytes are of kind rq, and kind is process: set it, or remove workers, max_bytes",
+        {"reward": {"pool": {"workers": 2, "functions": ["m:f"]}}},
+    ),
+    (
         curriculum(revisit=1.0),
         r"revisit 1 has every prompt come that is to be skipped",
         curriculum(revisit=0.9),
