@@ -1,7 +1,7 @@
 """T18: no prompt is trained on that is held out."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.errors import ConfigError
 from producer.dataset import Dataset
@@ -56,11 +56,25 @@ def is_small(datasets: Iterable[Dataset], lines: int = MAX_EARLY_LINES) -> bool:
     return sum(map(len, some)) <= lines and sum(one.rows.num_bytes for one in some) <= MAX_EARLY_BYTES
 
 
-def check_overlap(train: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:
-    """Raise ConfigError where a row has no prompt, or a held-out prompt is trained on. Blocks for reading each."""
-    seen = {prompt.digest for dataset in train for prompt in dataset if dataset.config.on_bad_line == "error"}
+def check_overlap(
+    train: Sequence[Dataset],
+    held_out: Sequence[Dataset],
+    look: Callable[[Dataset, Prompt], None] = lambda dataset, prompt: None,
+) -> None:
+    """Raise ConfigError where a row has no prompt, or a held-out prompt is trained on. Blocks for reading each.
+
+    Args:
+        look: is shown each on the way.
+    """
+
+    def looked(dataset: Dataset) -> Iterator[Prompt]:
+        for prompt in dataset:
+            look(dataset, prompt)
+            yield prompt
+
+    seen = {prompt.digest for dataset in train for prompt in looked(dataset) if dataset.config.on_bad_line == "error"}
     for dataset in held_out:
-        both = [prompt.index + 1 for prompt in dataset if prompt.digest in seen]
+        both = [prompt.index + 1 for prompt in looked(dataset) if prompt.digest in seen]
         if both:
             raise ConfigError(
                 f"dataset {dataset.config.name}: {len(both)} of its prompts are trained on too (line {both[0]} is the "

@@ -144,7 +144,7 @@ def check_data(config: Config) -> None:
     """
     from producer.dataset import Dataset
     from producer.held_out import MAX_EARLY_BYTES, check_overlap, is_small
-    from producer.prompt import Template
+    from producer.prompt import Prompt, Template
 
     check_files(config)
     train, held_out = config.data.train, config.data.eval
@@ -152,19 +152,25 @@ def check_data(config: Config) -> None:
         return  # it may be downloaded first, or run code of the user's
     if sum(parse_path(one.path)[0].stat().st_size for one in (*train, *held_out)) > MAX_EARLY_BYTES:
         return
+    reads_images = place_id_of(config.model.path) is not None
+
+    def look(dataset: Dataset, prompt: Prompt) -> None:
+        if prompt.images and not reads_images:
+            raise ConfigError(
+                f"dataset {dataset.config.name} has images (line {prompt.index + 1}), and model.path "
+                f"{config.model.path} reads none (its config.json names no image_token_id): name a model of the "
+                "Qwen-VL kind, or other prompts."
+            )
+
     # Rendering needs the model's tokenizer, which takes seconds to import; the producer has it.
     renders = any(one.apply_chat_template for one in (*train, *held_out))
     template = Template(lambda messages, **_: str(messages)) if renders else None
     sets = [[Dataset(one, template) for one in some] for some in (train, held_out)]
     for dataset in (*sets[0], *sets[1]):
-        first = dataset.take(0) if len(dataset) else ""
-        if not isinstance(first, str) and first.images and place_id_of(config.model.path) is None:
-            raise ConfigError(
-                f"dataset {dataset.config.name} has images, and model.path {config.model.path} reads none (its "
-                "config.json names no image_token_id): name a model of the Qwen-VL kind, or other prompts."
-            )
+        if len(dataset) and not isinstance(first := dataset.take(0), str):
+            look(dataset, first)
     if is_small([*sets[0], *sets[1]], _READ_LINES):
-        check_overlap(*sets)
+        check_overlap(sets[0], sets[1], look)
 
 
 def check_interpreter(python: str) -> None:

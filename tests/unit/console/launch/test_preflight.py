@@ -51,15 +51,22 @@ def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_p
         check(config)
 
 
+@pytest.mark.parametrize("num_before", [0, 2])
 @pytest.mark.parametrize("reads", [True, False])
-def test_images_for_a_model_that_reads_none_are_refused_before_anything_starts(tmp_path: Path, reads: bool) -> None:
+def test_images_for_a_model_that_reads_none_are_refused_before_anything_starts(
+    tmp_path: Path, reads: bool, num_before: int
+) -> None:
     (tmp_path / "config.json").write_text('{"image_token_id": 7}' if reads else "{}")
     image = {"type": "image", "image": f"data:image/png;base64,{base64.b64encode(png(1)).decode()}"}
     line = {"prompt": [{"role": "user", "content": [image, {"type": "text", "text": "colour?"}]}], "label": "red"}
-    (tmp_path / "d.jsonl").write_text(json.dumps(line))
+    words = [
+        {"prompt": [{"role": "user", "content": f"what is {number}?"}], "label": "x"} for number in range(num_before)
+    ]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, [*words, line])))
     dataset = {"name": "d", "path": str(tmp_path / "d.jsonl"), "apply_chat_template": True}
     config = by("disk", tmp_path, data={"train": [dataset]})
-    with nullcontext() if reads else pytest.raises(ConfigError, match=r"dataset d has images, and model.path .* reads"):
+    says = rf"dataset d has images \(line {num_before + 1}\), and model.path .* reads none"
+    with nullcontext() if reads else pytest.raises(ConfigError, match=says):
         preflight.check_data(config)
 
 
