@@ -10,7 +10,7 @@ from tests.integration.redis_fixtures import client, keys, redis_server
 
 __all__ = ["client", "keys", "redis_server"]
 
-pytest_plugins = ["tests.never_ending"]
+pytest_plugins = ["tests.never_ending", "tests.plain_reports"]
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

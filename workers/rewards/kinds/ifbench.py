@@ -7,6 +7,7 @@ slime's, and is left aside.
 """
 
 import importlib
+import logging
 import random
 from collections.abc import Mapping
 from functools import lru_cache
@@ -119,9 +120,18 @@ def _checkers() -> dict[str, Any]:
         mended = importlib.import_module("workers.rewards.kinds.ifbench_checkers").CHECKERS
     finally:
         nltk.download = fetches
+    # Into the log it writes each answer whose language it cannot tell, whole and as it is.
+    vars(importlib.import_module(f"{PACKAGE}.ifeval.instructions"))["logging"] = _silent()
     # It draws, and would say another language of a text at another time.
     langdetect.DetectorFactory.seed = 0
     return {name: checker for table in tables for name, checker in table.INSTRUCTION_DICT.items()} | dict(mended)
+
+
+def _silent() -> logging.Logger:
+    """A logger that writes nothing."""
+    silent = logging.Logger("if_verifiable")
+    silent.disabled = True
+    return silent
 
 
 def load() -> None:

@@ -81,6 +81,14 @@ def test_a_verdict_is_the_same_at_every_look() -> None:
         assert len(found) == 1, name
 
 
+def test_no_answer_is_written_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    module("if_verifiable")
+    for name in _checkers():
+        with contextlib.suppress(ValueError):
+            ifbench(of("\ud800 \x1b[2 123", name, kwargs={"language": "en"}))
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 def test_more_instructions_than_a_prompt_has_are_refused() -> None:
     with pytest.raises(ValueError, match=f"a list instruction_id_list of 1 to {MAX_INSTRUCTIONS} names, and here it"):
         ifbench(of("x", *["punctuation:no_comma"] * (MAX_INSTRUCTIONS + 1)))
