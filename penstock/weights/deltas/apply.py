@@ -74,7 +74,7 @@ class _Patch:
             elif how == "bytes":
                 self._write(path, name, self._bytes(size))
             else:
-                self._write(path, name, self._tensors(name, size))
+                self._write_tensors(path, name, size)
         delta.check_end()
         self._write(self._into / INDEX_FILE, None, iter([delta.index_data]))
         fsync(self._into)
@@ -92,13 +92,16 @@ class _Patch:
             yield self._delta.take(min(size, _COPY_BYTES))
             size -= min(size, _COPY_BYTES)
 
-    def _tensors(self, name: str, size: int) -> Iterator[bytes]:
+    def _write_tensors(self, path: Path, name: str, size: int) -> None:
         if not 8 <= size <= 8 + self._rooms.get(name, 0):
             raise PublishError(f"{self._delta.path} has a header of {size} bytes: load a whole version.")
         header = self._delta.take(size)
         places = places_in(header, self._entries, name)
+        with in_order((call for place in places for call in self._decodings(place)), num_threads()) as made:
+            self._write(path, name, self._proven(header, places, made))
+
+    def _proven(self, header: bytes, places: list[Place], made: Iterator[bytes]) -> Iterator[bytes]:
         yield header
-        made = in_order((call for place in places for call in self._decodings(place)), num_threads())
         for place in places:
             entry, hasher = self._entries[place.name], xxhash.xxh3_64()
             for _ in pieces(place.num_bytes):

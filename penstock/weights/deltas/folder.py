@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -138,15 +138,24 @@ def num_pieces(num_bytes: int) -> int:
     return -(-num_bytes // PIECE_BYTES)
 
 
-def in_order(calls: Iterable[Callable[[], T]], threads: int) -> Iterator[T]:
-    """What each call returns, in their order, while a few of the next ones are under way. Raises what one raises."""
+@contextmanager
+def in_order(calls: Iterable[Callable[[], T]], threads: int) -> Iterator[Iterator[T]]:
+    """What each call returns, in their order, while a few of the next ones are under way. Raises what one raises.
+
+    The threads end with the block. Were they an iterator's that nobody ends, the collector would wait for them wherever
+    it comes upon it: in a thread that is just beginning, which holds the lock that their end needs.
+    """
     left = iter(calls)
     with ThreadPoolExecutor(threads, "delta") as pool:
         running: list[Future[T]] = [pool.submit(call) for call in islice(left, threads + 1)]
-        try:
+
+        def results() -> Iterator[T]:
             while running:
                 yield running.pop(0).result()
-                running += [pool.submit(call) for call in islice(left, 1)]
+                running.extend(pool.submit(call) for call in islice(left, 1))
+
+        try:
+            yield results()
         finally:
             for one in running:
                 one.cancel()

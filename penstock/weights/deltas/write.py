@@ -56,15 +56,15 @@ def _write_file(
     entries = [target.entries[place.name] for place in target.places[name]]
     changed = [entry for entry in entries if not _is_same(base, entry)]
     calls = (call for entry in changed for call in _encodings(base, target, entry))
-    encoded = in_order(calls, num_threads())
-    for entry in changed:
-        listed: list[object] = []
-        for _ in pieces(entry.num_bytes):
-            block = next(encoded)
-            file.write(block.data)
-            listed.append([KINDS.index(block.kind), block.num_changed, block.num_far, len(block.data)])
-        if listed:
-            blocks[entry.name] = listed
+    with in_order(calls, num_threads()) as encoded:
+        for entry in changed:
+            listed: list[object] = []
+            for _ in pieces(entry.num_bytes):
+                block = next(encoded)
+                file.write(block.data)
+                listed.append([KINDS.index(block.kind), block.num_changed, block.num_far, len(block.data)])
+            if listed:
+                blocks[entry.name] = listed
     return [name, "tensors", len(header)]
 
 

@@ -15,7 +15,7 @@ from consumers.weights.publish import Written
 from penstock.errors import PublishError
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights import safetensors_header
-from penstock.weights.deltas import blocks, folder, head
+from penstock.weights.deltas import blocks, folder, head, write
 from penstock.weights.deltas.apply import apply_delta
 from penstock.weights.deltas.folder import WeightsFolder
 from penstock.weights.deltas.head import MAGIC, TAIL, DeltaHead
@@ -158,6 +158,24 @@ def test_no_thread_and_no_file_stays_open(step: Step, tmp_path: Path) -> None:
 
     assert set(threading.enumerate()) <= threads
     assert set(os.listdir("/proc/self/fd")) <= files
+
+
+def test_no_thread_outlives_one_that_ends_early(step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error keeps what was running, as one in a cycle does: the collector would wait for it in any thread."""
+    threads = set(threading.enumerate())
+    (tmp_path / "into").mkdir()
+    with (
+        WeightsFolder(step.before.path, step.before.index_digest) as before,
+        WeightsFolder(step.after.path, step.after.index_digest) as after,
+    ):
+        with pytest.raises(PublishError, match="this worker stops") as applied:
+            apply_delta(step.delta, before, tmp_path / "into", step.after.index_digest, stopped=lambda: True)
+        assert set(threading.enumerate()) <= threads, applied
+
+        monkeypatch.setattr(write, "KINDS", ())
+        with pytest.raises(ValueError, match="not in tuple") as written:
+            write_delta(before, after, 1, 2, tmp_path / "delta")
+        assert set(threading.enumerate()) <= threads, written
 
 
 def test_it_can_be_stopped_at_any_piece(step: Step, tmp_path: Path) -> None:
