@@ -203,15 +203,16 @@ def test_what_is_used_up_is_the_programs_own(tried: Tried) -> None:
 
 
 def test_a_program_is_alone_and_finds_nothing_of_the_one_before(tried: Tried) -> None:
-    leaves = "import os\nprint(os.getcwd())\nopen('/tmp/x', 'w').write('left')\nprint(os.listdir('/tmp'))"
+    left = f"left-{os.urandom(8).hex()}"  # nobody else on this machine has one of that name
+    leaves = f"import os\nprint(os.getcwd())\nopen('/tmp/{left}', 'w').write('left')\nprint(os.listdir('/tmp'))"
     first = tried.run(leaves)
     if tried.kind == "filters":
         assert (first.how, "PermissionError" in first.errors) == (End.FAILED, True), "nothing can be written at all"
         return
-    assert (first.how, first.output) == (End.DONE, b"/tmp\n['x']\n")
+    assert (first.how, first.output) == (End.DONE, f"/tmp\n['{left}']\n".encode())
     second = tried.run("import os\nprint(os.listdir('/tmp'), os.getppid())")
     assert second.output == b"[] 0\n"
-    assert not Path("/tmp/x").exists()
+    assert not Path("/tmp", left).exists()
 
 
 def test_programs_and_functions_run_as_they_would_elsewhere(tried: Tried) -> None:
