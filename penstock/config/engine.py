@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from penstock.config.fleet import RouterConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.config.section import Positive, Seconds, Section
+from penstock.redaction import MASK
 
 #: How SGLang reads ``ORIGINAL_LOGPROB``.
 _IS_ORIGINAL = {"1": True, "true": True, "0": False, "false": False}
@@ -28,7 +29,7 @@ class EngineConfig(Section):
     #: Arguments of sglang.launch_server, names without dashes in front; true stands for a bare flag. They are checked
     #: against the installed release before anything starts.
     args: dict[str, Any] = Field(default_factory=dict)
-    #: Environment variables of the server.
+    #: Environment variables of the server. Their values are masked wherever the configuration is shown, saved or sent.
     env: dict[str, str] = Field(default_factory=dict)
     #: Longest start.
     start_timeout_s: Seconds = 600.0
@@ -64,15 +65,14 @@ class EngineConfig(Section):
     @model_validator(mode="after")
     def _one_logprob_kind(self) -> Self:
         given = self.env.get(ORIGINAL_LOGPROB)
-        if given is None:
+        if given is None or given == MASK:  # a saved file holds logprob_kind beside it
             return self
         if given.lower() not in _IS_ORIGINAL:
-            raise ValueError(f"env.{ORIGINAL_LOGPROB} is {given!r}: write 1 or 0, or set logprob_kind instead")
+            raise ValueError(f"env.{ORIGINAL_LOGPROB} is neither: write 1 or 0, or set logprob_kind instead")
         kind = "original" if _IS_ORIGINAL[given.lower()] else "scaled"
         if self.logprob_kind not in (None, kind):
             raise ValueError(
-                f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} {given} says {kind}: "
-                "remove the variable"
+                f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} says {kind}: remove the variable"
             )
         self._follow(logprob_kind=kind)
         return self

@@ -6,7 +6,6 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.config.section import Positive, Seconds, Section, checked_name
-from penstock.redaction import is_secret
 
 WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
 Port = Annotated[int, Field(gt=0, le=65535)]
@@ -103,7 +102,7 @@ class GroupConfig(Section):
     urls: list[str] = Field(default_factory=list)
     #: Arguments of sglang.launch_server; they win over engine.args.
     overrides: dict[str, Any] = Field(default_factory=dict)
-    #: Environment variables; they win over engine.env.
+    #: Environment variables; they win over engine.env, and are masked as those are.
     env: dict[str, str] = Field(default_factory=dict)
     #: worker.slots of each worker of the group; None: as the run has it.
     slots: Positive | None = None
@@ -115,9 +114,7 @@ class GroupConfig(Section):
 
     @field_validator("env")
     @classmethod
-    def _env_is_no_secret(cls, env: dict[str, str]) -> dict[str, str]:
-        if secret := next((name for name, value in env.items() if is_secret(name, value)), None):
-            raise ValueError(f"{secret} would be shown by the plan: put secrets into engine.env, where they are masked")
+    def _env_leaves_the_kind_of_logprobs(cls, env: dict[str, str]) -> dict[str, str]:
         if ORIGINAL_LOGPROB in env:
             raise ValueError("the kind of logprobs is one for all engines: set engine.logprob_kind instead")
         return env

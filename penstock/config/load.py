@@ -1,7 +1,7 @@
 """Reading a run's configuration: one YAML file, then the environment, then ``--a.b=c``; the later wins. And saving it.
 
-Every mistake is a ConfigError of one sentence per key. Secrets (passwords in URLs, tokens among the engine's
-variables) are masked in what is saved and printed; ``secret_environment`` hands them to child processes.
+Every mistake is a ConfigError of one sentence per key. Secrets (passwords in URLs, values of ``env`` sections) are
+masked in what is saved and printed; ``secret_environment`` passes them to child processes.
 """
 
 import json

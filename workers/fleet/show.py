@@ -1,10 +1,10 @@
-"""A plan for people and for scripts. Variables that hold secrets are masked."""
+"""A plan for people and for scripts. Values of variables that the configuration sets are masked."""
 
 import shlex
 from typing import Any
 
 from penstock.redaction import MASK, is_secret
-from workers.fleet.plan import Plan
+from workers.fleet.plan import EngineProcess, Plan
 
 
 def as_records(plan: Plan) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def as_records(plan: Plan) -> dict[str, Any]:
                 "ports": engine.ports,
                 "started_by": engine.started_by,
                 "command": list(engine.command),
-                "environment": _masked(engine.environment),
+                "environment": _masked(engine),
             }
             for engine in plan.engines
         ],
@@ -60,8 +60,14 @@ def _feeds(plan: Plan, worker: str) -> str:
     return config.url or f"http://{config.host}:{config.port}"
 
 
-def _masked(environment: dict[str, str]) -> dict[str, str]:
-    return {name: MASK if is_secret(name, value) else value for name, value in environment.items()}
+def _masked(engine: EngineProcess) -> dict[str, str]:
+    """Return what is added to an engine's environment: the values that penstock chose, and masks for all others."""
+    given = set(engine.engine.env if engine.engine is not None else ())
+    if engine.gpus:
+        given.discard("CUDA_VISIBLE_DEVICES")  # of the plan
+    return {
+        name: MASK if name in given or is_secret(name, value) else value for name, value in engine.environment.items()
+    }
 
 
 def as_text(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from workers.sglang.capabilities import RENAMED, capabilities_of
-from workers.sglang.command import build_environment, check_python, refuse_ours
+from workers.sglang.command import build_environment, check_python, refuse_masked, refuse_ours
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,12 @@ def check_arguments(config: EngineConfig) -> Installation:
     """Refuse ``engine.args`` that the installed SGLang would not take. Blocks: 0.1 s, or seconds the first time.
 
     Raises:
-        ConfigError: no interpreter, no sglang, one that is too old, an argument that penstock gives itself, one that
+        ConfigError: no interpreter, no sglang, one that is too old, a variable that is masked in a saved file, an
+            argument that penstock gives itself, one that
             it does not know (with the name that was probably meant), or a value that it cannot take.
     """
     refuse_ours(config)
+    refuse_masked(config)
     installed = installation(config)
     capabilities_of(installed.version)
     mistakes = [

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError
+from penstock.redaction import MASK
 
 #: Arguments that penstock gives itself, and what to set instead.
 _OURS = {
@@ -85,6 +86,15 @@ def refuse_ours(config: EngineConfig) -> None:
     refuse_hiding("engine.args", {name.replace("-", "_"): value for name, value in config.args.items()})
 
 
+def refuse_masked(config: EngineConfig) -> None:
+    """Raise ConfigError where a saved configuration shows of a variable only that it was set."""
+    if masked := [name for name, value in config.env.items() if value == MASK]:
+        raise ConfigError(
+            f"engine.env.{masked[0]} is masked in this file: give it again, as "
+            f"PENSTOCK_ENGINE__ENV='{{{masked[0]}: VALUE}}', or start with the file that the run was configured by."
+        )
+
+
 def refuse_hiding(where: str, args: Mapping[str, Any]) -> None:
     """Raise ConfigError where a server's arguments, with underscores, make it draw what its logprobs hide (T7).
 
@@ -105,7 +115,7 @@ def _text(value: Any) -> str:
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:
-    """Environment variables of the server: the worker's, with ``engine.env`` on top.
+    """Environment variables of the server: the worker's, with ``engine.env`` on top, less what is masked there.
 
     Those of the worker's Python are left out, for an interpreter of another environment: it would find our packages
     before its own.
@@ -120,7 +130,8 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     # Not that of whoever started the worker: what is recorded is what the engine returns.
     original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
-    return environment | config.env | original | _NO_OLD_IMAGES
+    given = {name: value for name, value in config.env.items() if value != MASK}
+    return environment | given | original | _NO_OLD_IMAGES
 
 
 def is_own_python(python: str) -> bool:

@@ -63,7 +63,7 @@ def _sentence(key: Key, error: Any, source: str) -> str:
         case "list_type" if isinstance(error["input"], str | int | float | dict) and key[:1] != ("redis",):
             return f"{name} ({source}): it should be a list: write {_shown([error['input']])}."
     said = should_be(error["msg"])
-    shown = "" if key[:1] == ("redis",) else f", not {_shown(error['input'])}"
+    shown = "" if key[:1] == ("redis",) or "env" in key else f", not {_shown(error['input'])}"
     return f"{name} ({source}): it should be {said}{shown}."
 
 

@@ -1,4 +1,4 @@
-"""Secrets of a configuration: passwords in URLs, tokens among what engines and one's own code are given."""
+"""Secrets of a configuration: passwords in URLs, values of `env` sections, tokens in arguments of engines and hooks."""
 
 import re
 from collections.abc import Iterator
@@ -10,6 +10,10 @@ from penstock.redaction import MASK, SECRET_NAME, has_password, is_secret, know,
 
 #: Names that nothing else has.
 _SURELY = re.compile(r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+#: What other text holds, too: values below 8 characters, words, numbers, addresses of hosts, and paths.
+_COMMON = re.compile(
+    r".{0,7}|[A-Za-z_]+|[\d.,:*\[\]]+|[A-Za-z\d.,*_:-]*\blocalhost\b[A-Za-z\d.,*_:-]*|[/.~].*", re.DOTALL
+)
 #: What keys and tokens of services look like.
 _MADE_UP = re.compile(r"[\w.~+/=-]{16,}", re.ASCII)
 
@@ -29,11 +33,21 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
     if (url := values["notify"]["url"]) is not None:
         # Whoever has the address of a hook may use it: all of it is secret.
         yield ("notify", "url"), url
-    for section in ("env", "args"):
-        for name, value in values["engine"][section].items():
-            if is_secret(name, value):
-                yield ("engine", section, name), value
+    for name, value in values["engine"]["args"].items():
+        if is_secret(name, value):
+            yield ("engine", "args", name), value
+    yield from _of_env_sections(values)
     yield from _of_ones_own_code(values)
+
+
+def _of_env_sections(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Yield every value of every section ``env``: the name of a variable does not show whether it is a secret."""
+    sections: list[tuple[Key, dict[str, str]]] = [(("engine", "env"), values["engine"]["env"])]
+    for i, model in enumerate(values["fleet"]["models"]):
+        for j, group in enumerate(model["server_groups"]):
+            sections.append((("fleet", "models", str(i), "server_groups", str(j), "env"), group["env"]))
+    for section, variables in sections:
+        yield from (((*section, name), value) for name, value in variables.items())
 
 
 def _of_ones_own_code(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
@@ -63,8 +77,13 @@ def remember(config: Config) -> None:
     """Have the secrets of a configuration masked in whatever this process shows."""
     for key, value in secrets_of(config.model_dump(mode="json")):
         know_url(str(value))
-        if not _is_address(key):
+        if not _is_address(key) and not (key[-2:-1] == ("env",) and _is_common(key[-1], value)):
             know(str(value))
+
+
+def _is_common(name: str, value: str) -> bool:
+    """Return whether other text may hold the value of a variable by chance: masking it there would hide that text."""
+    return not SECRET_NAME.search(name) and _COMMON.fullmatch(value) is not None
 
 
 def masked(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Configuration: three sources, one sentence per mistake, no secret shown."""
 
+import json
 import re
 import shutil
 import stat
@@ -207,6 +208,50 @@ def test_secrets_that_are_handed_to_ones_own_code_are_masked_and_given_to_childr
     assert (kept["input_key"], kept["eos_token"]) == ("text", "</s>"), "names of columns and marks are no secrets"
     assert load_config(saved, [], secret_environment(config)) == config
     assert redact(f"{key} {token} deep barred, a text") == "*** *** *** ***, a text"
+
+
+def test_all_values_of_env_sections_are_masked_and_given_to_children(tmp_path: Path) -> None:
+    engine = {
+        "SLACK_WEBHOOK": "https://hooks.slack.com/services/T0/B0/hushhush",
+        "BEARER": "letters-without-any-digit",
+        "NETRC": "machine h login me password deep",
+        "COOKIE": "sid=barred0",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+    }
+    fleet = "[{name: m, server_groups: [{num_engines: 1, env: {PLAIN: of-a-group}}]}]"
+    config = load_config(write(tmp_path), [f"engine.env={json.dumps(engine)}", f"fleet.models={fleet}"], {})
+    saved = tmp_path / "resolved.yaml"
+
+    save_resolved(config, saved)
+
+    text = saved.read_text()
+    values = yaml.safe_load(text)
+    assert values["engine"]["env"] == dict.fromkeys(engine, "***")
+    assert values["fleet"]["models"][0]["server_groups"][0]["env"] == {"PLAIN": "***"}
+    assert load_config(saved, [], secret_environment(config)) == config
+    # The kind of logprobs follows a variable whose value the saved file does not show.
+    assert load_config(saved, [], {}).engine.logprob_kind == "original"
+    assert redact("Cookie: sid=barred0, letters-without-any-digit, of-a-group") == "Cookie: ***, ***, ***"
+
+
+def test_a_variable_that_holds_a_common_value_masks_no_other_text(tmp_path: Path) -> None:
+    values = ["true", "localhost", "10.0.0.1", "127.0.0.1,localhost", "/usr/local/cuda/lib64", "flashinfer", "12345678"]
+    load_config(write(tmp_path), [f"engine.env={json.dumps({f'A{i}': one for i, one in enumerate(values)})}"], {})
+
+    for value in values:
+        assert redact(f"at {value}.") == f"at {value}."
+
+
+def test_a_mistake_in_an_env_section_does_not_show_its_values(tmp_path: Path) -> None:
+    for setting in (
+        "engine.env={A: [hush]}",
+        "engine.env=[A=hush]",
+        "engine.env=hush",
+        "engine.env={SGLANG_RETURN_ORIGINAL_LOGPROB: hush}",
+        "fleet.models=[{name: m, server_groups: [{num_engines: 1, env: {A: [hush]}}]}]",
+        "fleet.models=[{name: m, server_groups: [{num_engines: 1, env: hush}]}]",
+    ):
+        assert "hush" not in refused(write(tmp_path), setting)
 
 
 def test_a_mistake_in_a_secret_does_not_show_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError
+from workers.sglang.args import check_arguments
 from workers.sglang.command import build_command, build_environment
 from workers.sglang.engine import SglangEngine
 
@@ -36,6 +37,13 @@ def test_a_server_of_another_environment_does_not_see_our_packages(
 
     assert "PYTHONPATH" not in build_environment(EngineConfig(python=str(other)))
     assert build_environment(EngineConfig(python=sys.executable))["PYTHONPATH"] == "/ours"
+
+
+def test_a_server_is_not_started_with_masked_variables() -> None:
+    config = EngineConfig(env={"BEARER": "***"})
+    with pytest.raises(ConfigError, match=r"engine\.env\.BEARER is masked in this file: give it again"):
+        check_arguments(config)
+    assert "BEARER" not in build_environment(config)
 
 
 def test_T6_a_server_keeps_nothing_that_old_weights_have_seen_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
