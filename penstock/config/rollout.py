@@ -10,7 +10,7 @@ from penstock.config.section import Positive, Seconds, Section
 from penstock.names import MAX_ANSWERS, ROUTED_EXPERTS
 
 #: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
-STREAM_TOKENS = 16
+STREAM_TOKENS = 64
 
 
 class RolloutConfig(Section):

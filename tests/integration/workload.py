@@ -16,7 +16,6 @@ from workers.engine import Segment
 from workers.jobs.generate import generate_sample
 from workers.jobs.valves import Valves
 from workers.sglang.engine import SglangEngine
-from workers.sglang.stream import MARK
 from workers.weights.apply import ApplyReport, Policy, apply_publication
 
 TEMPERATURE = 0.8
@@ -46,7 +45,7 @@ class RecordingEngine(SglangEngine):
             return segment
         spans = answer["meta_info"]["weight_versions"]
         self.truth.setdefault(rid, []).extend(
-            int(span["version"].removesuffix(MARK)) for span in spans for _ in range(span["start"], span["end"])
+            int(span["version"]) for span in spans for _ in range(span["start"], span["end"])
         )
         self.found.setdefault(rid, []).append((sent, answer["meta_info"].get("cached_tokens", 0)))
         return segment

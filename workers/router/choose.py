@@ -17,12 +17,9 @@ from workers.sglang.routed_experts import read_routing
 
 
 def engine_config(config: Config) -> EngineConfig:
-    """The configuration of this worker's engine: one that is looked at while it draws sends each token once.
-
-    Which it may be by its release, too: those that do not report spans are looked at where weights change in place.
-    """
+    """Return the configuration of this worker's engine: where answers are streamed, each token is sent once."""
     engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
-    if not config.worker.stream_interval and config.worker.apply != "in_place":
+    if not config.worker.stream_interval:
         return engine
     return with_switch(engine, TABLE[-1].incremental_streaming_flag)
 

@@ -46,11 +46,6 @@ _LOOK_S = 0.2
 class RoutedEngine(TendedEngines):
     """The servers of ``engine.router`` as one engine. See workers/engine.py; ``start`` starts the router too."""
 
-    @property
-    def _proves_by_stream(self) -> bool:
-        # Controls go to each server, and a mark of one would say nothing of the others.
-        return False
-
     async def start(self, publication: Publication | None = None) -> None:
         """Start the router and wait until servers with the weights of ``publication`` stand behind it.
 

@@ -1,7 +1,7 @@
 """What one engine is asked for over SGLang's HTTP interface: tokens and scores. Its controls are ``controls.py``.
 
-Tried on releases 0.5.17 to 0.5.23. What a request drew is known by the version at its sending, by what was loaded
-meanwhile, and by the marks that a change of weights leaves in its stream.
+Tried on releases 0.5.17 to 0.5.23. Versions of tokens come from the spans that an answer reports, else from the version
+that was loaded when its request was sent.
 """
 
 from pathlib import Path
@@ -28,10 +28,7 @@ from workers.sglang.segment import (
     read_drawn,
     read_scored,
 )
-from workers.sglang.stream import PROVEN, UNHEARD, Answer, check_length, most_tokens, read_events, read_head
-
-#: Tokens of one event where the stream proves versions.
-_PROOF_TOKENS = 4
+from workers.sglang.stream import UNHEARD, Answer, check_length, most_tokens, read_events, read_head
 
 
 class SglangClient(SglangControls):
@@ -113,9 +110,7 @@ class SglangClient(SglangControls):
             alone = self.changes_in_place and not self.info.reports_spans
             body["extra_key"] = f"{self._namespace}.{wire_rid}" if alone else self._namespace
         sent = self.version
-        if heard is None and self._proves_by_stream:
-            heard, interval = _unheard, _PROOF_TOKENS
-        with self.under_way.sent(rid, wire_rid, sent):
+        with self.under_way.sent(rid, wire_rid):
             if heard is None:
                 answer = await self.call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
             else:
@@ -154,7 +149,7 @@ class SglangClient(SglangControls):
         meta = drawn.meta
         self.num_aborted += drawn.reason == FinishReason.ABORT
         provenance = self._provenance(sent, rid)
-        versions, unproven = provenance.versions(meta, len(drawn.ids), answer.get(PROVEN) or [])
+        versions, unproven = provenance.versions(meta, len(drawn.ids))
         if provenance.has_stale_prefix(meta):
             self.num_stale_prefixes += 1
             return _thrown(drawn, STALE_PREFIX)
@@ -237,10 +232,6 @@ class SglangClient(SglangControls):
         proven = sent == self.version == (reported if sent >= 0 else -1)
         experts = None if routing is None else routing.read(meta.get(ROUTED_EXPERTS), len(input_ids), rid)
         return Scores(logprobs, sent if proven else None, experts)
-
-
-def _unheard(_: int, __: list[int], ___: list[float]) -> None:
-    """What is drawn is read at its end."""
 
 
 def _thrown(drawn: Drawn, why: str) -> Segment:

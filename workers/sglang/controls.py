@@ -26,7 +26,6 @@ from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
 from penstock.words import MAX_SAID, writable
 from workers.sglang.http import EngineHttp
-from workers.sglang.marks import Marks
 from workers.sglang.routed_experts import Routing
 from workers.sglang.server_info import ServerInfo
 from workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
@@ -87,7 +86,6 @@ class SglangControls(ABC):
         #: Version that it is loading, or loaded last: what is drawn meanwhile may be of it already.
         self.newest = -1
         self.under_way = UnderWay()
-        self._marks = Marks(lambda: self.prove(config.request_timeout_s), self._rename_weights)
         self._reference: Tensors | None = None
 
     @property
@@ -127,7 +125,6 @@ class SglangControls(ABC):
 
     async def stop(self) -> None:
         """End what was started; requests still running return as aborted or raise EngineDied."""
-        await self._marks.end()
         session = self._detach()
         if session is not None:
             await session.close()
@@ -239,7 +236,6 @@ class SglangControls(ABC):
 
     async def pause(self) -> None:
         """Freeze generation where it stands; KV is kept."""
-        await self._marks.end()
         self.paused = True
         await self.call("POST", "/pause_generation", {"mode": "in_place"})
 
@@ -247,16 +243,6 @@ class SglangControls(ABC):
         """Go on after :meth:`pause`."""
         await self.call("POST", "/continue_generation", {})
         self.paused = False
-        if self.under_way.began_before(self.version) and self._proves_by_stream:
-            await self._marks.begin(self.version)
-
-    async def _rename_weights(self, name: str) -> None:
-        await self.call("POST", "/update_weight_version", {"new_version": name, "abort_all_requests": False})
-
-    @property
-    def _proves_by_stream(self) -> bool:
-        """Whether weights change in place under a server that does not say which of them drew a token."""
-        return self.changes_in_place and not self.info.reports_spans and self.info.answers_in_turn
 
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Give memory back to the GPU: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``.

@@ -177,7 +177,6 @@ class SglangEngine(SglangClient):
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; requests still running raise EngineDied."""
-        await self._marks.end()
         server, faulty_path, session = self._server, self._faulty_path, self._detach()
         self._server = self._faulty_path = None
         try:

@@ -1,4 +1,4 @@
-"""Which weights drew the tokens of one answer, as far as the server and its stream show (T6)."""
+"""Which weights drew the tokens of one answer, as far as the server shows (T6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import EngineDied
 from penstock.words import shown
 from workers.sglang.segment import count_of, spans_of
-from workers.sglang.stream import MARK, number_in
+from workers.sglang.stream import number_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,10 @@ class Provenance:
     #: Tokens behind a weight change that may still be of the old weights.
     window: int
 
-    def versions(
-        self, meta: dict[str, Any], count: int, proven: Sequence[tuple[int, int]]
-    ) -> tuple[list[int], list[bool]]:
-        """[T] version of each token: the reported spans; else the version at the sending, and what is ``proven``; and
-        [T] whether a newer one may have drawn it.
+    def versions(self, meta: dict[str, Any], count: int) -> tuple[list[int], list[bool]]:
+        """Return [T] the version of each token, and [T] whether a newer one may have drawn it.
+
+        The versions are those of the reported spans; without spans, the version at the sending.
 
         Weights only change forward, so the version at the sending is the older one of any that could have drawn a
         token, and the true one wherever the request was answered before the next load (drain, abort).
@@ -39,7 +38,6 @@ class Provenance:
         Args:
             meta: ``meta_info`` of the answer.
             count: T.
-            proven: pairs of a version and the index from which on tokens are proven to be no older.
 
         Raises:
             EngineDied: weights of somebody else drew it.
@@ -49,13 +47,9 @@ class Provenance:
         spans = spans_of(meta, count, self.rid) if self.has_spans else []
         if spans:
             return self._by_spans(spans)
-        known = [self.sent] * count
-        for version, start in proven:
-            self.check(str(version))
-            known[start:] = [version] * max(0, count - start)
         # Nothing is drawn under newer weights than those that the answer's end names.
         newest = (last if last >= 0 else self.newest) if self.in_place else self.sent
-        return known, [version < newest for version in known]
+        return [self.sent] * count, [self.sent < newest] * count
 
     def _by_spans(self, spans: Sequence[tuple[Any, int]]) -> tuple[list[int], list[bool]]:
         versions: list[int] = []
@@ -84,8 +78,7 @@ class Provenance:
 
     def check(self, reported: Any) -> int:
         """The version that a server names, -1 where it names none; EngineDied where it cannot be one of ours."""
-        number = reported.removesuffix(MARK) if isinstance(reported, str) else ""
-        known = number_in(number)
+        known = number_in(reported) if isinstance(reported, str) else None
         version = -1 if known is None else known
         if self.sent >= 0 and reported is not None and not self.sent <= version <= self.newest:
             raise EngineDied(

@@ -30,9 +30,6 @@ class ServerInfo:
     num_ranks: int = 0
     #: Whether it can give memory back while it lives.
     saves_memory: bool = False
-    #: Whether all its answers pass one scheduler and one detokenizer in turn, so that one that was drawn after a change
-    #: of weights shows that what was drawn before has passed.
-    answers_in_turn: bool = False
     #: Tokens behind a weight change that may still be of the old weights (results in flight).
     window: int = 0
 
@@ -60,7 +57,6 @@ def read_info(answer: Mapping[str, Any], reports_spans: bool | None = None) -> S
         num_ranks=(_number(answer, "tp_size") or 1) if plain else 0,
         # A CPU server goes through the motions and frees nothing.
         saves_memory=bool(answer.get("enable_memory_saver")) or answer.get("device") == "cpu",
-        answers_in_turn=plain and all((answer.get(name) or 1) == 1 for name in _LINES),
         window=_window(answer),
     )
 
@@ -71,10 +67,6 @@ def _number(answer: Mapping[str, Any], name: str) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise EngineError(f"the server reports {name} = {shown(value)}, which is not a number.")
     return value
-
-
-#: More than one of these, and answers overtake each other.
-_LINES = ("tokenizer_worker_num", "detokenizer_worker_num")
 
 
 def _window(answer: Mapping[str, Any]) -> int:

@@ -25,18 +25,8 @@ MAX_OVER = 256
 Heard = Callable[[int, list[int], list[float]], None]
 
 
-#: Behind the number of a version in what the server names its weights: tokens of older ones are through.
-MARK = "+"
-#: Key of a whole answer: pairs of a version and the index from which on its tokens are proven to be no older.
-PROVEN = "penstock_proven"
 #: Key of what stands in place of an answer that was lost on its way: what the server drew for it is not known.
 UNHEARD = "penstock_unheard"
-
-
-def marked_version(reported: Any) -> int | None:
-    """The version that a server names, where it has the mark."""
-    number = reported.removesuffix(MARK) if isinstance(reported, str) and reported.endswith(MARK) else ""
-    return number_in(number)
 
 
 def number_in(text: str) -> int | None:
@@ -130,7 +120,6 @@ class Answer:
         self._ids: list[int] = []
         self._entries: list[Any] = []
         self._last: dict[str, Any] = {}
-        self._proven: list[tuple[int, int]] = []
 
     @property
     def is_finished(self) -> bool:
@@ -169,7 +158,6 @@ class Answer:
             self._ids, self._entries = ids, entries
         check_length(max(len(self._ids), len(self._entries)), self._most, self._rid)
         fresh = min(len(self._ids), len(self._entries))
-        self._note_mark()
         try:
             new = [int(token) for token in self._ids[known:fresh]]
             drawn = [int(entry[1]) for entry in self._entries[known:fresh]]
@@ -181,12 +169,6 @@ class Answer:
         if new != drawn:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
         return new, logprobs
-
-    def _note_mark(self) -> None:
-        """A marked version was drawing when the event was made. What comes in the same event may have waited before."""
-        version = marked_version(self.weight_version)
-        if version is not None and version > max((known for known, _ in self._proven), default=-1):
-            self._proven.append((version, max(len(self._ids), len(self._entries))))
 
     def _is_increment(self, ids: list[int]) -> bool:
         """Whether an event holds what is new, by its count of all tokens; where it has none, as the server is known to.
@@ -217,7 +199,6 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """What the server would have answered without a stream."""
         return self._last | {
-            PROVEN: self._proven,
             "output_ids": self._ids,
             "meta_info": self._meta | {"output_token_logprobs": self._entries},
         }

@@ -1,4 +1,4 @@
-"""Requests for tokens on their way: their names, the weights at their sending, and when they were heard of last."""
+"""Track requests for tokens: their names, and when each was heard of last."""
 
 import itertools
 import secrets
@@ -13,8 +13,8 @@ class UnderWay:
     def __init__(self) -> None:
         self._serial = itertools.count()
         self._client = secrets.token_hex(4)
-        #: rid -> its requests -> version at the sending of each.
-        self._live: dict[str, dict[str, int]] = {}
+        #: rid -> its requests, in the order of their sending.
+        self._live: dict[str, dict[str, None]] = {}
         #: Request -> when (monotonic) it was sent, or tokens of it were heard last.
         self._heard: dict[str, float] = {}
 
@@ -31,14 +31,10 @@ class UnderWay:
         return f"{rid}:{self._client}.{next(self._serial)};"
 
     @contextmanager
-    def sent(self, rid: str, wire_rid: str, version: int) -> Iterator[None]:
-        """A request is on its way inside the ``with``.
-
-        Args:
-            version: of the weights at its sending.
-        """
+    def sent(self, rid: str, wire_rid: str) -> Iterator[None]:
+        """Track a request inside the ``with``."""
         live = self._live.setdefault(rid, {})
-        live[wire_rid] = version
+        live[wire_rid] = None
         self.hear(wire_rid)
         try:
             yield
@@ -61,7 +57,3 @@ class UnderWay:
         now = time.monotonic()
         late = [(wire_rid.rpartition(":")[0], now - at) for wire_rid, at in self._heard.items() if now - at >= limit_s]
         return sorted(late, key=lambda one: -one[1])
-
-    def began_before(self, version: int) -> bool:
-        """Was any of them sent under older weights?"""
-        return any(sent < version for live in self._live.values() for sent in live.values())

@@ -12,8 +12,7 @@ from workers.engine import Drafts, Segment
 from workers.sglang.engine import SglangEngine
 from workers.sglang.seeds import sample_seed
 from workers.sglang.segment import STALE_PREFIX, read_drawn
-from workers.sglang.server_info import ServerInfo, read_info
-from workers.sglang.stream import PROVEN
+from workers.sglang.server_info import ServerInfo
 
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> SglangEngine:
@@ -126,6 +125,23 @@ async def test_where_spans_are_not_told_no_request_finds_KV_of_another_if_weight
     assert len({keys[0], keys[4], keys[5]}) == 3
 
 
+async def test_in_place_without_spans_asks_for_complete_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of a few tokens each keep the server's tokenizer process busy and limit the rate."""
+    client, bodies = engine(reports_spans=False), []
+
+    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+        bodies.append(body)
+        return answer([1])
+
+    async def stream(body: dict[str, Any], *_: Any) -> Any:
+        return await call("POST", "/generate", body, 0)
+
+    monkeypatch.setattr(client, "call", call)
+    monkeypatch.setattr(client, "_stream", stream)
+    assert (await client.generate([5], {"max_new_tokens": 3072}, rid="a")).versions == [3]
+    assert ["stream" in body or "stream_interval" in body["sampling_params"] for body in bodies] == [False]
+
+
 async def test_no_two_clients_of_a_server_ever_name_a_request_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang aborts what runs under the name of a stream two seconds after its end: a request of a later client too."""
     names = []
@@ -219,21 +235,3 @@ def test_an_abort_before_the_first_token_is_an_empty_segment() -> None:
 def test_an_answer_that_ended_for_an_unknown_reason_is_one_that_was_cut_short() -> None:
     drawn = read_drawn(answer([1, 2], finish_reason={"type": "content_filter"}), "a/0/0/0")
     assert (drawn.ids, drawn.reason) == ([1, 2], "length")
-
-
-def test_T6_without_spans_the_proven_versions_count_and_no_others() -> None:
-    client = engine(version=5, newest=5, reports_spans=False)
-    given = answer([1, 2, 3, 4, 5], weight_version="5+") | {PROVEN: [(4, 2), (5, 4)]}
-    segment = client.segment_of(given, 3, "r")
-    assert segment.versions == [3, 3, 4, 4, 5]
-    assert segment.unproven == [True, True, True, True, False], "version 5 may have drawn all but what it did"
-    with pytest.raises(EngineDied, match="was restarted or loaded by someone else"):
-        client.segment_of(given, 6, "r")
-
-
-@pytest.mark.parametrize(
-    ("told", "in_turn"),
-    [({}, True), ({"tokenizer_worker_num": 2}, False), ({"dp_size": 2}, False), ({"detokenizer_worker_num": 4}, False)],
-)
-def test_a_stream_proves_nothing_where_answers_may_overtake_each_other(told: dict[str, Any], in_turn: bool) -> None:
-    assert read_info({"version": "0.5.17"} | told).answers_in_turn == in_turn

@@ -15,7 +15,7 @@ from tests.unit.workers.jobs.test_generate import EOS, JOB, Letters, ScriptedEng
 from workers.engine import Segment
 from workers.jobs.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
 from workers.sglang.command import with_switch
-from workers.sglang.stream import MAX_EVENT_BYTES, PROVEN, Answer, marked_version, read_events
+from workers.sglang.stream import MAX_EVENT_BYTES, Answer, read_events
 
 
 class Body:
@@ -229,21 +229,3 @@ def test_a_spawned_server_streams_each_token_once_unless_told_otherwise() -> Non
     own = EngineConfig(args={"incremental_streaming_output": False})
     assert with_switch(own, flag) is own
     assert with_switch(EngineConfig(url="http://127.0.0.1:1"), flag).args == {}
-
-
-@pytest.mark.parametrize("incremental", [True, False])
-def test_T6_only_what_comes_behind_a_marked_event_is_proven_new(incremental: bool) -> None:
-    """Tokens of a marked event may have waited before the mark; an unmarked number proves nothing at all."""
-    answer = Answer("a/0/0/0", incremental=incremental)
-    told: list[int] = []
-    for name, new in (("1", [4]), ("2", [5, 6]), ("2+", [7, 8]), ("2+", [9]), ("3", [10]), ("3+", []), ("3+", [11])):
-        told += new
-        one = event(new if incremental else list(told))
-        one["meta_info"]["weight_version"] = name
-        answer.add(one)
-    assert answer.whole()[PROVEN] == [(2, 5), (3, 7)]
-
-
-@pytest.mark.parametrize(("named", "version"), [("7+", 7), ("7", None), ("default", None), ("x+", None), (None, None)])
-def test_a_mark_is_a_number_with_a_plus(named: Any, version: int | None) -> None:
-    assert marked_version(named) == version
