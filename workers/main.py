@@ -2,7 +2,7 @@
 
 | task | waits for | unblocked by |
 |---|---|---|
-| intake | a free slot, a job its engine may start | a sample that ends; the list `wake` (see jobs/intake.py) |
+| intake | a free slot, a job its engine may start | a sample that ends; loaded weights; `wake` (see jobs/intake.py) |
 | jobs | slot, engine, reward, Redis | see jobs/held_job.py |
 | heartbeat | time | - (see jobs/heartbeat.py: a thread renews the leases) |
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |

@@ -147,6 +147,8 @@ class Services:
     proven: str = ""
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
     room: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set whenever weights were loaded or the engine is back: it may start jobs that it could not start before (T12).
+    may_start_more: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
     #: What its jobs have asked of others and not heard of.
     open_calls: OpenCalls = field(default_factory=OpenCalls)
@@ -226,3 +228,4 @@ class Services:
         """Let requests through again."""
         self.engine_lost.clear()
         self._shut.close()
+        self.may_start_more.set()

@@ -1,4 +1,7 @@
-"""What a worker leases, and when: as much as its slots, its engine and the lanes allow, else asleep on ``wake``."""
+"""Lease jobs for a worker: as many as its slots, its engine and the lanes allow; else sleep.
+
+The list ``wake``, a free slot, and weights that were loaded end the sleep.
+"""
 
 import asyncio
 import logging
@@ -56,13 +59,16 @@ class Intake:
 
     async def run(self) -> None:
         """Lease as much as fits, sleep on ``wake`` when there is nothing; returns when the worker drains."""
-        control, waiting = self._services.control, self._waiting
+        services, waiting = self._services, self._waiting
+        control = services.control
         losses = control.losses
         stop = asyncio.create_task(self._draining.wait())
         while not self._draining.is_set():
             if losses != control.losses:
                 losses = control.losses
                 await self.sweep_own()
+            # Before the lease: it may name a version that is not the newest any more when it returns.
+            services.may_start_more.clear()
             try:
                 took = await self._lease()
             except QueueFull as exc:
@@ -99,12 +105,14 @@ class Intake:
             )
         else:
             look = asyncio.create_task(services.room.wait(), name="room")
+        more = asyncio.create_task(services.may_start_more.wait(), name="may start more")
         # Not WAKE_S again: a read that is cancelled costs its connection.
         timeout = None if look.get_name() == "wake" else LOOK_S
-        await asyncio.wait({look, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({look, more, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         look.cancel()
+        more.cancel()
         # One that died of a defect takes the process down.
-        await asyncio.wait({look})
+        await asyncio.wait({look, more})
         if not look.cancelled():
             look.result()
 

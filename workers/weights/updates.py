@@ -181,12 +181,14 @@ class Updates:
         aside = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
         self._choice.aside = aside
         newest, staleness = self.newest, services.config.staleness
-        services.stands_in_for = -1
+        before, services.stands_in_for = services.stands_in_for, -1
         if newest is None or newest.id not in aside:
             return
         lag = newest.version - services.engine.version
         if staleness.mode is Mode.ASYNC and services.engine.version >= 0 and 0 < lag <= staleness.bound:
             services.stands_in_for = newest.version
+            if before != newest.version:
+                services.may_start_more.set()
         why = f"engines died on it and finished nothing, the last one so: {shorten(aside[newest.id])}"
         self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
         self._waiting.for_(f"version {newest.version} of {newest.model} to be announced again: {why}")
@@ -333,6 +335,7 @@ class Updates:
         else:
             if weights_back and chosen is not None and here is not None:
                 await self._note_loaded(chosen, here)
+            services.may_start_more.set()
             services.show.set()
 
     async def _apply(self, newest: Publication) -> ApplyReport | None:
@@ -364,6 +367,7 @@ class Updates:
         if self.newest is not None and publication.id == self.newest.id:
             self.cannot_load = ""
             self._waiting.end()
+        self._services.may_start_more.set()
         await self.transfers.learn(here)
         self._services.show.set()
 
