@@ -100,3 +100,26 @@ def publication_of(folder: Path, version: int, rev: int = 0) -> Publication:
         checksums=checksums,
         rev=rev,
     )
+
+
+def indexed_publication_of(folder: Path, version: int) -> Publication:
+    """The announcement of a model folder as trainers make it: the index, which is written into the folder, says all."""
+    from safetensors import safe_open
+
+    from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
+
+    files = [path for path in sorted(folder.iterdir()) if path.name != INDEX_FILE]
+    with safe_open(folder / "model.safetensors", framework="np") as weights:
+        slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+        entries = [
+            TensorEntry(name, _TORCH[part.get_dtype()], tuple(part.get_shape()), 0, "model.safetensors")
+            for name, part in slices.items()
+        ]
+    index = index_bytes(
+        entries, {path.name: file_xxh3(path) for path in files}, {path.name: path.stat().st_size for path in files}
+    )
+    (folder / INDEX_FILE).write_bytes(index)
+    return Publication("policy", version, "disk", str(folder), index=digest(index))
+
+
+_TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

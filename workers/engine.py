@@ -263,6 +263,16 @@ class Engine(Protocol):
             EngineDied: it died of it, or did not answer within ``load_timeout_s``.
         """
 
+    async def adopt(self, publication: Publication) -> None:
+        """Take the number of a publication whose weights are those that are loaded. Blocks for two round trips.
+
+        Requests continue, and find the prefixes that were cached before.
+
+        Raises:
+            EngineDied: it was lost, or has other weights than were loaded.
+            EngineError: it cannot; it keeps the number that it has.
+        """
+
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
         """Draw tokens that belong to no sample, to see that it serves. Blocks for them; raises as :meth:`generate`."""
 

@@ -246,7 +246,7 @@ class Publisher:
             control=self._control,
             waiting=self._waiting,
         )
-        transfer.await_workers((lambda: self._ready(after, publication)) if after else self._expected)
+        transfer.await_workers(lambda: self._ready(after, publication) if after else self._expected(publication))
         waited, failure = time.monotonic(), ""
         if transfer.workers:
             failure = deliver(self.sender, transfer)
@@ -264,10 +264,15 @@ class Publisher:
         """Raises ProtocolError where one cannot be read: it may hold any version."""
         return control.do(lambda client: live_workers(client, self._keys, all_=True))
 
-    def _expected(self) -> set[str]:
-        """Workers that will be ready soon: their engines serve, and can take weights this way."""
+    def _expected(self, new: Publication) -> set[str]:
+        """Return the workers that will be ready soon: their engines serve, can take weights this way, and lack them.
+
+        An engine that has the weights of ``new`` already takes its number without a transfer.
+        """
         workers = self._control.do(lambda client: live_workers(client, self._keys))
-        return {one.name for one in workers if one.state == WorkerState.SERVING and one.ranks}
+        return {
+            one.name for one in workers if one.state == WorkerState.SERVING and one.ranks and one.version < new.version
+        }
 
     def _ready(self, version: int, new: Publication) -> set[str]:
         """Workers that can take new weights now: they know their layout, and have ``version`` or wait for its folder.

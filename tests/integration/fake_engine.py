@@ -82,6 +82,8 @@ class FakeEngine:
         self.read: Callable[[str], str] | None = None
         #: The same, told under which version.
         self.read_as: Callable[[str, str], str] | None = None
+        #: How it fails to take another version for its weights: '' (it does not), 'refuses' or 'dies' (once).
+        self.fails_rename = ""
         #: It dies once in a load from a folder whose name begins so; '': in none.
         self.dies_loading = ""
         #: Bodies of updates by checkpoint-engine, and what takes the weights at its sockets: '' or what went wrong.
@@ -140,6 +142,7 @@ class FakeEngine:
                 web.post("/weights_checker", self._check_weights),
                 web.get("/metrics", self._metrics),
                 web.post("/update_weights_from_disk", self._load),
+                web.post("/update_weight_version", self._rename),
                 web.post("/update_weights_from_ipc", self._load_handles),
                 web.post("/update_weights_from_tensor", self._load),
             ]
@@ -224,6 +227,17 @@ class FakeEngine:
             return web.json_response({"success": False, "message": failure}, status=400)
         self.version = body["weight_version"]
         self.loads.append(self.version)
+        return web.json_response({"success": True})
+
+    async def _rename(self, request: web.Request) -> web.Response:
+        fails, self.fails_rename = self.fails_rename, ""
+        if fails == "dies":
+            self.die()
+            assert request.transport is not None
+            request.transport.abort()
+        if fails:
+            return web.json_response({"success": False, "message": "not now"}, status=500)
+        self.version = str((await request.json())["new_version"])
         return web.json_response({"success": True})
 
     async def _load_handles(self, request: web.Request) -> web.Response:

@@ -4,7 +4,9 @@ The truth is tried on real SGLang servers, the failures on fakes that can be tol
 """
 
 import asyncio
+import dataclasses
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -47,6 +49,7 @@ from tests.integration.worker_play import (
     until,
     working,
 )
+from tests.tiny_model import indexed_publication_of
 from workers.jobs.partial import partial_from_bytes
 from workers.router.engine import RoutedEngine
 from workers.router.members import write_members
@@ -293,6 +296,46 @@ async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
         publish(client, keys, publications[4])
         await until(lambda: "wrong shape" in presence(client, keys)["why"])
         assert worker.services.engine.version == 3
+    play.assert_conserved(client, keys)
+
+
+async def test_engines_behind_a_router_take_the_number_of_a_version_whose_weights_they_have(
+    client: redis.Redis,
+    keys: Keys,
+    publications: list[Publication],
+    fakes: list[FakeEngine],
+    routed: Make,
+    tmp_path: Path,
+) -> None:
+    one, two = fakes
+    shutil.copytree(publications[2].path, tmp_path / "v2")
+    second = indexed_publication_of(tmp_path / "v2", 2)
+    publish(client, keys, second)
+    drain = {"apply": "drain"}
+    async with tended(client, keys), working(routed(one.url, two.url, worker=drain)) as worker:
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2)
+        jobs = await hold_at_both(client, keys, fakes)
+        publish(client, keys, dataclasses.replace(second, version=3))
+        await until(lambda: presence(client, keys)["version"] == 3)
+        assert (one.version, two.version, one.loads, two.loads) == ("3", "3", ["2"], ["2"])
+        assert [fake.num_running for fake in fakes] == [4, 4]
+
+        # One that cannot is taken out before anything is sent under that number, and comes back with the weights.
+        two.fails_rename = "refuses"
+        publish(client, keys, dataclasses.replace(second, version=4))
+        await until(lambda: presence(client, keys)["version"] == 4)
+        one.open.set()
+        two.open.set()
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2)
+        assert (one.version, two.version, one.loads, two.loads) == ("4", "4", ["2"], ["2", "4"])
+
+        # One that has weights of somebody else is found out.
+        two.version = "7"
+        publish(client, keys, dataclasses.replace(second, version=5))
+        await until(lambda: worker.services.engine.version == 5)
+        await until(lambda: two.loads == ["2", "4", "5"])
+        await until(all_in(client, keys, jobs, "ready"))
+        assert worker.services.tally.engine_restarts == 0
     play.assert_conserved(client, keys)
 
 

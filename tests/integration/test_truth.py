@@ -6,6 +6,7 @@ a version boundary that is one token off cannot hide in that.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from operator import le
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,43 @@ async def test_T6_in_place_without_spans_never_claims_a_newer_version(
         # A token counts as proven only where no newer weights could have drawn it.
         newer = sum(true > claimed for claimed, true in zip(recorded, truth, strict=True))
         assert sample.num_unproven >= newer
+
+
+@pytest.mark.parametrize("reports_spans", [True, False])
+async def test_T6_answers_go_on_under_a_version_of_the_same_weights(
+    make_engine: MakeEngine,
+    tokenizer: Any,
+    publications: list[Publication],
+    oracle_models: dict[int, Any],
+    reports_spans: bool,
+) -> None:
+    """Versions 1 and 2 are the same weights: no request is frozen or aborted, and prefixes of both are shared."""
+    engine, valves = await make_engine(reports_spans), Valves()
+    engine.changes_in_place = False  # the policy may be drain or abort
+    models = {1: oracle_models[1], 2: oracle_models[1]}
+
+    async def make(number: int) -> list[Sample]:
+        tasks = [
+            asyncio.create_task(generate_sample(engine, valves, one, 0, tokenizer=tokenizer, rollout=ROLLOUT))
+            for one in jobs(number)
+        ]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not number:
+            await engine.adopt(replace(publications[1], version=2))
+            assert engine.num_running, "it waited for nobody"
+        return await asyncio.gather(*tasks)
+
+    first, again = await make(0), await make(1)
+
+    assert (await engine.call("GET", "/model_info"))["weight_version"] == "2"
+    assert_well_formed(first + again)
+    assert all(sample.num_aborts == 0 for sample in first + again)
+    assert {frozenset(versions_of(sample)) for sample in again} == {frozenset({2})}
+    spanning = [sample for sample in first if versions_of(sample) == {1, 2}]
+    assert bool(spanning) == reports_spans
+    assert all(sent == 2 and cached for sample in again for sent, cached in engine.found[sample.id])
+    for sample in first + again:
+        assert oracle.gap(sample, oracle.recompute(models, sample, sample.versions, TEMPERATURE)) < TOLERANCE
 
 
 class Quiz:

@@ -164,6 +164,28 @@ class RoutedEngine(TendedEngines):
                 await self._lose(member, f"did not load version {publication.version}: {failure}")
             return max(result for result in results if isinstance(result, float))
 
+    async def adopt(self, publication: Publication) -> None:
+        """As :meth:`SglangControls.adopt`, in every serving server; one that fails is taken out before any request
+        is sent under the new number.
+
+        Raises:
+            EngineDied: no server is left that has these weights.
+        """
+        async with self._change:
+            members = self._serving()
+            self._note_same(publication.version)
+            results = await asyncio.gather(*(one.engine.adopt(publication) for one in members), return_exceptions=True)
+            failed = [(one, r) for one, r in zip(members, results, strict=True) if isinstance(r, BaseException)]
+            for _, failure in failed:
+                if not isinstance(failure, EngineError):
+                    raise failure
+            if len(failed) == len(members):
+                raise EngineDied(f"no engine took version {publication.version}: {[str(f) for _, f in failed]}")
+            self._publication = publication
+            for member, failure in failed:
+                await self._lose(member, f"did not take version {publication.version}: {failure}")
+            self.version, self.rev, self.abandoned = publication.version, publication.rev, publication.abandoned
+
     # -- requests
 
     async def call(

@@ -187,7 +187,9 @@ class SglangClient(SglangControls):
 
     def _provenance(self, sent: int, rid: str) -> Provenance:
         info = self.info
-        return Provenance(rid, sent, self.newest, info.reports_spans, self.changes_in_place, info.window)
+        return Provenance(
+            rid, sent, self.newest, info.reports_spans, self.changes_in_place, info.window, tuple(self._same)
+        )
 
     async def abort(self, rid: str) -> None:
         """Ask for the end of the requests named ``rid``; they return with what they have. Returns at once."""

@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
-from penstock.words import MAX_SAID, writable
+from penstock.words import MAX_SAID, shown, writable
 from workers.sglang.http import EngineHttp
 from workers.sglang.routed_experts import Routing
 from workers.sglang.server_info import ServerInfo
@@ -32,6 +33,9 @@ from workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
 from workers.sglang.under_way import UnderWay
 from workers.weights.folders import FolderToCome
 from workers.weights.verify import verify_publication
+
+#: Most ranges of versions with the same weights that are remembered.
+MAX_SAME = 64
 
 
 class SglangControls(ABC):
@@ -85,6 +89,8 @@ class SglangControls(ABC):
         self._namespace = ""
         #: Version that it is loading, or loaded last: what is drawn meanwhile may be of it already.
         self.newest = -1
+        #: Ranges (first, last) of versions with the same weights, oldest first.
+        self._same: deque[tuple[int, int]] = deque(maxlen=MAX_SAME)
         self.under_way = UnderWay()
         self._reference: Tensors | None = None
 
@@ -233,6 +239,36 @@ class SglangControls(ABC):
             "flush_cache": False,
         }
         return await self.post("/update_weights_from_disk", body, timeout_s=self.config.load_timeout_s)
+
+    async def adopt(self, publication: Publication) -> None:
+        """Take the number of a publication whose weights are those that are loaded; see workers/engine.py."""
+        await self._check_weight_version()
+        self._note_same(publication.version)
+        await self._rename_weights(publication.version)
+        self.version, self.rev, self.abandoned = publication.version, publication.rev, publication.abandoned
+
+    def _note_same(self, version: int) -> None:
+        """Note that ``version``, which the server is about to report, has the weights that are loaded."""
+        self.newest = version
+        joins = bool(self._same) and self._same[-1][1] == self.version
+        earliest = self._same.pop()[0] if joins else self.version
+        self._same.append((earliest, version))
+
+    async def _check_weight_version(self) -> None:
+        """Raise EngineDied if the server reports other weights than were loaded, EngineError if it reports none."""
+        info = await self.call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
+        reported = info.get("weight_version") if isinstance(info, dict) else None
+        if reported is None:
+            raise EngineError(f"engine {self.name} does not report the version of its weights.")
+        if reported != str(self.version):
+            raise EngineDied(
+                f"engine {self.name} has weights {shown(reported)} where {self.version} was loaded: it was restarted "
+                "or loaded by someone else; load the current publication."
+            )
+
+    async def _rename_weights(self, version: int) -> None:
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self.call("POST", "/update_weight_version", body, self.config.health_timeout_s)
 
     async def pause(self) -> None:
         """Freeze generation where it stands; KV is kept."""

@@ -26,6 +26,8 @@ class Provenance:
     in_place: bool
     #: Tokens behind a weight change that may still be of the old weights.
     window: int
+    #: Ranges (first, last) of versions with the same weights.
+    same: Sequence[tuple[int, int]] = ()
 
     def versions(self, meta: dict[str, Any], count: int) -> tuple[list[int], list[bool]]:
         """Return [T] the version of each token, and [T] whether a newer one may have drawn it.
@@ -74,7 +76,9 @@ class Provenance:
             return False
         first = spans[0]["version"]
         version = number_in(first) if isinstance(first, str) else None
-        return version is not None and version > self.sent
+        if version is None or version <= self.sent:
+            return False
+        return not any(earliest <= self.sent and version <= last for earliest, last in self.same)
 
     def check(self, reported: Any) -> int:
         """The version that a server names, -1 where it names none; EngineDied where it cannot be one of ours."""

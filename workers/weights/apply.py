@@ -9,6 +9,9 @@
 Whatever the policy, the publication is verified before the engine is touched, and no request leaves this client while
 the weights load. The prefix cache is not flushed: that takes longer than a load, ends a server that is not idle, and
 gains nothing, because each load has a namespace of its own in it.
+
+A publication of the weights that the engine has already (a tick, the first one of a restored trainer) is not loaded:
+the engine takes its number while requests run (``adoption.py``).
 """
 
 import asyncio
@@ -165,3 +168,15 @@ async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise
+
+
+async def unless_lost(engine_lost: asyncio.Event, change: Coroutine[Any, Any, T]) -> T | None:
+    """Wait for a change of an engine; None: it was lost before the end, and the change was cancelled."""
+    lost, applying = asyncio.create_task(engine_lost.wait()), asyncio.create_task(change)
+    try:
+        await asyncio.wait({applying, lost}, return_when=asyncio.FIRST_COMPLETED)
+        return applying.result() if applying.done() else None
+    finally:
+        lost.cancel()
+        applying.cancel()
+        await asyncio.gather(applying, lost, return_exceptions=True)

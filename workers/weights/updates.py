@@ -16,7 +16,8 @@ from penstock.redis.control import AsyncControl
 from penstock.words import MAX_SAID, writable
 from workers.health import shorten
 from workers.services import Services
-from workers.weights.apply import ApplyReport, Policy, apply_publication
+from workers.weights.adoption import Adoption
+from workers.weights.apply import ApplyReport, Policy, apply_publication, unless_lost
 from workers.weights.choice import Choice
 from workers.weights.costs import count_update
 from workers.weights.ends import Ends
@@ -79,6 +80,7 @@ class Updates:
             self.look,
             fetch=self.here.copy_of if services.config.serving.enabled else None,
         )
+        self._adoption = Adoption(services, self.folders)
         self._ends = Ends(services, waiting, self.folders)
         self._choice = Choice(services, reader, self.folders, self._ends, waiting)
         #: Newest publication that was announced.
@@ -278,6 +280,8 @@ class Updates:
             else:
                 return
         whole = whole or await self._choice.in_time(newest)
+        if await self._adopt(whole):
+            return
         try:
             if whole.id != newest.id:
                 await self._hold(whole)
@@ -288,6 +292,21 @@ class Updates:
             if whole.id == newest.id:
                 raise
             await self._choice.passed.after(whole, exc)
+
+    async def _adopt(self, publication: Publication) -> bool:
+        """Take the number of a publication whose weights the engine has; False: it is to be loaded.
+
+        True too if the engine was lost meanwhile, or another publication is to be loaded first. Raises EngineDied.
+        """
+        if not await self._adoption.is_due(publication, self.loaded):
+            return False
+        if not await self._ends.wait(publication, self._choice.out):
+            return True
+        here = self._adoption.with_folder(publication)
+        adopted = await unless_lost(self._services.engine_lost, self._adoption.take(here, self.loaded))
+        if adopted:
+            await self._note_loaded(publication, here)
+        return adopted is not False
 
     async def _loaded_by(self, report: ApplyReport | None, publication: Publication, here: Publication) -> None:
         if report is None:
@@ -340,17 +359,9 @@ class Updates:
 
     async def _apply(self, newest: Publication) -> ApplyReport | None:
         """Apply, but for an engine that is lost meanwhile: its successor has weights of its own. None then."""
-        lost = asyncio.create_task(self._services.engine_lost.wait())
-        applying = asyncio.create_task(
-            apply_publication(self._services.engine, self._services.valves, newest, self.policy, self.transfers)
-        )
-        try:
-            await asyncio.wait({applying, lost}, return_when=asyncio.FIRST_COMPLETED)
-            return applying.result() if applying.done() else None
-        finally:
-            lost.cancel()
-            applying.cancel()
-            await asyncio.gather(applying, lost, return_exceptions=True)
+        services = self._services
+        change = apply_publication(services.engine, services.valves, newest, self.policy, self.transfers)
+        return await unless_lost(services.engine_lost, change)
 
     async def _hold(self, publication: Publication) -> None:
         """Have the folder of what is to be loaded kept, and that of what is loaded: the engine may have to go back."""
@@ -363,6 +374,7 @@ class Updates:
     async def _note_loaded(self, publication: Publication, here: Publication) -> None:
         """The engine has a publication; ``here``: with its folder on this machine."""
         self.loaded, self._later = publication, None
+        self._adoption.note_loaded(publication, here)
         self._choice.passed.clear()
         if self.newest is not None and publication.id == self.newest.id:
             self.cannot_load = ""

@@ -100,6 +100,7 @@ class LawEngine(FakeEngine):
         self._count = max(1, round(pace * STEP_S))
         self._rng = random.Random(seed)
         self._seed = law.UNTRAINED
+        self._weights: Any = None
         self._requests: dict[str, Request] = {}
         self._drawn = DrawnCount(recorder.folder, recorder.who)
         self._may_draw = asyncio.Event()
@@ -134,7 +135,14 @@ class LawEngine(FakeEngine):
         if version.isdigit():
             facts = {"model": self._model, "version": int(version), "law": seed.hex(), "weights": weights}
             await asyncio.to_thread(self._recorder.note, "load", facts)
-        self._seed, self.version = seed, version
+        self._seed, self.version, self._weights = seed, version, weights
+        return web.json_response({"success": True})
+
+    async def _rename(self, request: web.Request) -> web.Response:
+        version = str((await request.json())["new_version"])
+        facts = {"model": self._model, "version": int(version), "law": self._seed.hex(), "weights": self._weights}
+        await asyncio.to_thread(self._recorder.note, "load", facts)
+        self.version = version
         return web.json_response({"success": True})
 
     async def _abort(self, request: web.Request) -> web.Response:

@@ -10,6 +10,8 @@ from consumers.weights.transfer import Transfer
 from consumers.weights.transports.sender import Sender
 from penstock.config import Config, TrainerConfig
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import WorkerPresence, WorkerState
+from penstock.protocol.records.publication import Publication
 
 
 def test_a_sender_sets_its_process_up_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +50,14 @@ def test_a_sender_that_cannot_end_keeps_nobody_from_it() -> None:
     made = publisher.Publisher.__new__(publisher.Publisher)
     made.sender = Stuck(TrainerConfig())
     made.close()
+
+
+def test_a_worker_that_has_the_weights_already_is_not_waited_for_by_the_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine takes the number of the version without a transfer, so it never enrolls."""
+    shown = [
+        WorkerPresence(name=f"w.{version}", version=version, state=WorkerState.SERVING, ranks=1) for version in (2, 3)
+    ]
+    monkeypatch.setattr(publisher, "live_workers", lambda client, keys: shown)
+    made: Any = publisher.Publisher.__new__(publisher.Publisher)
+    made._control, made._keys = SimpleNamespace(do=lambda work: work(None)), Keys("x")
+    assert made._expected(Publication("policy", 3, "nccl", "/v3")) == {"w.2"}

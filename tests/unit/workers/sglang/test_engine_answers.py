@@ -106,6 +106,20 @@ def test_an_answer_that_began_on_prefix_KV_of_older_weights_is_thrown_away_to_be
     assert read(answer([1, 2], [("3", 0, 2)]), sent=3).output_ids == [1, 2], "it was sent after the change"
 
 
+def test_prefix_KV_of_an_older_version_with_the_same_weights_is_not_stale() -> None:
+    waited = answer([1, 2], [("4", 0, 2)])
+    client = engine(version=2, newest=2)
+    for version in (3, 4):
+        client._note_same(version)
+        client.version = version
+    assert client.segment_of(waited, 2, "r").output_ids == [1, 2]
+    client.version = client.newest = 5
+    client._note_same(6)
+    later = answer([1, 2], [("6", 0, 2)])
+    assert client.segment_of(later, 5, "r").output_ids == [1, 2]
+    assert client.segment_of(later, 4, "r").message == STALE_PREFIX, "other weights were loaded between"
+
+
 async def test_where_spans_are_not_told_no_request_finds_KV_of_another_if_weights_may_change_under_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
