@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tests.chaos.recording.account import Account
-from tests.chaos.recording.doubts import doubted, within
+from tests.chaos.recording.doubts import doubted, known_at, within
 from tests.chaos.recording.history import History, Operation
 
 #: Log-probability with which a version draws a token of a sample: (version, all its tokens, position).
@@ -31,6 +31,7 @@ class Evidence:
     """A history and the account at its end. Each look-up is made in one pass, when it is first wanted."""
 
     def __init__(self, history: History, account: Account, law: Law | None = None) -> None:
+        history = known_at(history, account.read_at)
         #: When (ns) what a fault may have lost was acknowledged, by where it stands.
         self.told_at: dict[str, int] = {}
         if account.forgotten:

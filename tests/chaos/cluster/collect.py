@@ -1,6 +1,7 @@
 """The account of a run that is at rest: what Redis and the payload servers hold, and what the run says that it lost."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,7 @@ def collect(cluster: "Cluster") -> Account:
     """Read the account of a run whose parts are all up and at rest, and leave it beside its histories. Blocks."""
     client, keys = cluster.client(), cluster.keys
     assert cluster.watch is not None
+    began = time.monotonic_ns()
     account = Account(
         jobs=dict(_jobs(client, keys.prefix)),
         done=list(_done(client, keys.prefix)),
@@ -52,6 +54,7 @@ def collect(cluster: "Cluster") -> Account:
         forgotten=list(forgotten(cluster)),
         lost_servers=list(lost_servers(cluster)),
     )
+    account.read_at = (began, time.monotonic_ns())
     (cluster.history / "account.json").write_bytes(orjson.dumps(asdict(account)))
     return account
 

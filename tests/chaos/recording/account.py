@@ -24,6 +24,8 @@ class Reported:
 class Account:
     """What is there at the end."""
 
+    #: From when to when (ns of ``mono``) it was read; (): not known, and every record counts.
+    read_at: tuple[int, ...] = ()
     #: Live job -> state, lane, worker (of a leased one), samples: k -> token of the lease that committed it.
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: Jobs whose end is noted: retired, dropped, cancelled.
@@ -71,4 +73,5 @@ def from_json(value: dict[str, Any]) -> Account:
     forgotten = [(first, last) for first, last in value.get("forgotten", ())]
     rows = value.get("rows")
     rows = rows if rows is None else [(job, k, fate) for job, k, fate in rows]
-    return Account(**value | {"reported": reported, "forgotten": forgotten, "rows": rows})
+    read_at = tuple(value.get("read_at", ()))
+    return Account(**value | {"reported": reported, "forgotten": forgotten, "rows": rows, "read_at": read_at})

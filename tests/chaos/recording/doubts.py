@@ -40,6 +40,22 @@ def within(spans: Spans) -> Callable[[Operation], bool]:
     return is_within
 
 
+def known_at(history: History, read_at: Sequence[int]) -> History:
+    """Return the part of a history that an account can contain, which was read from ``read_at[0]`` to ``read_at[1]``.
+
+    Operations that began after the reading are left out: a part may still act then, such as a trainer that takes long
+    to restart. What Redis acknowledged during the reading, or after it, has the outcome unknown.
+    """
+    if not read_at:
+        return history
+    first, last = read_at
+    return History(
+        _doubt(one) if one.op in BY_REDIS and one.ended is not None and one.ended >= first else one
+        for one in history.all()
+        if one.began <= last
+    )
+
+
 def begun_in(operations: Iterable[Operation], spans: Spans) -> list[Operation]:
     """Those that may have happened in one of these spans: told so, or never told at all and begun before its end."""
     return [one for one in operations if one.may_have_happened and any(_may_be_in(one, *span) for span in spans)]

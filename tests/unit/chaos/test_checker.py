@@ -103,6 +103,26 @@ def test_no_more_may_be_reported_than_a_fault_can_have_lost() -> None:
     assert checker.check(mutant.play.history(), mutant.account, law).broken == ["misreported"]
 
 
+def test_a_version_published_after_the_account_was_read_is_not_lost() -> None:
+    """A trainer that takes long to restart publishes when the rest of the run is at rest already."""
+    mutant = Mutant(1)
+    clock = mutant.account.clock["m"]
+    publish = next(facts for _, facts, _ in mutant.calls("publish") if facts["version"] == clock)
+
+    def broken(*read_at: int) -> list[str]:
+        mutant.account.read_at = read_at
+        return checker.check(mutant.play.history(), mutant.account, law).broken
+
+    before = mutant.play._now
+    mutant.say("restarting", "publish", publish | {"version": clock + 1, "weights": "restored"}, {"clock": clock + 1})
+    after = mutant.play._now
+
+    assert broken(before, before) == [], "it began after the account was read"
+    assert broken(before, after) == [], "the account was read while it was published"
+    assert broken(after + 1, after + 2) == ["lost"]
+    assert broken() == ["lost"]
+
+
 def test_a_payload_may_be_gone_that_was_freed_elsewhere_while_redis_forgot_it() -> None:
     mutant = Mutant(1)
     job = mutant.job(lambda about: about["samples"] and about["state"] != "leased")
