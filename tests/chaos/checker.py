@@ -28,6 +28,8 @@ NEEDED = {
     "over_bound": ("commit", "cut", "publish"),
     "wrong_tokens": ("told",),
     "reused_version": ("publish",),
+    "early_start": ("admit", "lease", "publish"),
+    "partial_commit": ("commit_batch",),
     "dead_lease": ("lease",),
 }
 

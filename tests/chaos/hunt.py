@@ -24,6 +24,7 @@ import orjson
 from tests.chaos import checker
 from tests.chaos.checks import PROPERTIES
 from tests.chaos.checks.evidence import Evidence, Violation
+from tests.chaos.checks.truth import TRUTH
 from tests.chaos.defects import DEFECTS, Defect, seed
 from tests.chaos.places import ROOT
 from tests.chaos.recording import account
@@ -32,11 +33,11 @@ from tests.chaos.recording.history import History, read_file
 #: Longest run.
 RUN_S = 900.0
 #: Between two looks at whether it was found already.
-LOOK_S = 10.0
+LOOK_S = 4.0
 #: Properties that a history breaks by itself, wherever it ends.
-WITHOUT_ACCOUNT = frozenset(
-    ("lost_right", "forgotten_try", "over_admitted", "trained_twice", "wrong_batch", "wrong_tokens", "reused_version")
-)
+WITHOUT_ACCOUNT = TRUTH.keys() | {
+    "lost_right", "forgotten_try", "over_admitted", "trained_twice", "wrong_batch", "wrong_tokens", "reused_version",
+}  # fmt: skip
 #: Lines of what a run that failed says that are kept.
 KEPT_LINES = 12
 

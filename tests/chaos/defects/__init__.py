@@ -107,6 +107,14 @@ DEFECTS = {
             ("audit", "heard_twice"), "slow", ("kill:worker",), 5,
         ),
         Defect(
+            "lease_ignores_admission", "a job is leased for an engine without the version of its admission",
+            ("early_start",), "late", ("kill:worker",), 5,
+        ),
+        Defect(
+            "first_rank_commits", "the first rank that commits a batch moves the cursor",
+            ("partial_commit",), "ranks", ("kill:worker",), 5,
+        ),
+        Defect(
             "recorded_before_rows", "a group is said to be in the history before its rows are written",
             ("unrecorded",), "history", ("kill:recorders",), 40,
         ),

@@ -45,9 +45,14 @@ def _admitted(args: Facts, answer: Any) -> tuple[str, Facts]:
     return YES, {"jobs": [job.id for at, (job, _) in taken if at not in answer.skipped]}
 
 
+def _lease(args: Facts) -> Facts:
+    highest = args["version"] if args["highest"] is None else args["highest"]
+    return _take("worker", "version")(args) | {"highest": highest}
+
+
 def _leased(args: Facts, answer: Any) -> tuple[str, Facts]:
     return (YES if answer else NO), {
-        "jobs": [[one.job, one.token, one.attempts, sorted(one.committed)] for one in answer]
+        "jobs": [[one.job, one.token, one.attempts, sorted(one.committed), one.not_before] for one in answer]
     }
 
 
@@ -138,7 +143,7 @@ def _done(args: Facts, value: Any) -> tuple[str, Facts]:
 
 
 #: What is recorded of a subscription.
-DEFINED = ("driving", "unit", "share", "bound", "gb", "over")
+DEFINED = ("driving", "unit", "share", "bound", "gb", "over", "roles")
 
 #: (module, function) -> how it is recorded.
 VERBS: dict[tuple[str, str], Hook] = {
@@ -147,7 +152,7 @@ VERBS: dict[tuple[str, str], Hook] = {
         lambda args: _take("lane", "source", "position")(args) | {"jobs": [[job.id, job.n] for job, _ in args["jobs"]]},
         _admitted,
     ),
-    ("penstock.protocol.scripts.worker", "lease"): Hook("lease", _take("worker", "version"), _leased),
+    ("penstock.protocol.scripts.worker", "lease"): Hook("lease", _lease, _leased),
     ("penstock.protocol.scripts.worker", "commit"): Hook("commit", _commit, _committed),
     ("penstock.protocol.scripts.worker", "reward"): Hook(
         "reward", _take("job", "token"), lambda args, said: (YES if said == "ready" else NO, {"said": said})
@@ -157,7 +162,9 @@ VERBS: dict[tuple[str, str], Hook] = {
         "fail", _take("job", "token", "reason"), lambda args, where: (NO if where == "lost" else YES, {"where": where})
     ),
     ("penstock.protocol.scripts.worker", "crash"): Hook(
-        "crash", _take("job", "token"), lambda args, where: (NO if where == "lost" else YES, {"where": where})
+        "crash",
+        _take("job", "token", "publication"),
+        lambda args, where: (NO if where == "lost" else YES, {"where": where}),
     ),
     ("penstock.protocol.scripts.leader", "cut"): Hook("cut", _cut, _outcome("cut", "already")),
     ("penstock.protocol.scripts.leader", "dispose"): Hook(
@@ -210,7 +217,7 @@ VERBS: dict[tuple[str, str], Hook] = {
     ),
     ("penstock.protocol.scripts.trainer", "commit_batch"): Hook(
         "commit_batch",
-        _take("sub", "gen", "n", "digest", "rank", "ranks", "role"),
+        _take("sub", "owner", "gen", "n", "digest", "rank", "ranks", "role"),
         _outcome("committed", "waiting", "already"),
     ),
     ("penstock.protocol.scripts.trainer", "publish"): Hook(
@@ -285,7 +292,8 @@ def record_verb(recorder: Recorder, hook: Hook, verb: Callable[..., Any]) -> Cal
                 recorder.end(number, _sure(NO, before), {"why": repr(exc)[:200]})
                 raise
             outcome, facts = hook.answer(given.arguments, value)
-            recorder.end(number, _sure(outcome, before), facts)
+            resent = {"resent": True} if before != _losses else {}
+            recorder.end(number, _sure(outcome, before), facts | resent)
             return value
 
         return replace(call, parse=parse)

@@ -41,6 +41,16 @@ class Mutant:
         now = {"epoch": self.play.epoch} if "epoch" in facts else {}
         self.play.record(process, op, facts | now, answer or {})
 
+    def engine(self, worker: str) -> dict[str, Any]:
+        """The facts of a lease by a worker whose engine has the newest version."""
+        return {"worker": worker, "version": self.play.clock, "highest": self.play.clock}
+
+    def commit(self, worker: str, job: str, token: str, version: int | None = None) -> None:
+        """Commit sample 0 of a job, whose tokens are of ``version``, or of the newest one."""
+        samples = [[0, [self.play.clock if version is None else version]]]
+        facts = {"job": job, "token": token, "samples": samples, "servers": ["control"]}
+        self.say(worker, "commit", facts, {"new": 1, "again": 0, "taken": 0})
+
     @property
     def rows(self) -> list[tuple[str, int, str]]:
         assert self.account.rows is not None
@@ -77,7 +87,7 @@ def sample_of_a_retired_group_in_no_batch(m: Mutant) -> None:
     process, facts, _ = m.one("admit")
     job = "lost/0/1"
     m.say(process, "admit", facts | {"jobs": [[job, 1]]}, {"jobs": [job]})
-    m.say("w0.0", "commit", {"job": job, "token": "t", "samples": [[0, [0]]]}, {"new": 1, "again": 0, "taken": 0})
+    m.commit("w0.0", job, "t")
     m.account.done.append(job)
     m.rows.append((job, 0, "dropped"))
 
@@ -119,7 +129,7 @@ def job_that_was_refused(m: Mutant) -> None:
 
 
 def lease_from_nowhere(m: Mutant) -> None:
-    m.say("w0.0", "lease", {"worker": "w0.0", "version": 0}, {"jobs": [["x/0/1", "t", 0]]})
+    m.say("w0.0", "lease", m.engine("w0.0"), {"jobs": [["x/0/1", "t", 0]]})
 
 
 def sample_from_nowhere(m: Mutant) -> None:
@@ -331,24 +341,23 @@ def late_commit(m: Mutant) -> None:
     job = "late/0/1"
     admitted_at_the_end(m, [job], "pooled", state="ready", samples={"0": "before"})
     for worker, token in (("w0.0", "before"), ("w1.0", "behind")):
-        m.say(worker, "lease", {"worker": worker, "version": 0}, {"jobs": [[job, token, 0]]})
-    counts = {"new": 1, "again": 0, "taken": 0}
-    m.say("w0.0", "commit", {"job": job, "token": "before", "samples": [[0, [0]]]}, counts)
+        m.say(worker, "lease", m.engine(worker), {"jobs": [[job, token, 0]]})
+    m.commit("w0.0", job, "before")
 
 
 def commit_that_the_next_lease_did_not_know(m: Mutant) -> None:
     """It was sent before the lease was told, and carried out after it."""
     job = "late/0/2"
     admitted_at_the_end(m, [job], "pooled", state="ready", samples={"0": "before"})
-    m.say("w0.0", "lease", {"worker": "w0.0", "version": 0}, {"jobs": [[job, "before", 0, []]]})
-    m.say("w0.0", "commit", {"job": job, "token": "before", "samples": [[0, [0]]]}, {"new": 1, "again": 0, "taken": 0})
-    m.say("w1.0", "lease", {"worker": "w1.0", "version": 0}, {"jobs": [[job, "behind", 0, []]]})
+    m.say("w0.0", "lease", m.engine("w0.0"), {"jobs": [[job, "before", 0, []]]})
+    m.commit("w0.0", job, "before")
+    m.say("w1.0", "lease", m.engine("w1.0"), {"jobs": [[job, "behind", 0, []]]})
 
 
 def token_given_twice(m: Mutant) -> None:
     admitted_at_the_end(m, ["twice/0/1"], "pooled")
     for worker in ("w0.0", "w1.0"):
-        m.say(worker, "lease", {"worker": worker, "version": 0}, {"jobs": [["twice/0/1", "same", 0]]})
+        m.say(worker, "lease", m.engine(worker), {"jobs": [["twice/0/1", "same", 0]]})
 
 
 def act_of_a_deposed_leader(m: Mutant) -> None:

@@ -15,9 +15,11 @@ from tests.chaos.recording import account
 from tests.chaos.recording.account import Account, Reported
 from tests.chaos.recording.history import History, Operation
 from tests.unit.chaos.mutations import MUTATIONS, Mutant, commit_overwritten, job_lost
+from tests.unit.chaos.truth_mutations import TRUTH_MUTATIONS
 from tests.unit.chaos.valid_histories import Play, law
 
 SEEDS = range(3)
+ALL_MUTATIONS = MUTATIONS | TRUTH_MUTATIONS
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -41,12 +43,13 @@ def test_valid_histories_have_all_that_can_go_wrong() -> None:
 
 
 def test_every_property_has_a_mutation() -> None:
-    assert set(MUTATIONS) == set(checker.PROPERTIES)
+    assert set(ALL_MUTATIONS) == set(checker.PROPERTIES)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("broken", "mutate"), [pytest.param(name, one, id=one.__name__) for name, all_ in MUTATIONS.items() for one in all_]
+    ("broken", "mutate"),
+    [pytest.param(name, one, id=one.__name__) for name, all_ in ALL_MUTATIONS.items() for one in all_],
 )
 def test_a_broken_promise_is_found_and_no_other(broken: str, mutate: Callable[[Mutant], None], seed: int) -> None:
     mutant = Mutant(seed)
@@ -301,6 +304,58 @@ def test_I6_versions_that_a_restore_abandoned_age_nothing() -> None:
 
     assert list(checker.PROPERTIES["over_bound"](Evidence(valid, Account()))) == []
     assert list(checker.PROPERTIES["over_bound"](Evidence(stale, Account()))) != []
+
+
+def test_T12_an_older_engine_may_start_what_requires_a_version_that_was_set_aside() -> None:
+    jobs = {"lane": "train", "jobs": [["j", 1]]}
+    lease = {"worker": "w", "version": 1, "highest": 2}
+    publishes = [operation(at, "publish", {"model": "m", "version": at, "through": at}) for at in (1, 2)]
+    leased = replace(operation(5, "lease", lease), answer={"jobs": [["j", "t", 0, [], 2]]})
+    commit = operation(6, "commit", {"job": "j", "token": "t", "samples": [[0, [1]]]})
+    crash = operation(4, "crash", {"job": "other", "token": "t", "publication": "2-0"})
+
+    def found(*more: Operation) -> int:
+        history = History([*publishes, operation(3, "admit", jobs), *more, leased, commit])
+        return len(list(checker.PROPERTIES["early_start"](Evidence(history, Account()))))
+
+    assert found() == 2, "the lease, and what was drawn under it"
+    assert found(crash) == 0
+
+
+def test_T12_what_was_drawn_before_a_requeue_may_be_older_than_the_job_requires_since() -> None:
+    publish = operation(1, "publish", {"model": "m", "version": 1, "through": 1})
+    admit = operation(2, "admit", {"lane": "train", "jobs": [["j", 1]]})
+    leases = [
+        replace(
+            operation(at, "lease", {"worker": "w", "version": version, "highest": version}),
+            answer={"jobs": [["j", f"t{at}", 0, [], version]]},
+        )
+        for at, version in ((3, 1), (6, 4))
+    ]
+    commit = operation(4, "commit", {"job": "j", "token": "t3", "samples": [[0, [1]]]})
+
+    def found(*more: Operation) -> int:
+        history = History([publish, admit, *leases, commit, *more])
+        return len(list(checker.PROPERTIES["early_start"](Evidence(history, Account()))))
+
+    assert found(operation(5, "requeue", {"job": "j"})) == 0
+    assert found() == 1, "the version that a job requires changes by a requeue alone"
+
+
+def test_T15_a_rank_whose_reply_was_lost_may_have_committed_before_the_last_one() -> None:
+    def barrier(rank: int, **answer: object) -> Operation:
+        facts = {"sub": "a", "owner": "o", "gen": 1, "n": 1, "digest": "d", "rank": rank, "ranks": 2, "role": ""}
+        return replace(operation(rank, "commit_batch", facts), answer=answer, ended=9)
+
+    def found(*calls: Operation) -> int:
+        return len(list(checker.PROPERTIES["partial_commit"](Evidence(History(calls), Account()))))
+
+    last = barrier(1, said="committed")
+    assert found(barrier(0, said="waiting"), last) == 0
+    assert found(barrier(0, said="already", resent=True), last) == 0, "its first try set the rank's bit"
+    assert found(replace(barrier(0), outcome="unknown", ended=None), last) == 0
+    assert found(barrier(0, said="already"), last) == 1, "the cursor had moved before it was asked"
+    assert found(last) == 1
 
 
 def operation(at: int, op: str, facts: dict[str, object]) -> Operation:

@@ -55,6 +55,8 @@ class Job:
     token: str = ""
     worker: str = ""
     attempts: int = 0
+    #: Version at its admission.
+    required: int = 0
     samples: dict[str, str] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
     used: bool = False
@@ -153,7 +155,7 @@ class Play:
         happens, told = self._fate()
         asked = [[name, self.rng.randint(1, 3)] for name in names]
         if happens:
-            self.jobs |= {name: Job(lane, n) for name, n in asked}
+            self.jobs |= {name: Job(lane, n, required=self.clock) for name, n in asked}
             self._stock |= set(names) if lane == "train" else set()
         self.record("producer", "admit", {"lane": lane, "jobs": asked}, {"jobs": names} if told else None)
         if self.rng.random() < 0.05:
@@ -172,7 +174,7 @@ class Play:
         token, process = f"t{self._next}", f"{worker}.{self.workers[worker]}"
         self.jobs[name].state, self.jobs[name].token, self.jobs[name].worker = "leased", token, process
         _, told = self._fate()
-        facts = {"worker": process, "version": self.clock}
+        facts = {"worker": process, "version": self.clock, "highest": self.clock}
         self.record(process, "lease", facts, {"jobs": [[name, token, self.jobs[name].attempts]]} if told else None)
 
     def _subscribe(self) -> None:
@@ -218,7 +220,8 @@ class Play:
 
     def _draw(self, name: str, k: int, worker: str) -> list[int]:
         """Versions of a sample's tokens, which its worker tells."""
-        living = [version for version, _ in self.publications[-2:]] or [0]
+        required = self.jobs[name].required
+        living = [version for version, _ in self.publications[-2:] if version >= required] or [self.clock]
         versions = sorted(self.rng.choices([*living, self.clock], k=6))
         tokens = [self.rng.randrange(8) for _ in versions]
         sample = f"{name}/{k}"
@@ -286,6 +289,7 @@ class Play:
         for rank in range(RANKS):
             said = {"said": "committed" if rank == RANKS - 1 else "waiting"}
             facts = {"sub": sub.name, "gen": sub.gen, "n": n, "digest": batch["digest"], "rank": rank, "role": ""}
+            facts |= {"owner": f"{sub.name}.{sub.start}", "ranks": RANKS}
             self.record(sub.process(rank), "commit_batch", facts, said)
         return None
 

@@ -72,7 +72,8 @@ scripts.commit(keys, "d/0/1", "tok", iter([(1, 2, meta.to_bytes())])).parse([b"o
     history = recorded(tmp_path, code)
 
     (lease,), (commit,) = history.of("lease"), history.of("commit")
-    assert lease.answer == {"jobs": [["d/0/1", "tok", 1, []]]}
+    assert lease.facts == {"worker": "w", "version": 3, "highest": 3}
+    assert lease.answer == {"jobs": [["d/0/1", "tok", 1, [], 0]]}
     assert commit.facts == {"job": "d/0/1", "token": "tok", "samples": [[1, [2, 3]]], "servers": ["s"]}
     assert (commit.outcome, commit.answer) == ("yes", {"new": 1, "again": 0, "taken": 0})
 
