@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.system.checksum import file_xxh3
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, read_index
+from workers.weights.file_hashes import hashes_of
 
 
 def prove(folder: Path, digest: str) -> None:
@@ -22,8 +22,9 @@ def prove(folder: Path, digest: str) -> None:
             raise PublishError(
                 f"{folder} has other files than its index names, such as {min(other)!r}: it is fetched again."
             )
+        hashes = hashes_of(folder, list(index.files), digest)
         for name, checksum in index.files.items():
-            if file_xxh3(folder / name) != checksum:
+            if hashes[name] != checksum:
                 raise PublishError(f"{folder / name} is not the file that its index names: it is fetched again.")
 
 

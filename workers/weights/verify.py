@@ -1,7 +1,7 @@
 """Whether a publication can be loaded, found out before the engine is touched.
 
 A checkpoint with a wrong shape kills a running SGLang server, a missing tensor silently keeps its old values: both
-are refused here. Reads safetensors headers only, and the bytes for their checksums.
+are refused here. Reads safetensors headers only; the bytes for their checksums are read by ``file_hashes.py``.
 """
 
 import operator
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
-from penstock.system.checksum import file_xxh3
 from penstock.weights.file_errors import is_folder, shown_path
 from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, read_folder
 from penstock.weights.safetensors_header import header_rooms
 from penstock.words import shown
+from workers.weights.file_hashes import hashes_of
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:
@@ -48,7 +48,7 @@ def _verify(
         compare_layouts(what, "the model that is served", announced, reference, ignored, cast=True)
     if not files:
         return
-    _check_files(what, folder, checksums)
+    _check_files(what, folder, checksums, publication.index)
     tensors = read_folder(folder, rooms)
     if not tensors:
         raise PublishError(f"{what}: {folder} holds no safetensors file.")
@@ -87,13 +87,15 @@ def _text(value: object) -> str:
     return value
 
 
-def _check_files(what: str, folder: Path, checksums: dict[str, int]) -> None:
-    for name, checksum in checksums.items():
-        if not isinstance(name, str) or Path(name).name != name or not (path := folder / name).is_file():
+def _check_files(what: str, folder: Path, checksums: dict[str, int], digest: str) -> None:
+    for name in checksums:
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise PublishError(f"{what}: file {shown(name)} is not in {folder}; publish it again.")
-        if file_xxh3(path) != checksum:
+    found = hashes_of(folder, list(checksums), digest)
+    for name, checksum in checksums.items():
+        if found[name] != checksum:
             raise PublishError(
-                f"{what}: {path} is not the file that was announced (its checksum differs); publish it again."
+                f"{what}: {folder / name} is not the file that was announced (its checksum differs); publish it again."
             )
     # An engine loads every safetensors file of the folder, announced or not.
     strangers = {path.name for path in folder.glob("*.safetensors")} - checksums.keys()

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
+from penstock.system import checksum
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
@@ -192,3 +193,20 @@ def test_what_names_no_tensor_and_no_file_is_refused(
     known = Publication.from_bytes(replace(good, **record).to_bytes())
     with pytest.raises(PublishError, match=r"no tensor|is not in"):
         verify_publication(known, reference)
+
+
+def test_weights_are_not_hashed_in_the_worker_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop shares the interpreter with what hashes, while requests run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write(tmp_path / "large", {"model.norm.weight": [5 * 2**20]})
+    large = publish(tmp_path / "large")
+    monkeypatch.setattr(checksum.xxhash, "xxh3_64", lambda: pytest.fail("it was hashed in the worker"))
+    verify_publication(large, {})
+    with (tmp_path / "large" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"!")
+    with pytest.raises(PublishError, match="its checksum differs"):
+        verify_publication(large, {})
+    os.truncate(tmp_path / "large" / "model.safetensors", 17 * 2**20)
+    with pytest.raises(PublishError, match="its checksum differs"):
+        verify_publication(large, {})

@@ -1,0 +1,185 @@
+"""XXH3-64 of a version's files, computed once per machine by a process of low priority, and remembered.
+
+    caller ── remembered, and no file has changed ──> answer
+      └────── child: lock of the version ── remembered by now? ── hash what is not ── remember ──> answer
+
+The cache is ``$XDG_CACHE_HOME/penstock/hashes/BOOT`` (``~/.cache/penstock/...``), which the workers of one user share.
+A file counts as unchanged while its size, inode, device, mtime and ctime are those that it had when it was hashed. The
+cache is a saving only: without it, or where the child dies, the files are hashed here.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from penstock.errors import PublishError
+from penstock.system.checksum import file_xxh3
+from penstock.system.disk import own_folder
+from penstock.system.processes import die_with_parent, python_command, python_environment
+from workers.weights.machine_lock import alone_in
+
+log = logging.getLogger(__name__)
+
+#: Fewer bytes than this are hashed at once: starting a process takes longer.
+SMALL_BYTES = 16 * 1024 * 1024
+#: Versions that are remembered on one machine.
+MAX_REMEMBERED = 64
+#: A file that was changed so shortly before it was hashed may change again without another mtime; it is not remembered.
+SETTLED_NS = 100_000_000
+#: What a killed process left half written is deleted after so long.
+LEFT_S = 3600.0
+#: Added to the priority of the process that hashes.
+NICENESS = 10
+
+_WRITING = ".writing-"
+
+#: Size, inode, device, mtime and ctime (ns).
+State = list[int]
+#: Name of a file -> its state, and XXH3-64 of its bytes in that state.
+Known = dict[str, tuple[State, int]]
+
+
+def hashes_of(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]:
+    """Return name -> XXH3-64 of files in ``folder``. Blocks until they are hashed, unless they are remembered.
+
+    Args:
+        digest: of the version's index, under which they are remembered; '': they are not.
+
+    Raises OSError where one cannot be read.
+    """
+    if sum((folder / name).stat().st_size for name in names) < SMALL_BYTES:
+        return {name: file_xxh3(folder / name) for name in names}
+    found = _remembered(folder, names, digest) if digest else {}
+    if missing := [name for name in names if name not in found]:
+        found |= _ask_child(folder, missing, digest)
+    return found
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is remembered on this machine since it was started."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(home) / "penstock" / "hashes" / _machine()
+
+
+def _machine() -> str:
+    """Name of this machine since its start: a home folder may be shared by many, each with a page cache of its own."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def _state(file: os.stat_result) -> State:
+    return [file.st_size, file.st_ino, file.st_dev, file.st_mtime_ns, file.st_ctime_ns]
+
+
+def _remembered(folder: Path, names: Iterable[str], digest: str) -> dict[str, int]:
+    """Hashes of the files that have not changed since they were hashed. Raises OSError where one cannot be read."""
+    known = _read(digest)
+    return {
+        name: known[name][1] for name in names if name in known and known[name][0] == _state((folder / name).stat())
+    }
+
+
+def _read(digest: str) -> Known:
+    """What is remembered of a version; {} where that cannot be read."""
+    try:
+        found = json.loads((cache_folder() / f"{digest}.json").read_bytes())
+        return {name: (list(map(int, state)), int(value)) for name, (state, value) in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as exc:
+        log.warning("hashes of files cannot be read and are computed again: %r", exc)
+        return {}
+
+
+def _ask_child(folder: Path, names: list[str], digest: str) -> dict[str, int]:
+    """Have a process of low priority hash files, so that this one's event loop is not held up. Blocks for it."""
+    command = python_command(__name__, str(os.getpid()))
+    question = json.dumps({"folder": str(folder), "names": names, "digest": digest}).encode()
+    try:
+        done = subprocess.run(
+            command, input=question, capture_output=True, env=python_environment(os.environ), check=False
+        )
+        if done.returncode == 0:
+            answer = json.loads(done.stdout)
+            return {name: int(answer[name]) for name in names}
+        why = f"it ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}"
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        why = repr(exc)
+    log.warning("the process that hashes %s failed, the files are hashed in this one: %s", folder, why)
+    return {name: file_xxh3(folder / name) for name in names}
+
+
+def hash_files(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]:
+    """Hash files that are not remembered, one process of this machine at a time, and remember them. Blocks.
+
+    Raises OSError where one cannot be read.
+    """
+    with _turn(digest):
+        found = _remembered(folder, names, digest) if digest else {}
+        fresh: Known = {}
+        for name in names:
+            if name not in found:
+                before = _state((folder / name).stat())
+                found[name] = file_xxh3(folder / name)
+                is_settled = time.time_ns() - max(before[3:]) > SETTLED_NS
+                if is_settled and _state((folder / name).stat()) == before:
+                    fresh[name] = (before, found[name])
+        if digest and fresh:
+            _remember(digest, _read(digest) | fresh)
+    return found
+
+
+@contextlib.contextmanager
+def _turn(digest: str) -> Iterator[None]:
+    """Hold the lock of a version; without it where the cache cannot be used, or its holder stands still."""
+    with contextlib.ExitStack() as stack:
+        if digest:
+            try:
+                own_folder(cache_folder())
+                stack.enter_context(alone_in(cache_folder() / f"{digest}.lock"))
+            except (OSError, PublishError) as exc:
+                log.warning("files are hashed without the lock of this machine: %s", exc)
+        yield
+
+
+def _remember(digest: str, known: Known) -> None:
+    """Write what is known under the version, and forget the oldest ones. A cache that refuses is logged."""
+    folder, temporary = cache_folder(), ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=_WRITING, dir=folder)
+        with os.fdopen(handle, "w") as file:
+            json.dump(known, file)
+        os.replace(temporary, folder / f"{digest}.json")
+        for path in folder.glob(f"{_WRITING}*"):
+            if time.time() - path.stat().st_mtime > LEFT_S:
+                path.unlink(missing_ok=True)
+        records = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        for path in records[:-MAX_REMEMBERED]:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+    except OSError as exc:
+        log.warning("hashes of files are not remembered: %s", exc)
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Answer one question of :func:`_ask_child`; ends with the process that asked."""
+    die_with_parent(int(sys.argv[1]))
+    os.nice(NICENESS)
+    question = json.load(sys.stdin)
+    answer = hash_files(Path(question["folder"]), question["names"], question["digest"])
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
