@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 
 from buffer.group import Group
 from buffer.payload_servers import Away
+from buffer.subscription import Subscription
 from buffer.view import View
 from penstock.config.subscription import Unit
 from penstock.protocol.records.disposal import Disposal
 
 
-def holdings(view: View) -> int:
+def holdings(view: View | Subscription) -> int:
     """Unused groups of a subscription in the unit of its batch size."""
     pool = view.pool
     return {Unit.GROUPS: len(pool), Unit.SAMPLES: pool.samples, Unit.TOKENS: pool.tokens}[view.definition.unit]

@@ -22,6 +22,7 @@ from types import FrameType
 from buffer.cutter import Cutter
 from buffer.filters import BUILT_IN, Filters
 from buffer.housekeeping import Housekeeping
+from buffer.limits import holdings
 from buffer.metrics import BufferCollector
 from buffer.payload_servers import PayloadServers
 from buffer.rollback import Rollback
@@ -235,7 +236,7 @@ class Buffer:
         while (sub := state.subs.get(name)) and sub.position.ask > sub.position.cut:
             why = cutter.try_cut(sub)
             if why:
-                waiting.for_(why)
+                waiting.for_(why, count=holdings(sub), needed=sub.definition.size)
                 return
             self._served[name] = time.monotonic()
         waiting.end()

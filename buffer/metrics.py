@@ -68,6 +68,13 @@ DROPPED = counter(
     "subscription",
     "reason",
 )
+DROPPED_STALENESS = counter(
+    "subscription_dropped_staleness",
+    "Staleness of those groups when they were given up, in versions, summed; groups that a filter rejected have none. "
+    "Divided by the number of groups of a reason it is their mean.",
+    "subscription",
+    "reason",
+)
 PLACES = gauge("gate_places", "Train groups that may be under way, by the gate's first subscription.", "subscription")
 TAKEN = gauge("gate_taken_places", "Of these, how many are.", "subscription")
 
@@ -116,7 +123,7 @@ BY_REASON = {
 SERIES = (
     LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, UNRECORDED, BURIED, FAILED, PASSED, EASY, HARD,
     *COUNTERS.values(), TOKENS, GOODPUT, WORKERS, RATE, VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND,
-    DROPPED, PLACES, TAKEN, USED, MAX, WRITABLE,
+    DROPPED, DROPPED_STALENESS, PLACES, TAKEN, USED, MAX, WRITABLE,
 )  # fmt: skip
 
 
@@ -202,8 +209,9 @@ def _subscriptions(subs: list[dict[str, Any]]) -> Iterator[Metric]:
     )  # fmt: skip
     for series, field in fields:
         yield series.each([(sub["name"], float(sub.get(field) or 0)) for sub in subs])
-    drops = [((sub["name"], key[5:]), float(n)) for sub in subs for key, n in sub.items() if key.startswith("drop:")]
-    yield DROPPED.each(drops)
+    for series, begin in ((DROPPED, "drop:"), (DROPPED_STALENESS, "staleness:")):
+        found = [(sub["name"], name, n) for sub in subs for name, n in sub.items() if name.startswith(begin)]
+        yield series.each([((who, name.removeprefix(begin)), float(n)) for who, name, n in found])
 
 
 def _gate(client: Client, keys: Keys) -> Iterator[Metric]:

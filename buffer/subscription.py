@@ -3,6 +3,7 @@
 import hashlib
 import math
 import time
+from collections.abc import Mapping
 
 from buffer.group import Group
 from buffer.sampling.samplers import Pool, make_pool
@@ -10,8 +11,8 @@ from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.protocol.gate import Holder
 from penstock.protocol.position import Position
 from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.scripts import Judged
-from penstock.protocol.staleness import Lineage
+from penstock.protocol.scripts import Judged, version_field
+from penstock.protocol.staleness import Lineage, train_version
 
 
 class Subscription:
@@ -47,6 +48,14 @@ class Subscription:
     def holder(self) -> Holder:
         """What decides whether it holds the gate."""
         return Holder(self.account, self.definition.driving and not self.position.parked)
+
+    def staleness(self, group: Group, clock: Mapping[str, int]) -> int:
+        """Return how many versions a group would be old in the next batch (T2); 0 where it follows no model's clock."""
+        definition, position = self.definition, self.position
+        version = clock.get(version_field(definition.model), 0) if definition.model else 0
+        if definition.driving:
+            version = train_version(version, position.cut + 1, position.through, definition.per_version)
+        return position.lineage.lag(group.oldest, version)
 
     def keeps_its_pool(self, definition: Definition) -> bool:
         """True where another definition takes the same groups in the same order."""

@@ -271,7 +271,11 @@ class _Call:
         left = self._deadline - time.monotonic()
         if left <= 0 or self._stopped.is_set():
             why = "was ended" if self._stopped.is_set() else f"did not finish within {self._timeout_s:g} s"
-            raise WaitTimeout(f"The scoring of {sequences} sequences {why}; `penstock workers ls` shows who works.")
+            raise WaitTimeout(
+                f"The scoring of {sequences} sequences {why}; `penstock workers ls` shows who works.",
+                count=len(self._found),
+                cause=f"workers, to score {sequences} sequences in {len(self._out)} jobs{more}",
+            )
         until = time.monotonic() + min(BLOCK_S, left)
         while (block_s := until - time.monotonic()) > 0:
             if any(job in self._out for job in self._read_events(block_s)):

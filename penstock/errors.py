@@ -27,7 +27,7 @@ PenstockError
 ├── HookError              a function of section ``hooks`` raised, or gave what it may not; ``outcome`` names why
 ├── HistoryError           a file of a run's history cannot be used, or is none; names it
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
-└── WaitTimeout            a wait ran out of its time; says what it waited for
+└── WaitTimeout            a wait ran out of its time; ``count`` says how many had come, ``cause`` what was missing
 """
 
 
@@ -170,4 +170,15 @@ class DataEnded(PenstockError):
 
 
 class WaitTimeout(PenstockError):
-    """A wait ran out of its time; the text says what it waited for."""
+    """A wait ran out of its time; the text says what it waited for, and holds the count and the cause.
+
+    Args:
+        count: how many of what it waited for had come (groups of a batch, rows of a column, ranks, workers, prompts);
+            None where nobody counts them.
+        cause: what was missing when the time ran out; '' where it is not known.
+    """
+
+    def __init__(self, message: str, *, count: int | None = None, cause: str = "") -> None:
+        super().__init__(message)
+        self.count = count
+        self.cause = cause

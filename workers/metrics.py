@@ -20,6 +20,10 @@ PROMPT = counter(
     "worker_prompt_tokens", "Prompt tokens of the engine's answers, those of prefixes that were sent again too."
 )
 PROMPT_CACHED = counter("worker_prompt_cached_tokens", "Those of them that the engine had in its prefix cache.")
+RESENT = counter(
+    "worker_resent_requests",
+    "Answered requests that were sent again, with the tokens so far, after an answer that was aborted.",
+)
 HIT_RATE = slime("rollout/prefix_cache_hit_rate", "The second over the first, since this worker began.")
 REPETITIVE = counter(
     "worker_repetitive_samples",
@@ -71,9 +75,9 @@ GPU_SIZE = gauge("worker_gpu_memory_size_bytes", "Memory that this GPU has.", "g
 REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not answered.")
 
 SERIES = (
-    TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, PROMPT, PROMPT_CACHED, HIT_RATE, REPETITIVE, REPETITION,
-    DRAFTED, RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, GROUP_REWARDS, GROUP_REWARD,
-    FAILURES, CRASHES, HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, COPIES, COPY_BYTES,
+    TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, PROMPT, PROMPT_CACHED, RESENT, HIT_RATE, REPETITIVE,
+    REPETITION, DRAFTED, RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, GROUP_REWARDS,
+    GROUP_REWARD, FAILURES, CRASHES, HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, COPIES, COPY_BYTES,
     COPY, PREFIXES, PREFIX_BYTES, VERSION, RUNNING, SLOTS, REQUESTS, GPU_USE, GPU_USED, GPU_SIZE,
 )  # fmt: skip
 
@@ -114,6 +118,7 @@ class WorkerCollector(Collector):
         tally = self._services.tally
         yield PROMPT.of(tally.prompt_tokens)
         yield PROMPT_CACHED.of(tally.prompt_cached_tokens)
+        yield RESENT.of(tally.resent_requests)
         yield GENERATE.of(tally.generate_s)
         yield REWARD.of(tally.reward_s)
         yield GROUP_REWARDS.of(tally.group_rewards)

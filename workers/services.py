@@ -48,6 +48,8 @@ class Tally:
     group_reward_s: float = 0.0
     #: Committed samples whose text repeats itself (``jobs/repetition.py``).
     repetitive_samples: int = 0
+    #: Answered requests that were sent again after an aborted answer.
+    resent_requests: int = 0
     #: Of all answers of the engine: tokens of their prompts, and those that it had cached.
     prompt_tokens: int = 0
     prompt_cached_tokens: int = 0
@@ -76,8 +78,13 @@ class Tally:
     checkpoints: int = 0
     checkpoint_bytes: int = 0
 
-    def answered(self, segment: Segment) -> None:
-        """Count an answer of the engine, whatever becomes of its sample."""
+    def answered(self, segment: Segment, is_resent: bool = False) -> None:
+        """Count an answer of the engine, whatever becomes of its sample.
+
+        Args:
+            is_resent: its request was sent again, with the tokens so far, after an answer that was aborted.
+        """
+        self.resent_requests += is_resent
         self.prompt_tokens += segment.prompt_tokens
         self.prompt_cached_tokens += segment.cached_tokens
         if (drafts := segment.drafts) is not None:

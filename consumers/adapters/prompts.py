@@ -70,7 +70,13 @@ class Prompts:
             chunk = requests[first : first + CHUNK]
             while (admitted := self.admit_now(chunk)) is None:
                 if time.monotonic() >= deadline:
-                    raise WaitTimeout("Redis had no room for the prompts: raise its maxmemory.")
+                    cause = "room in Redis, to admit prompts"
+                    raise WaitTimeout(
+                        f"Redis had no room for the prompts ({len(jobs)} of {len(requests)} are admitted): raise its "
+                        "maxmemory.",
+                        count=len(jobs),
+                        cause=cause,
+                    )
                 time.sleep(LOOK_S)
             jobs += admitted
         return jobs

@@ -222,12 +222,13 @@ class Requests:
                 batch = self.session.reader.read(self.session.subscriber.read(n, timeout_s))
                 batch.trained = self.lane == "train"
                 return batch
-            except WaitTimeout:
+            except WaitTimeout as exc:
                 self.prompts.check_buried(jobs)
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(
-                        f"The answers to {len(jobs)} prompts of {self.name!r} did not arrive in time: `penstock why` "
-                        "says what they wait for."
+                        f"The answers to {len(jobs)} prompts of {self.name!r} did not arrive in time: {exc}",
+                        count=exc.count,
+                        cause=exc.cause,
                     ) from None
 
     def _check_temperatures(self, groups: Mapping[str, Sequence[RowArrays]], requests: Mapping[str, Request]) -> None:

@@ -28,7 +28,9 @@ TIMEOUT_S = 30 * 24 * 3600.0
 #: Between two confirmations of a wait, and between two lines of the log.
 TELL_S, LOG_S = 1.0, 60.0
 #: What a rank may raise, by name.
-ERRORS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (ConfigError, ProtocolError, WaitTimeout)}
+ERRORS: dict[str, Callable[..., PenstockError]] = {
+    kind.__name__: kind for kind in (ConfigError, ProtocolError, WaitTimeout)
+}
 
 
 class Together:
@@ -80,7 +82,9 @@ class Together:
         if raised is not None:
             raise raised
         if "error" in found:
-            raise ERRORS.get(found["error"], ProtocolError)(f"Of rank {found['rank']}: {found['text']}")
+            raise ERRORS.get(found["error"], ProtocolError)(
+                f"Of rank {found['rank']}: {found['text']}", **found["about"]
+            )
         columns: dict[str, list[Any]] = found["columns"]
         return columns
 
@@ -155,7 +159,8 @@ def _tensor(data: bytes, size: int) -> torch.Tensor:
 
 
 def _error(exc: BaseException, rank: int) -> dict[str, Any]:
-    return {"error": type(exc).__name__, "text": str(exc), "rank": rank}
+    about = {"count": exc.count, "cause": exc.cause} if isinstance(exc, WaitTimeout) else {}
+    return {"error": type(exc).__name__, "text": str(exc), "rank": rank, "about": about}
 
 
 def _parts(every: Sequence[Sequence[Any]], answer: Callable[[list[Any]], list[dict[str, Any]]]) -> list[bytes]:

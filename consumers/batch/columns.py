@@ -71,8 +71,11 @@ class LocalColumns:
         """Raises WaitTimeout at once: nobody else writes here."""
         held = self.values.get(name, {})
         if missing := [row for row in rows if row not in held]:
+            cause = f"column {name!r}, which was not put for {len(missing)} of {len(rows)} rows"
             raise WaitTimeout(
-                f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and nobody else does."
+                f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and nobody else does.",
+                count=len(rows) - len(missing),
+                cause=cause,
             )
         return {row: held[row] for row in rows}
 
@@ -155,7 +158,9 @@ class RedisColumns:
             if (now := time.monotonic()) > deadline:
                 raise WaitTimeout(
                     f"{what}, did not arrive within {timeout_s:g} s: the role that puts it is dead, stuck, or does not "
-                    f"put it; the first missing one is of sample {self._rows[missing[0]].sample}."
+                    f"put it; the first missing one is of sample {self._rows[missing[0]].sample}.",
+                    count=len(found),
+                    cause=what,
                 )
             waiting.for_(what)
             if now > check_at:

@@ -12,7 +12,6 @@ from consumers.metrics.tally import Tally
 from consumers.subscription.manifests import Delivery
 from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
-from penstock.errors import WaitTimeout
 
 #: How often a wait for a batch that is fetched ahead is shown.
 LOOK_S = 0.5
@@ -85,8 +84,8 @@ class Stream:
         while not ahead.done():
             left = deadline - time.monotonic()
             if left <= 0:
-                raise WaitTimeout(
-                    f"Batch {n} of subscription {self._subscriber.name!r} did not arrive within {timeout_s} s."
+                raise self._subscriber.timeout(
+                    f"Batch {n} of subscription {self._subscriber.name!r} did not arrive within {timeout_s} s"
                 )
             self._look()
             self._subscriber.waiting.for_(f"batch {n} of buffer:{self._subscriber.name}")

@@ -112,9 +112,15 @@ class Evaluation:
                 if self._over >= version:
                     raise PenstockError(self._unanswered(version))
                 if time.monotonic() >= until:
+                    missing = sorted(self._datasets - self.accuracy.get(version, {}).keys())
+                    cause = f"the evaluation of version {version} on {', '.join(missing)}"
                     raise WaitTimeout(
                         f"The evaluation of version {version} did not finish within data.eval_timeout_s = {timeout_s:g}"
-                        ": `penstock why` says what it waits for; a trainer that is started again waits for it again."
+                        f" ({len(self._datasets) - len(missing)} of {len(self._datasets)} datasets did, not "
+                        f"{', '.join(missing)}): `penstock why` says what it waits for; a trainer that is started "
+                        "again waits for it again.",
+                        count=len(self._datasets) - len(missing),
+                        cause=cause,
                     )
                 self._news.wait(min(LOOK_S, until - time.monotonic()))
             return self.accuracy[version]

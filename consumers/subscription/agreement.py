@@ -92,7 +92,12 @@ def meet(
             deadline = now + timeout_s
         elif now > deadline:
             names = ", ".join(absent.values())
-            raise WaitTimeout(f"{names} did not come to {what} in {timeout_s:g} s: dead or stuck; stop all ranks.")
+            raise WaitTimeout(
+                f"{names} did not come to {what} in {timeout_s:g} s: dead or stuck ({circle.size - len(absent)} of "
+                f"{circle.size} ranks came); stop all ranks.",
+                count=circle.size - len(absent),
+                cause=f"{names} to come to {what}",
+            )
         names = ", ".join(
             f"{name}, which waits for {held[rank]}," if rank in held else name for rank, name in absent.items()
         )

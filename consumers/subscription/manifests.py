@@ -16,7 +16,7 @@ from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
 from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.waits import Waiting, read_waits
+from penstock.protocol.waits import Waiting, read_wait
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
@@ -24,8 +24,6 @@ from penstock.system.collecting import collecting_later
 
 #: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
 BLOCK_S = 0.5
-#: Shorter waits are somebody's loop, which does not read why.
-TELL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +86,23 @@ class Manifests:
             if not ahead:
                 self._waiting.for_(f"batch {n} of buffer:{self._name}")
             if stopped():
-                raise WaitTimeout(f"The wait for batch {n} of subscription {self._name!r} was ended.")
+                raise self.timeout(f"The wait for batch {n} of subscription {self._name!r} was ended")
             if left <= 0:
-                raise WaitTimeout(
-                    f"Batch {n} of subscription {self._name!r} did not arrive within {timeout_s} s: "
-                    f"{self._why(timeout_s)}"
-                )
+                raise self.timeout(f"Batch {n} of subscription {self._name!r} did not arrive within {timeout_s} s")
 
-    def _why(self, timeout_s: float | None) -> str:
-        """What holds a batch up, with its counts, as the buffer reports it. Blocks for a round trip."""
-        if timeout_s is not None and timeout_s < TELL_S:
-            return "`penstock why` says what the buffer waits for."  # who asks so often does not read it
-        said = {wait.who: wait.what for wait in self._control.do(partial(read_waits, keys=self._keys))}
-        if what := said.get(f"buffer:{self._name}"):
-            return f"the buffer waits for {what}."
-        ready = self._control.do(lambda client: client.zcard(self._keys.ready))
-        return f"{ready} groups are ready, and no buffer says what it waits for: see whether one runs (`penstock why`)."
+    def timeout(self, what: str) -> WaitTimeout:
+        """Return the error of a wait for a batch, with the buffer's own reason. Blocks for a round trip or two.
+
+        Args:
+            what: the beginning of its sentence.
+        """
+        wait = self._control.do(partial(read_wait, keys=self._keys, who=f"buffer:{self._name}"))
+        if wait is None:
+            ready = self._control.do(lambda client: client.zcard(self._keys.ready))
+            cause = "no buffer says what it waits for: see whether one runs (`penstock why`)"
+            return WaitTimeout(f"{what}: {ready} groups are ready, and {cause}.", count=ready, cause=cause)
+        counts = "" if wait.count is None else f"{wait.count} of {wait.needed} are ready, and "
+        return WaitTimeout(f"{what}: {counts}the buffer waits for {wait.what}.", count=wait.count, cause=wait.what)
 
     def _check_lost(self) -> None:
         """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""

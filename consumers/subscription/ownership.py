@@ -237,5 +237,5 @@ class Ownership:
 
     def _pause(self, seconds: float, deadline: float, what: str) -> None:
         if time.monotonic() >= deadline:
-            raise WaitTimeout(f"Subscription {self._name!r} gave up waiting for {what}.")
+            raise WaitTimeout(f"Subscription {self._name!r} gave up waiting for {what}.", cause=what)
         time.sleep(seconds)

@@ -88,7 +88,8 @@ class Progress:
             self._subscriber.waiting.for_(f"other ranks to commit batch {n}: {others}")
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"Not every rank committed batch {n} in {timeout_s:g} s: one is dead or stuck ({others})."
+                    f"Not every rank committed batch {n} in {timeout_s:g} s: one is dead or stuck ({others}).",
+                    cause=f"other ranks to commit batch {n}: {others}",
                 )
             time.sleep(LOOK_S)
         self._subscriber.waiting.end()

@@ -15,7 +15,7 @@ from consumers.subscription.manifests import Delivery, Manifests
 from consumers.subscription.ownership import Ownership
 from consumers.subscription.seat import Seat, missing
 from penstock.config.subscription import Definition
-from penstock.errors import ConfigError, ProtocolError
+from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
@@ -141,6 +141,10 @@ class Subscriber:
         ``ahead``: nobody waits for it yet, so no wait is shown. ``look``: called now and then while it waits.
         """
         return self._manifests.read(n, timeout_s, stopped, ahead=ahead, look=look)
+
+    def timeout(self, what: str) -> WaitTimeout:
+        """Return the error of a wait for a batch, as ``Manifests.timeout``."""
+        return self._manifests.timeout(what)
 
     def commit(self, n: int, digest: str, *, behind: int | None = None) -> str:
         """This rank has batch ``n`` behind it; who has not yet, in words, and '' when all have.

@@ -80,7 +80,9 @@ class Orders:
                 return
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"{absent} did not come to publish in {self._timeout_s:g} s: dead or stuck; stop all ranks."
+                    f"{absent} did not come to publish in {self._timeout_s:g} s: dead or stuck; stop all ranks.",
+                    count=sum(at >= place for at in places),
+                    cause=f"{absent} to come to publish",
                 )
             waiting.for_(f"{absent} to come to publish")
             time.sleep(pause_s)

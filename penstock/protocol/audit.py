@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.missing_jobs import missing_jobs, place_of
+from penstock.protocol.missing_jobs import missing_jobs, order_of, place_of
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.records.small_maps import count_of
@@ -43,17 +43,17 @@ class AuditReport:
     #: Samples or groups that were counted twice.
     duplicated: int = 0
     groups: int = 0
-    #: Ids of the first of the jobs that are neither done nor live, as far as they are known.
+    #: Ids of the first of the jobs that are neither done nor live, or in no container, as far as they are known.
     missing: list[str] = field(default_factory=list)
     #: The ledger of tokens by home lane.
     tokens: dict[str, LaneTokens] = field(default_factory=dict)
 
-    def tell(self, what: str, wrong: str) -> None:
-        """Add a difference; '' is not one. Those beyond ``SHOWN`` are counted only."""
+    def tell(self, what: str, wrong: str, *, first: bool = False) -> None:
+        """Add a difference, first or last; '' is not one. Those beyond ``SHOWN`` are counted only."""
         if wrong:
             self.num_differences += 1
-            if len(self.differences) < SHOWN:
-                self.differences.append(f"{what}: {wrong}")
+            self.differences.insert(0 if first else len(self.differences), f"{what}: {wrong}")
+            del self.differences[SHOWN:]
 
     @property
     def ok(self) -> bool:
@@ -67,10 +67,15 @@ def audit(client: Client, keys: Keys, at: Callable[[int, int], None] = lambda _d
         at: called with how many groups were looked at, and how many there are.
     """
     report = AuditReport(run(client, scripts.recount(keys)))
+    live = _check_groups(client, keys, report, at)
     if report.recount.difference:
         many, which = abs(report.recount.difference), "missing" if report.recount.difference > 0 else "too many"
-        report.tell("queue", f"of {report.recount.admitted} jobs admitted, {many} are {which} in the containers")
-    live = _check_groups(client, keys, report, at)
+        named = f": {_names(report.missing, many)}" if report.missing else ""
+        report.tell(
+            "queue",
+            f"of {report.recount.admitted} jobs admitted, {many} are {which} in the containers{named}",
+            first=True,
+        )
     _check_source(client, keys, report, live)
     _check_tokens(client, keys, report)
     counters = client.hgetall(keys.counters)
@@ -96,12 +101,15 @@ def _check_groups(
 ) -> dict[str, set[int]]:
     """Recount (b). Returns the indices of live jobs by DATASET/EPOCH."""
     live: dict[str, set[int]] = {}
-    jobs = set(scan_groups(client, keys))
+    jobs = sorted(set(scan_groups(client, keys)), key=order_of)
     for job in jobs:
         at(report.groups, len(jobs))
         report.groups += 1
         try:
-            report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
+            wrong = run(client, scripts.check_group(keys, job))
+            report.tell(f"group {job}", wrong)
+            if wrong and len(report.missing) < min(SHOWN, report.recount.difference):
+                report.missing.append(job)
         except ResponseError as exc:
             report.tell(f"group {job}", f"it is not one that a verb wrote: {shown(str(exc), 200)}")
         _check_records(client, keys, report, job)
@@ -179,8 +187,8 @@ def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[st
     if missing > 0:
         report.lost += missing
         named = missing_jobs(client, keys, partial(scan_keys, client), known, missing)
-        report.missing = named[:SHOWN]
-        report.tell("source", f"{missing} admitted jobs are neither done nor live: {_names(report.missing, missing)}")
+        report.tell("source", f"{missing} admitted jobs are neither done nor live: {_names(named[:SHOWN], missing)}")
+        report.missing = list(dict.fromkeys([*named, *report.missing]))[:SHOWN]
     if extra > 0:
         report.tell("source", f"{extra} jobs are done or live and were never admitted")
 

@@ -110,7 +110,8 @@ def ask(
     while (late := lagging(control, keys, asked, before)) is not None:
         tell(f"worker {late} to follow {what}")
         if time.monotonic() > deadline:
-            raise WaitTimeout(f"Worker {late} did not follow {what} in {timeout_s:g} s.")
+            cause = f"worker {late} to follow {what}"
+            raise WaitTimeout(f"Worker {late} did not follow {what} in {timeout_s:g} s.", cause=cause)
         time.sleep(_LOOK_S)
     tell("")
 
@@ -147,7 +148,8 @@ def revive(
     while not asked.offloaded and (late := _lost(control.do(lambda client: live_workers(client, keys)))) is not None:
         tell(f"the engine of worker {late}")
         if time.monotonic() - began > timeout_s:
-            raise WaitTimeout(f"The engine of worker {late} did not come back in {timeout_s:g} s.")
+            cause = f"the engine of worker {late}"
+            raise WaitTimeout(f"The engine of worker {late} did not come back in {timeout_s:g} s.", cause=cause)
         time.sleep(_LOOK_S)
     tell("")
 

@@ -31,12 +31,12 @@ def missing_jobs(
         count: how many are missing.
     """
     seen = {job for job in _referred(client, keys, scan) if not _is_known(job, known)}
-    found = _really(client, keys, sorted(seen, key=_order))
+    found = _really(client, keys, sorted(seen, key=order_of))
     for gaps in (_gaps_of_whole_epochs(known), _gaps(known, count)):
-        more = _really(client, keys, sorted(gaps - set(found), key=_order))
+        more = _really(client, keys, sorted(gaps - set(found), key=order_of))
         if len(found) + len(more) <= count:
             found += more
-    return sorted(found[:count], key=_order)
+    return sorted(found[:count], key=order_of)
 
 
 def _referred(client: Client, keys: Keys, scan: Callable[[str], Iterator[str]]) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _really(client: Client, keys: Keys, jobs: list[str]) -> list[str]:
     """Those that are neither done nor live now: jobs move while one looks."""
     pipe = client.pipeline(transaction=False)
     for job in jobs:
-        dataset, index = _order(job)
+        dataset, index = order_of(job)
         pipe.exists(keys.group(job))
         pipe.getbit(keys.of(f"done:{dataset}"), index)
     answers = pipe.execute() if jobs else []
@@ -98,6 +98,6 @@ def _gaps(known: Mapping[str, set[int]], count: int) -> set[str]:
     }
 
 
-def _order(job: str) -> tuple[str, int]:
+def order_of(job: str) -> tuple[str, int]:
     """The place of a job that has one."""
     return place_of(job) or (job, 0)

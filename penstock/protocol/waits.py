@@ -8,7 +8,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import name_shown, number_in, unpack_map
+from penstock.protocol.records.small_maps import count_in, name_shown, number_in, unpack_map
 from penstock.protocol.scripts import note, run
 from penstock.redaction import redact
 from penstock.redis.commands import Client
@@ -30,6 +30,9 @@ class Wait:
     who: str
     what: str
     since_s: float
+    #: How many of what it waits for have come, and how many it needs; None where they are not counted.
+    count: int | None = None
+    needed: int | None = None
 
 
 class Waiting:
@@ -44,17 +47,22 @@ class Waiting:
         self.who = who
         self._what = self._told_what = ""
         self._since = self._told = 0.0
+        self._counts: dict[str, int] = {}
 
-    def for_(self, what: str, since_s: float = 0.0) -> None:
+    def for_(self, what: str, since_s: float = 0.0, *, count: int | None = None, needed: int | None = None) -> None:
         """Say what is waited for, with secrets masked; '' ends the wait. A Redis that is gone is not an error here.
 
         Args:
             since_s: since when (Unix time); 0: since this was said first.
+            count: how many of what is waited for have come.
+            needed: how many have to come.
         """
         if not what:
             self.end()
             return
         self._what = what
+        counts = {"count": count, "needed": needed}
+        self._counts = {name: value for name, value in counts.items() if value is not None}
         self._since = since_s or self._since or time.time()
         self.tick()
 
@@ -66,7 +74,8 @@ class Waiting:
         if now - self._told < (CONFIRM_S if self._what == self._told_what else MOMENT_S):
             return
         self._told_what, self._told = self._what, now
-        self._write({"what": writable(redact(self._what), MAX_WHAT), "since": self._since, "at": now})
+        what = writable(redact(self._what), MAX_WHAT)
+        self._write({"what": what, "since": self._since, "at": now, **self._counts})
 
     def end(self) -> None:
         """No longer waiting."""
@@ -89,6 +98,13 @@ def read_waits(client: Client, keys: Keys) -> list[Wait]:
     return sorted((wait for wait, at in found if now - at < GONE_S), key=lambda wait: wait.since_s)
 
 
+def read_wait(client: Client, keys: Keys, who: str) -> Wait | None:
+    """What ``who`` waits for; None where it waits for nothing, or its wait cannot be read. Blocks for a round trip."""
+    raw = client.hget(keys.waits, who)
+    found = readable({who.encode(): raw} if raw else {}, _wait)
+    return next((wait for wait, at in found if time.time() - at < GONE_S), None)
+
+
 def _wait(name: bytes, raw: bytes) -> tuple[Wait, float]:
     """A wait, and when it was last confirmed (Unix time)."""
     who = name_shown(name)
@@ -97,4 +113,5 @@ def _wait(name: bytes, raw: bytes) -> tuple[Wait, float]:
     since, at, what = number_in(value, "since", record), number_in(value, "at", record), value.get("what")
     if not isinstance(what, str):
         raise ProtocolError(f"{record} does not say what for.")
-    return Wait(who, what[:MAX_WHAT], since), at
+    count, needed = (count_in(value, field, record) if field in value else None for field in ("count", "needed"))
+    return Wait(who, what[:MAX_WHAT], since, count, needed), at

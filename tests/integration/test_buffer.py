@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from buffer.cutter import Cutter
+from buffer.metrics import queue
 from buffer.payload_servers import PayloadServers
 from buffer.state import State
 from consumers.trainer import Trainer
@@ -280,6 +281,9 @@ def test_T4_drop_gives_up_what_is_too_old_and_frees_its_place(
         assert jobs_of(batch) == ["d/0/6", "d/0/7"]
         sub = client.hgetall(keys.sub("actor"))
         assert (sub[b"disposed"], sub[b"drop:stale"]) == (b"2", b"2")
+        assert sub[b"staleness:stale"] == b"4", "each of version 1, before a batch of version 3"
+        lines = {str(line) for family in queue(client, keys) for line in family.samples if "dropped" in line.name}
+        assert any("dropped_staleness" in line and "'stale'" in line and "value=4.0" in line for line in lines), lines
         lengths = (int(sub[b"aged_samples"]), int(sub[b"aged_tokens"]))
         told = batch.manifest.ledger
         assert (told["aged_samples"], told["aged_tokens"]) == lengths

@@ -203,6 +203,19 @@ def test_I1_audit_names_the_jobs_that_are_missing(cli: Cli, client: redis.Redis,
     assert json.loads(out)["missing"] == [ready, queued]
 
 
+def test_I1_audit_names_the_jobs_that_no_container_holds(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    play.admit(client, keys, [play.job(i) for i in range(5, 35)])
+    lost = [name for name in (f"d/0/{i}" for i in range(35)) if client.hget(keys.group(name), "cl") == b"train"
+            and client.hget(keys.group(name), "st") in (b"queued", b"leased")]  # fmt: skip
+    client.delete(keys.jobs("train"))
+    scripts.ensure_lanes(client, keys)
+    out = cli("audit")[1]
+    named = ", ".join(lost[:20])
+    assert len(lost) > 20
+    assert f"{len(lost)} are missing in the containers: {named} and {len(lost) - 20} more\n" in out
+    assert json.loads(cli("audit", "--json")[1])["missing"] == lost[:20]
+
+
 def test_I1_audit_names_20_missing_jobs_and_counts_the_rest(cli: Cli, client: redis.Redis, keys: Keys) -> None:
     play.admit(client, keys, [play.job(i) for i in range(5, 35)])
     client.delete(*(keys.group(f"d/0/{i}") for i in range(6, 30)))

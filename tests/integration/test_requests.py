@@ -119,8 +119,10 @@ def test_a_prompt_that_was_buried_is_an_error_with_its_reason_and_the_next_call_
 def test_a_time_out_cancels_what_was_asked(config: Config, client: redis.Redis, keys: Keys) -> None:
     with Requests(config) as requests:
         publish(requests)
-        with pytest.raises(WaitTimeout, match="answers to 2 prompts"):
+        with pytest.raises(WaitTimeout, match="answers to 2 prompts") as told:
             requests.answer(prompts("a", "b"), timeout=0.1)
+        assert told.value.count == 0
+        assert told.value.cause in str(told.value)
         assert live(client, keys) == 0
         assert Player(client, keys).lease(2, version=1) == []
 

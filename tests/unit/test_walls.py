@@ -50,6 +50,19 @@ def test_no_request_is_limited_by_the_timer_of_aiohttp() -> None:
     assert all("timeout" in {word.arg for word in call.keywords} for call in sessions), "without, it is five minutes"
 
 
+def test_every_timeout_of_a_wait_says_what_was_missing() -> None:
+    calls = [
+        (str(file), call)
+        for name in PARTS
+        for file in (ROOT / name).rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "WaitTimeout"
+    ]
+
+    assert len(calls) > 10
+    assert [file for file, call in calls if "cause" not in {word.arg for word in call.keywords}] == []
+
+
 def test_a_file_is_short_or_says_why_it_is_not() -> None:
     files = [file for name in (*PARTS, "benchmarks", "examples") for file in (ROOT / name).rglob("*.py")]
 

@@ -82,7 +82,7 @@ class Draws:
         tokenizer: Tokenizer,
         rollout: RolloutConfig,
         account: Drawn,
-        answered: Callable[[Segment], None] | None = None,
+        answered: Callable[[Segment, bool], None] | None = None,
         slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
         self.made: list[Draw] = []

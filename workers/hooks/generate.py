@@ -48,7 +48,7 @@ class Generating:
         interval: int = 0,
         drawn: Callable[[], None] | None = None,
         account: Drawn | None = None,
-        answered: Callable[[Segment], None] | None = None,
+        answered: Callable[[Segment, bool], None] | None = None,
     ) -> None:
         """Make ``sample``; arguments, waits and errors are those of ``generate_sample``.
 
@@ -75,7 +75,7 @@ class Generating:
         *,
         tokenizer: Tokenizer,
         accounts: Sequence[Drawn],
-        answered: Callable[[Segment], None],
+        answered: Callable[[Segment, bool], None],
         slot: Slot,
     ) -> None:
         """Make ``samples`` of a job that ``makes_groups``; as ``Maker.make``."""

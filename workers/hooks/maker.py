@@ -81,7 +81,7 @@ class Maker:
         *,
         tokenizer: Tokenizer,
         accounts: Sequence[Drawn],
-        answered: Callable[[Segment], None] | None = None,
+        answered: Callable[[Segment, bool], None] | None = None,
         slot: Slot = nullcontext,
     ) -> None:
         """Make ``samples``, of one job. What an earlier try left of them is thrown away.
@@ -120,7 +120,7 @@ class Maker:
         sample: Sample,
         account: Drawn,
         tokenizer: Tokenizer,
-        answered: Callable[[Segment], None] | None,
+        answered: Callable[[Segment, bool], None] | None,
         slot: Slot,
     ) -> AsyncIterator[_Begun]:
         account.lost_turn += sum(sample.generated)

@@ -57,7 +57,7 @@ async def generate_sample(
     interval: int = 0,
     drawn: Callable[[], None] | None = None,
     account: Drawn | None = None,
-    answered: Callable[[Segment], None] | None = None,
+    answered: Callable[[Segment, bool], None] | None = None,
 ) -> Sample:
     """Make answer ``k`` of ``job``. Blocks until it is done, held by ``valves`` while weights change.
 
@@ -72,7 +72,7 @@ async def generate_sample(
             is proven, and stay there if the engine dies. 0: only whole answers are.
         drawn: called whenever ``partial`` has grown; must not block.
         account: is told of every token that is drawn in this call and thrown away, and of requests without an answer.
-        answered: called with each answer of the engine, before it is judged; must not block.
+        answered: called with each answer of the engine and whether its request was sent again; must not block.
         environment: its environment; None: a single turn.
 
     Returns:
@@ -117,7 +117,7 @@ class _Maker:
         interval: int,
         drawn: Callable[[], None] | None,
         account: Drawn,
-        answered: Callable[[Segment], None] | None,
+        answered: Callable[[Segment, bool], None] | None,
     ) -> None:
         self.engine = engine
         self.valves = valves
@@ -142,7 +142,8 @@ class _Maker:
         #: Tokens of this request that were drawn, and those that were cut off before it.
         self.requested = 0
         self.cut_off = account.behind_stop
-        self.answered = answered or (lambda _: None)
+        self.answered = answered or (lambda *_: None)
+        self.is_resent = False  # the request that is on its way, after an aborted answer
         self.environment_timeout_s = rollout.environment_timeout_s
         self.lease_tokens = rollout.lease_tokens
         #: Length at which this lease's tokens are used up; None: no limit, or the sample cannot be handed back.
@@ -246,6 +247,7 @@ class _Maker:
     async def draw_turn(self) -> bool:
         """Draw until the turn ends; sets ``finish_reason`` to stop or length. False: the lease's tokens are used up."""
         sample, idle = self.sample, 0
+        self.is_resent = False
         while sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             self.leave_abandoned()
             spent = len(sample.tokens) - self.turn_start
@@ -260,6 +262,7 @@ class _Maker:
             async with self.valves.requests:
                 segment = await self.request(min(budget, left), spent)
             self.take(segment, cut_short=left < budget)
+            self.is_resent = segment.finish_reason == FinishReason.ABORT
             stood_still = not segment.output_ids and (segment.num_thrown or self.engine.version == version)
             idle = idle + 1 if stood_still else 0
             if idle > _MAX_IDLE_ABORTS:
@@ -342,7 +345,7 @@ class _Maker:
             cut_short: it was allowed fewer tokens than the turn has left, so that "length" is not the turn's end.
         """
         sample = self.sample
-        self.answered(segment)
+        self.answered(segment, self.is_resent)
         _truncate(sample, self.request_start)
         judged = len(sample.tokens) - self.turn_start
         position = 0

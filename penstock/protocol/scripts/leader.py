@@ -127,15 +127,22 @@ def cut(
 
 
 def dispose(
-    keys: Keys, lead: Leadership, sub: str, reason: Disposal, jobs: Sequence[str], aged: Sequence[tuple[int, int]] = ()
+    keys: Keys,
+    lead: Leadership,
+    sub: str,
+    reason: Disposal,
+    jobs: Sequence[str],
+    aged: Sequence[tuple[int, int]] = (),
+    staleness: Sequence[int] = (),
 ) -> Call[int]:
     """A subscription gives up these groups unused; their places at the gate are free; how many.
 
     Args:
         aged: (samples, generated tokens) of each, where they are given up for their age; empty: for another reason.
+        staleness: of each, in versions; empty: 0.
     """
-    sizes = aged or [(0, 0)] * len(jobs)
-    groups = [value for job, (samples, tokens) in zip(jobs, sizes, strict=True) for value in (job, samples, tokens)]
+    sizes, lags = aged or [(0, 0)] * len(jobs), staleness or [0] * len(jobs)
+    groups = [value for job, size, lag in zip(jobs, sizes, lags, strict=True) for value in (job, *size, lag)]
     return _call("dispose", keys, lead, [keys.sub(sub)], [sub, reason, reason.code, *groups], int)
 
 

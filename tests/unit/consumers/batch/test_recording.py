@@ -98,8 +98,9 @@ def test_a_replay_goes_on_where_a_state_was_taken_and_ends(tmp_path: Path) -> No
 def test_columns_of_a_replayed_batch_stay_in_the_process(tmp_path: Path) -> None:
     template, _ = record(tmp_path, batches=1)
     batch = Replay(template).next()
-    with pytest.raises(WaitTimeout, match="Column 'values' was not put for 12 of 12 rows"):
+    with pytest.raises(WaitTimeout, match="Column 'values' was not put for 12 of 12 rows") as told:
         batch.get("values")
+    assert (told.value.count, told.value.cause) == (0, "column 'values', which was not put for 12 of 12 rows")
     batch.put("values", np.arange(12.0))
     np.testing.assert_array_equal(batch.get("values"), np.arange(12.0))
 

@@ -147,5 +147,6 @@ def test_an_evaluation_that_is_over_without_an_answer_to_a_dataset_is_told_of_an
     with pytest.raises(PenstockError, match="Version 1 has no accuracy on other, and none is to come"):
         evaluation.wait(1, None)
     assert "Version 1 has no accuracy on other" in caplog.text
-    with pytest.raises(WaitTimeout):
+    with pytest.raises(WaitTimeout, match="0 of 2 datasets did, not held, other") as told:
         evaluation.wait(2, 0.01)
+    assert (told.value.count, told.value.cause) == (0, "the evaluation of version 2 on held, other")

@@ -19,6 +19,7 @@ from workers.jobs.generate import generate_sample
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
 from workers.jobs.sampling import sampling_for
 from workers.jobs.valves import Valves
+from workers.services import Tally
 from workers.sglang.server_info import ServerInfo
 
 EOS = 0
@@ -151,9 +152,11 @@ async def test_T6_T8_an_aborted_answer_resumes_from_its_prefix_with_what_is_left
         segment("xy", "abort", 2),
         segment("z", "stop", 3, eos=True),
     )
-    sample = await make(engine)
+    tally = Tally()
+    sample = await make(engine, answered=tally.answered)
 
     prefix = [1, 2, 3]
+    assert tally.resent_requests == 3
     assert [ids for ids, _ in engine.asked] == [
         prefix,
         [*prefix, 21, 22, 23],
