@@ -16,13 +16,14 @@ LETTERS = tuple(string.ascii_uppercase[:10])
 #: Most choices that are looked at.
 MAX_CHOICES = 26
 
-#: Where answers name their letter, the first that does. It stands alone: "is because" names no B. Possessive, so that
-#: no text takes longer than its length.
+#: Where an answer names its letter; the first match counts. The letter is no part of a word ("is because" names no B),
+#: but may be emphasised: ``_B_`` names B, and ``F_B`` names nothing. Possessive, so that no text takes longer than its
+#: length.
 _NAMED = (
-    re.compile(r"(?:answer|option|choice)\s*+(?:is\b|:)?+[\s:*_({\[]*+([A-Z])\b", re.IGNORECASE),
-    re.compile(r"\b([A-Z])\b[\s*_)}\]]{0,8}+is\s{1,8}+(?:the\s{1,8}+)?+correct", re.IGNORECASE),
+    re.compile(r"(?:answer|option|choice)\s*+(?:is(?![^\W_])|:)?+[\s:*_({\[]*+([A-Z])_{0,3}+(?!\w)", re.IGNORECASE),
+    re.compile(r"(?<!\w)_{0,3}+([A-Z])_{0,3}+(?!\w)[\s*)}\]]{0,8}+is\s{1,8}+(?:the\s{1,8}+)?+correct", re.IGNORECASE),
 )
-_ALONE = re.compile(r"\b[A-Z]\b")
+_ALONE = re.compile(r"(?<!\w)_{0,3}+([A-Z])_{0,3}+(?!\w)")
 _NOT_WORDS = re.compile(r"[^a-z0-9]+")
 
 

@@ -1,57 +1,43 @@
 """``math`` and ``deepscaler``: the last box of an answer, equal to the label in notation, or as mathematics.
 
-Equal as mathematics: the difference of the two is simplified to 0 by sympy. What is read is LaTeX, by
-latex2sympy2_extended's grammar: nothing of an answer is evaluated as Python. Both run in processes that can be killed.
+First both are brought into one spelling (math_notation.py); numbers and texts are decided by that. Formulas are then
+compared as mathematics (math_algebra.py). Both rewards run in processes that can be killed.
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from math import gcd
 
 from workers.rewards.kinds.box import END_OF_THOUGHTS, MARK, last_box
-from workers.rewards.kinds.math_text import is_integer, notation, plain
+from workers.rewards.kinds.math_algebra import is_equal
+from workers.rewards.kinds.math_notation import Notation, exact_value, fraction_parts, read_notation
 from workers.rewards.kinds.question import Question
 
 #: Longest answer or label that is compared, in characters: longer ones are no result.
 MAX_ANSWER = 4096
 #: What other models than those with thoughts begin their answer with.
 RESPONSE = "###Response"
-#: Most unknowns of a difference that is simplified, and powers whose simplification may take for ever.
-MAX_LETTERS = 2
-_BIG_POWER = re.compile(r"\^\{?-?\d\d|\^\{?\d+\}?\^|\^\(")
-_FRACTION = re.compile(r"-?\d+/0*[1-9]\d*")
-_COMMAND = re.compile(r"\\?(?:sqrt|frac)")
-_FUNCTION = re.compile(r"\\?\b(sqrt|pi|sin|cos|tan|log|ln|exp)(?![a-z])")
-_ROOT = re.compile(r"\\sqrt\(([^()]*)\)")
-_POWER = re.compile(r"\^(-?\w)")
+#: A relation may be written as an interval too.
+_RELATION = re.compile(r"[<>]|\\[gl]eq(?![a-zA-Z])")
 _OPEN, _CLOSE = "([", ")]"
 
 
-@dataclass(frozen=True, slots=True)
-class Gold:
-    """A label in its normal forms."""
-
-    notation: str
-    plain: str
-
-
 @lru_cache(maxsize=256)
-def _gold(label: str) -> Gold | None:
-    """None where there is nothing to be equal to. Compared once, because only that evaluates it."""
+def _label(label: str) -> Notation | None:
+    """The label in one spelling, its formulas read at no answer's expense; None if it is empty or too long."""
     found = last_box(label) if MARK in label else label
     if not found or len(found) > MAX_ANSWER:
         return None
-    gold = Gold(notation(found), plain(found))
-    for entry in _entries(gold.plain):
-        if not is_integer(entry) and _may_be_read(entry):
-            _is_zero(entry, "0")
-    return gold
+    notation = read_notation(found)
+    for entry in _entries(notation.text)[1]:
+        if exact_value(entry) is None:
+            is_equal(entry, "0")
+    return notation
 
 
 def read_label(label: str) -> None:
     """Read the label, whose answers are then compared with what was read."""
-    _gold(label)
+    _label(label)
 
 
 def math(question: Question) -> int:
@@ -74,74 +60,72 @@ def deepscaler(question: Question) -> int:
 
 def _judged(text: str, label: str) -> int:
     answer = last_box(text)
-    if answer is None or len(answer) > MAX_ANSWER or (gold := _gold(label)) is None:
+    if not answer or len(answer) > MAX_ANSWER or (wanted := _label(label)) is None:
         return 0
-    return int(notation(answer) == gold.notation or is_same(gold.plain, plain(answer)))
+    return int(is_same(wanted, read_notation(answer)))
 
 
-def is_same(label: str, answer: str) -> bool:
-    """Whether two answers in their ``plain`` form are the same, entry by entry where they are tuples or intervals."""
-    if label == answer:
+def is_same(label: Notation, answer: Notation) -> bool:
+    """Return whether an answer equals a label, entry by entry where they are lists, tuples or intervals.
+
+    Units and names before an equals sign count where both have one.
+    """
+    if (label.unit and answer.unit and label.unit != answer.unit) or (
+        label.name and answer.name and label.name != answer.name
+    ):
+        return False
+    if label.text == answer.text:
         return True
-    if not answer or not label:
+    if not label.text or not answer.text:
         return False
-    wanted, said = _entries(label), _entries(answer)
-    if len(wanted) > 1 and (label[0], label[-1]) != (answer[0], answer[-1]):
-        return False
-    return len(wanted) == len(said) and all(map(_is_same_entry, wanted, said))
+    if _RELATION.search(label.text):
+        return is_equal(label.text, answer.text)
+    (brackets, wanted), (others, given) = _entries(label.text), _entries(answer.text)
+    if _is_set(label.text) != _is_set(answer.text) and brackets == others == "" and len(wanted) != len(given):
+        return is_equal(_as_set(label.text), _as_set(answer.text))
+    return brackets == others and len(wanted) == len(given) and all(map(_is_same_entry, wanted, given))
 
 
-def _entries(text: str) -> list[str]:
-    """What stands between the commas of a tuple or interval; else all of it."""
-    if len(text) < 3 or text[0] not in _OPEN or text[-1] not in _CLOSE:
-        return [text]
-    found, depth, begin = [], 0, 1
-    for index, character in enumerate(text[1:-1], 1):
+def _is_set(text: str) -> bool:
+    return text.startswith("\\{") and text.endswith("\\}")
+
+
+def _as_set(text: str) -> str:
+    """A list of solutions as the set of them."""
+    return text if _is_set(text) or text[0] in _OPEN else f"\\{{{text}\\}}"
+
+
+def _entries(text: str) -> tuple[str, list[str]]:
+    """The brackets of a tuple or interval with what stands between its commas; '' and the parts of a list; '' and all
+    of anything else."""
+    if len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE:
+        found = _between_commas(text[1:-1])
+        if found is not None and len(found) > 1:
+            return text[0] + text[-1], found
+    found = _between_commas(text)
+    return "", found if found is not None else [text]
+
+
+def _between_commas(text: str) -> list[str] | None:
+    """Parts between the commas outside all brackets; None if a bracket closes that was not opened."""
+    found, depth, begin = [], 0, 0
+    for index, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if depth < 0:
-            return [text]
+            return None
         if character == "," and not depth:
             found.append(text[begin:index])
             begin = index + 1
-    return [*found, text[begin:-1]]
+    return [*found, text[begin:]]
 
 
 def _is_same_entry(label: str, answer: str) -> bool:
     if label == answer:
         return True
-    # A fraction must be reduced, and an integer written out.
-    if _FRACTION.fullmatch(label) and _FRACTION.fullmatch(answer):
-        return False
-    return is_integer(label) == is_integer(answer) and _may_be_read(f"{label}-{answer}") and _is_zero(label, answer)
-
-
-def _may_be_read(text: str) -> bool:
-    letters = {character for character in _COMMAND.sub("", text) if character.isalpha()}
-    return len(letters) <= MAX_LETTERS and not _BIG_POWER.search(text)
-
-
-def _is_zero(label: str, answer: str) -> bool:
-    import sympy
-
-    wanted, said = _expression(label), _expression(answer)
-    if wanted is None or said is None:
-        return False
-    try:
-        return bool(sympy.simplify(wanted - said) == 0)
-    # What sympy makes of an answer is not known beforehand; only what it proves is equal.
-    except Exception:
-        return False
-
-
-def _expression(text: str) -> Any:
-    """``plain`` text as a sympy expression; None where it is none."""
-    import sympy
-    from latex2sympy2_extended import latex2sympy
-
-    text = _ROOT.sub(r"\\sqrt{\1}", _FUNCTION.sub(r"\\\1 ", text).replace("\\sqrt (", "\\sqrt("))
-    try:
-        found = latex2sympy(_POWER.sub(r"^{\1}", text), normalization_config=None)
-    # Its grammar and its visitors raise what they like.
-    except Exception:
-        return None
-    return found if isinstance(found, sympy.Expr) else None
+    wanted, given, parts = exact_value(label), exact_value(answer), fraction_parts(answer)
+    # For an integer it must be written out, for a fraction it must be reduced.
+    if wanted is not None and (wanted.denominator == 1 or (parts and fraction_parts(label))):
+        return wanted == given and (parts is None or (wanted.denominator > 1 and gcd(*parts) == 1))
+    if wanted is not None and given is not None:
+        return wanted == given
+    return is_equal(label, answer)
