@@ -9,7 +9,8 @@ Both legs use the same engine process, prompts, response lengths, sampling and l
 The rate of a leg is what the engine's decode log reports in the counted span, so unfinished answers count in both.
 Workloads: ``tail`` (of 16 prompts 8 have answers of 128 tokens, 4 of 256, 2 of 512, one of 1,024, one of 3,072),
 ``flat`` (512 tokens each), ``short`` (50 tokens each); ``ignore_eos`` makes the lengths exact. ``--source NAME=DIR``
-measures the penstock of another checkout too, on the same engine, so that the effect of one change is visible.
+measures the penstock of another checkout too, on the same engine, so that the effect of one change is visible; behind
+DIR, ``,bound=1`` or another setting applies to that leg alone.
 
     python -m benchmarks.engine_rate --json FILE
     python -m benchmarks.engine_rate --device cuda --shape 0.5b --concurrency 256 --batch-groups 32 --json FILE
@@ -25,7 +26,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,6 +76,28 @@ class Plan:
     def prompt(self, index: int) -> str:
         """A prompt of ``prompt_tokens`` characters, each one token; no two are equal."""
         return f"{index:0{self.prompt_tokens}d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkout of penstock and the settings of its leg."""
+
+    directory: Path
+    plan: Plan
+
+    @classmethod
+    def parse(cls, value: str, plan: Plan) -> "Source":
+        """Read ``DIR[,bound=N][,apply=POLICY][,publish=TRANSPORT]``. SystemExit if it names no checkout or setting."""
+        directory, *settings = value.split(",")
+        if not (Path(directory) / "penstock").is_dir():
+            raise SystemExit(f"--source: {directory} is not a checkout of penstock; write NAME=DIR.")
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            if name not in ("bound", "apply", "publish"):
+                raise SystemExit(f"--source: {name!r} is not one of bound, apply and publish.")
+            change: dict[str, Any] = {name: int(text) if name == "bound" else text}
+            plan = replace(plan, **change)
+        return cls(Path(directory), plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +179,14 @@ def raw_leg(engine: RunningEngine, log: DecodeLog, plan: Plan, prompts: Sequence
         return measure("raw", log, plan)
 
 
-def penstock_leg(source: str, directory: Path, engine: RunningEngine, log: DecodeLog, plan: Plan) -> Span:
+def penstock_leg(name: str, source: Source, engine: RunningEngine, log: DecodeLog) -> Span:
     """Measure the penstock of one checkout, in a new run with a new Redis. Blocks.
 
     Raises RuntimeError, with the end of the leg's output, if it does not serve or dies.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, redis_server() as url:
-        folder = Path(name)
+    plan, directory = source.plan, source.directory
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary, redis_server() as url:
+        folder = Path(temporary)
         settings = {
             "redis": url, "engine": engine.url, "model": str(engine.model), "folder": str(folder),
             "lengths": plan.lengths, "group": GROUP, "slots": plan.concurrency, "bound": plan.bound,
@@ -180,7 +204,7 @@ def penstock_leg(source: str, directory: Path, engine: RunningEngine, log: Decod
             try:
                 _wait_until_serving(process, folder)
                 steps_before, began_s = _steps(folder), time.monotonic()
-                span = measure(source, log, plan)
+                span = measure(name, log, plan)
                 batches, seconds = _steps(folder)[len(steps_before) :], time.monotonic() - began_s
                 if process.poll() is not None or not batches:
                     raise RuntimeError(f"The leg trained {len(batches)} batches:\n{_end_of(folder)}")
@@ -226,12 +250,10 @@ def token_ids(engine: RunningEngine, plan: Plan) -> list[list[int]]:
     return [tokenizer.encode(plan.prompt(index)).ids for index in range(4096)]
 
 
-def sources_of(arguments: Sequence[str]) -> dict[str, Path]:
-    """NAME=DIR arguments as a map; without one, this checkout as ``penstock``."""
-    found = {name: Path(folder) for name, _, folder in (argument.partition("=") for argument in arguments)}
-    if missing := [folder for folder in found.values() if not (folder / "penstock").is_dir()]:
-        raise SystemExit(f"--source: {missing[0]} is not a checkout of penstock; write NAME=DIR.")
-    return found or {"penstock": Path(__file__).parents[1]}
+def sources_of(arguments: Sequence[str], plan: Plan) -> dict[str, Source]:
+    """Name -> checkout; without arguments, this checkout as ``penstock``."""
+    found = {name: Source.parse(value, plan) for name, _, value in (one.partition("=") for one in arguments)}
+    return found or {"penstock": Source(Path(__file__).parents[1], plan)}
 
 
 def main(
@@ -250,7 +272,8 @@ def main(
     warm_s: Annotated[float, typer.Option(help="Seconds of a leg before its counted span.")] = 20.0,
     window_s: Annotated[float, typer.Option(help="Seconds of a counted span.")] = 40.0,
     budget_s: Annotated[float, typer.Option(help="No round begins after this many seconds.")] = 3600.0,
-    source: Annotated[list[str] | None, typer.Option(help="NAME=DIR of a checkout; repeat.")] = None,
+    raw: Annotated[bool, typer.Option(help="Measure the raw clients too.")] = True,
+    source: Annotated[list[str] | None, typer.Option(help="NAME=DIR[,SETTING=VALUE] of a checkout; repeat.")] = None,
     engine_python: EnginePython = None,
     engine_arg: EngineArgs = None,
     engine_env: EngineEnv = None,
@@ -260,7 +283,7 @@ def main(
     plan = Plan(
         workload, concurrency, prompt_tokens, bound, batch_groups, apply, publish, device, warm_s, window_s, scale
     )
-    sources = sources_of(source or [])
+    sources = sources_of(source or [], plan)
     spans: list[Span] = []
     more = {"decode-log-interval": 10}
     with served(SHAPES[shape], device, concurrency, engine_python, engine_arg, engine_env, more=more) as engine:
@@ -270,14 +293,15 @@ def main(
             thread.start()
             try:
                 for turn in range(rounds):
-                    names = ["raw", *sources] if turn % 2 == 0 else [*reversed(sources), "raw"]
+                    names = [*(["raw"] if raw else []), *sources]
+                    names = names if turn % 2 == 0 else names[::-1]
                     for name in names:
                         if turn and time.monotonic() + plan.warm_s + plan.window_s > end_s:
                             break
                         is_raw = name == "raw"
                         span = (
                             raw_leg(engine, log, plan, prompts) if is_raw
-                            else penstock_leg(name, sources[name], engine, log, plan)
+                            else penstock_leg(name, sources[name], engine, log)
                         )  # fmt: skip
                         spans.append(span)
                         typer.echo(f"round {turn + 1}, {name}: {span.tokens_per_s:,.0f} tokens/s {span.path}", err=True)
