@@ -10,7 +10,6 @@ sees metadata and rewards; the buffer never touches payload bytes.
 """
 
 import logging
-import math
 import queue
 import re
 import threading
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from buffer.group import deviation
 from penstock.errors import ConfigError
 from penstock.hooks.signatures import check_hook
 from penstock.protocol.groups import CompletedGroup
@@ -69,9 +69,7 @@ def nonzero_std(group: CompletedGroup) -> tuple[bool, str]:
     rewards = group.rewards_with_loss
     if not rewards:
         return False, NO_LOSS
-    mean = math.fsum(rewards) / len(rewards)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return std > MIN_STD, f"zero_std_{mean:.1f}"
+    return deviation(rewards) > MIN_STD, f"zero_std_{rewards[0]:.1f}"
 
 
 BUILT_IN: dict[str, FilterFunction] = {"nonzero_std": nonzero_std}

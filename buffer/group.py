@@ -1,8 +1,10 @@
 """One complete group, as the buffer remembers it: a few numbers; its metadata stays in Redis until it is cut."""
 
+import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from penstock.errors import ProtocolError
 from penstock.protocol.records.pass_rate import share_byte
@@ -87,7 +89,7 @@ def priorities(records: Collection[SampleMeta], names: Collection[str]) -> dict[
     found = {}
     for name in names:
         if name == "reward_std":
-            found[name] = _deviation([record.reward for record in records if record.num_loss])
+            found[name] = deviation([record.reward for record in records if record.num_loss])
             continue
         values = [_number(record, name) for record in records]
         found[name] = sum(values) / len(values) if values else 0.0
@@ -99,9 +101,13 @@ def _number(record: SampleMeta, name: str) -> float:
     return float(value) if isinstance(value, (int, float)) and value == value else 0.0
 
 
-def _deviation(values: list[float]) -> float:
-    mean = sum(values) / max(1, len(values))
-    return float((sum((value - mean) ** 2 for value in values) / max(1, len(values))) ** 0.5)
+def deviation(values: Sequence[float]) -> float:
+    """Return the population standard deviation, exactly 0 for equal values of any size, and for none."""
+    if not values:
+        return 0.0
+    offsets = [value - values[0] for value in values]
+    mean = fmean(offsets)
+    return math.sqrt(fmean((offset - mean) ** 2 for offset in offsets))
 
 
 def read_group(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:

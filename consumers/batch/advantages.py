@@ -61,6 +61,8 @@ def group_advantages(
     index = np.array([ids.setdefault(group, len(ids)) for group in groups])
     count = np.bincount(index).astype(np.float64)
     centred: NDArray[np.float64] = values - (np.bincount(index, values) / count)[index]
+    # The mean of large rewards is rounded. Subtracting what it is off by makes equal rewards exactly 0.
+    centred = centred - (np.bincount(index, centred) / count)[index]
     others = np.maximum(count - 1, 1)
     if kind == "grpo":
         deviation = np.sqrt(np.bincount(index, centred**2) / others)

@@ -47,6 +47,20 @@ def test_a_group_of_one_and_a_group_of_equals_have_advantage_0(kind: Kind) -> No
     np.testing.assert_allclose(group_advantages([3.0, 0.1, 0.1, 0.1], "cddd", kind), 0, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reward", [1e9 + 0.1, -1e9 - 0.3, 1e12 + 0.7, 123456789.123])
+@pytest.mark.parametrize("size", [3, 7, 16])
+def test_T11_a_group_of_equal_large_rewards_has_advantage_0(kind: Kind, reward: float, size: int) -> None:
+    assert group_advantages([reward] * size, "a" * size, kind).tolist() == [0.0] * size
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_T11_large_rewards_have_the_advantages_of_their_differences(kind: Kind) -> None:
+    small = [0.0, 1.0, 0.5, 4.0, 0.25]
+    found = group_advantages([1e9 + reward for reward in small], "a" * 5, kind)
+    np.testing.assert_allclose(found, group_advantages(small, "a" * 5, kind), rtol=1e-12)
+
+
 def test_T11_reinforce_pp_whitens_over_loss_tokens_of_the_whole_batch() -> None:
     weights = [3, 1, 0, 2, 5, 4, 1, 0, 2, 2]
     found = group_advantages(REWARDS, GROUPS, "reinforce_pp_baseline", weights)

@@ -58,6 +58,13 @@ def test_a_masked_sample_does_not_count_for_the_priority_either() -> None:
     assert priorities(samples, ["reward_std"]) == {"reward_std": 0.0}
 
 
+@pytest.mark.parametrize("reward", [0.1, 1e9 + 0.1, 1e11 + 0.3, 1e15 + 0.5])
+def test_a_group_of_equal_large_rewards_has_no_deviation(reward: float) -> None:
+    samples = [meta(k, reward, n=7) for k in range(7)]
+    assert nonzero_std(group(*samples, n=7)) == (False, f"zero_std_{reward:.1f}")
+    assert priorities(samples, ["reward_std"]) == {"reward_std": 0.0}
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.booleans()), min_size=2, max_size=5),
