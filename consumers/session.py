@@ -159,7 +159,7 @@ class Session:
         self.clock.must_publish = self.seat.leads and self.publishes
         self.progress.go_back(n)
 
-    def report(self, figures: dict[str, float | int | str]) -> None:
+    def report(self, figures: Mapping[str, float | int | str | None]) -> None:
         """Show figures in `penstock status` and the live view. Blocks for one round trip."""
         seat = self.seat
         self.tally.report(figures)

@@ -393,6 +393,6 @@ class Trainer:
         waited, self.wait_s = self.wait_s, 0.0
         return waited
 
-    def report(self, **figures: float | int | str) -> None:
-        """Show figures of the last step in `penstock status` and the live view."""
+    def report(self, **figures: float | int | str | None) -> None:
+        """Show figures of the last step in `penstock status` and the live view; None: there is nothing to show."""
         self.session.report(figures)

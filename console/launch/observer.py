@@ -150,7 +150,7 @@ def summary_line(summary: Mapping[str, Any]) -> str:
 
 def _in_words(value: Any) -> str:
     if not isinstance(value, Mapping):
-        return str(value)
+        return "-" if value is None else str(value)
     return ", ".join(f"{name} {count}" for name, count in value.items() if count) or "none"
 
 

@@ -52,7 +52,7 @@ def summarize(
         "bound": config.staleness.bound,
         **{key: trained[key] for key in ("steps", "samples", "tokens")},
         "seconds": round(seconds, 3),
-        "tokens_per_s": round(trained["tokens"] / seconds, 3) if seconds > 0 else 0.0,
+        "tokens_per_s": round(trained["tokens"] / seconds, 3) if seconds > 0 else None,
         **{key: trained[key] for key in ("accuracy_first", "accuracy_last", "staleness_max", "staleness_mean")},
         "lost": int(audit.lost),
         "duplicated": int(audit.duplicated),

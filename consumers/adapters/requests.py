@@ -195,7 +195,7 @@ class Requests:
         """As ``Trainer.tell_wait``."""
         self.session.subscriber.waiting.for_(what)
 
-    def report(self, **figures: float | int | str) -> None:
+    def report(self, **figures: float | int | str | None) -> None:
         """As ``Trainer.report``."""
         self.session.report(figures)
 

@@ -134,7 +134,7 @@ class Replay:
     def tell_wait(self, what: str) -> None:
         """Nobody asks a recording why it waits."""
 
-    def report(self, **figures: float | int | str) -> None:
+    def report(self, **figures: float | int | str | None) -> None:
         """Nobody looks."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.grpo.scores import Answer, by_category, rates_of
+from consumers.grpo.totals import mean
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.config.staleness import Sampler
@@ -176,7 +177,7 @@ class Evaluation:
             version, dataset = int(row["version"]), str(row["dataset"])
             self.accuracy.setdefault(version, {})[dataset] = float(row["accuracy"])
             # A row without it proves nothing.
-            self._shares.setdefault(version, {})[dataset] = float(row.get("asked_share", 0.0))
+            self._shares.setdefault(version, {})[dataset] = float(row.get("asked_share") or 0.0)
             prompts = int(row.get("prompts", 0)), int(row.get("asked", 0))
             self._prompts.setdefault(version, {})[dataset] = prompts
         self._tell(rows)
@@ -318,7 +319,7 @@ def summarize(
             "asked": asked,
             "oldest": min(row.oldest for row in rows),
             "newest": max(row.newest for row in rows),
-            "asked_share": sum(_drawn_by(version, row) for row in rows) / max(1, sum(row.num_loss for row in rows)),
+            "asked_share": mean(sum(_drawn_by(version, row) for row in rows), sum(row.num_loss for row in rows)),
             "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows),
             **rates_of(answers),
             **({"categories": categories} if categories else {}),

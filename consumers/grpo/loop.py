@@ -29,6 +29,7 @@ from consumers.grpo.hooks import TrainingHooks, check_alike
 from consumers.grpo.pictures import auto_class
 from consumers.grpo.rows import of_steps, read_rows
 from consumers.grpo.step import GRPO
+from consumers.grpo.totals import Figures
 from consumers.grpo.trackers.names import of_batch, of_manifest
 from consumers.grpo.trackers.trackers import HURRY_S, Trackers
 from consumers.trainer import Trainer
@@ -142,7 +143,7 @@ class TrainingLoop:
         began = time.monotonic()
         rollout_only = self.config.debug.rollout_only
         self._prepare(batch)
-        metrics = {} if rollout_only else self.learner.step(batch)
+        metrics: Figures = {} if rollout_only else self.learner.step(batch)
         trained = time.monotonic()
         trainer.commit(batch)
         self.step += 1
@@ -183,7 +184,7 @@ class TrainingLoop:
         self.published = trainer.tick(step=step) if tick else trainer.publish(self.learner.model, step=step)
         self.published_at = step
 
-    def _report(self, batch: Batch, metrics: dict[str, float], step_s: float, publish_s: float) -> None:
+    def _report(self, batch: Batch, metrics: Figures, step_s: float, publish_s: float) -> None:
         row: dict[str, Any] = {
             "step": self.step,
             **metrics,
@@ -202,7 +203,7 @@ class TrainingLoop:
             self._trackers.row(row)
         shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
         total = row["wait_s"] + step_s + publish_s
-        self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else 0.0)
+        self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else None)
 
     def _restore(self) -> None:
         """Take up the newest checkpoint; without one, whatever was cut comes again from the first batch."""

@@ -17,6 +17,7 @@ from consumers.batch import layout
 from consumers.batch.batch import Batch
 from consumers.grpo import kl
 from consumers.grpo.distillation import side_of
+from consumers.grpo.totals import Figures, mean
 from penstock.config.trainer import KLEstimator
 from penstock.names import REFERENCE_LOGPROBS
 
@@ -52,7 +53,7 @@ def distances(
     return found
 
 
-def take_off(batch: Batch, found: Tensor, weight: float) -> dict[str, float]:
+def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
     """Have the advantages of the rewards that are left; the same on every rank.
 
     A sample whose payload is lost is as far from the reference as nobody knows: it is compared with none.
@@ -66,4 +67,4 @@ def take_off(batch: Batch, found: Tensor, weight: float) -> dict[str, float]:
     drawn, of_loss, lost = found.tolist()
     rewards = [row.reward - weight * one for row, one in zip(batch.all_rows, drawn, strict=True)]
     batch.set_rewards(rewards, unknown={i for i, one in enumerate(lost) if one})
-    return {"ref_kl": sum(of_loss) / max(batch.counts["loss_tokens"], 1)}
+    return {"ref_kl": mean(sum(of_loss), batch.counts["loss_tokens"])}

@@ -81,8 +81,8 @@ def of_steps(config: Config, rows: Rows) -> dict[str, Any]:
         "tokens": int(_sum(steps, "generated_tokens")),
         "accuracy_first": accuracies[0]["accuracy"] if accuracies else None,
         "accuracy_last": accuracies[-1]["accuracy"] if accuracies else None,
-        "staleness_max": max((int(row.get("staleness_max") or 0) for row in steps), default=0),
-        "staleness_mean": _mean(steps, "staleness_mean", samples),
+        "staleness_max": max((int(row["staleness_max"]) for row in _known(steps, "staleness_max")), default=None),
+        "staleness_mean": _mean_over_samples(steps, "staleness_mean"),
         "skipped_steps": int(_sum(steps, "skipped_steps")),
         "trainer_wait_share": ratio(_sum(steps, "wait_s"), busy_s),
     }
@@ -98,10 +98,16 @@ def _sum(rows: Iterable[Row], key: str) -> float:
     return sum(float(row.get(key) or 0) for row in rows)
 
 
-def _mean(rows: Iterable[Row], key: str, weight: float) -> float:
-    return ratio(sum(float(row.get(key) or 0) * float(row.get("samples") or 0) for row in rows), weight)
+def _known(rows: Iterable[Row], key: str) -> list[Row]:
+    return [row for row in rows if row.get(key) is not None]
 
 
-def ratio(value: float, over: float) -> float:
-    """``value / over``, 0 where that is nothing."""
-    return round(value / over, 6) if over else 0.0
+def _mean_over_samples(rows: Iterable[Row], key: str) -> float | None:
+    known = _known(rows, key)
+    weighted = sum(float(row[key]) * float(row.get("samples") or 0) for row in known)
+    return ratio(weighted, _sum(known, "samples"))
+
+
+def ratio(value: float, over: float) -> float | None:
+    """Return ``value / over`` to six digits; None where ``over`` is 0, because there is nothing to take the mean of."""
+    return round(value / over, 6) if over else None

@@ -23,7 +23,7 @@ from consumers.grpo import corrections, distillation, kl, losses, penalty, proce
 from consumers.grpo.losses import TokenLoss
 from consumers.grpo.pictures import add_images, inputs_of
 from consumers.grpo.ranks import Ranks
-from consumers.grpo.totals import Totals
+from consumers.grpo.totals import Figures, Totals
 from consumers.grpo.train_rows import Ask, postprocess
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
@@ -91,7 +91,7 @@ class GRPO:
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         _warn_of_narrow_clips(config)
 
-    def step(self, batch: Batch) -> dict[str, float]:
+    def step(self, batch: Batch) -> Figures:
         """All optimizer steps on a batch, and what they were like; equal on all ranks.
 
         With more than one rank it blocks until all have called it, and one that cannot read its share stops all of
@@ -113,11 +113,10 @@ class GRPO:
             (of the run); with a teacher ``teacher_kl`` (mean of log p - log teacher over the loss tokens, an estimate
             of the reverse KL per token; see ``distillation``); with a reference ``ref_kl`` (mean of the estimate, of
             π_θ in the loss, of the policy that drew in the reward; see ``kl``). ``check_skipped`` says where such
-            batches have become the rule.
+            batches have become the rule. A mean, share, quantile or maximum over no token is None.
         """
-        nothing = {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
         if not batch.counts["loss_tokens"]:
-            return nothing
+            return self._figures_of_no_step()
         taken = self._take_off_rewards(batch) if self._penalty_in("reward") else {}
         parts = self._ranks.all_or_none(lambda: self._parts(batch), f"batch {batch.n}")
         if self.config.process is not None:
@@ -129,7 +128,7 @@ class GRPO:
             kept = [at for at, part in enumerate(parts) if part[0]["counts"]["loss_tokens"]]
             parts, olds = [parts[at] for at in kept], [olds[at] for at in kept]
             if not parts:
-                return nothing
+                return self._figures_of_no_step()
         elif self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
             # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
             olds = self.old_logprobs(parts)
@@ -157,6 +156,18 @@ class GRPO:
                 "skipped_steps_total": float(self.skipped),
             }
         )
+
+    def _figures_of_no_step(self) -> Figures:
+        """Return the figures of a batch without any loss token."""
+        return Totals(self.device, self._means).reduce(1, None) | {
+            "grad_norm": None,
+            "grad_norm_max": None,
+            "optimizer_steps": 0.0,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "skipped": 1.0,
+            "skipped_steps": 0.0,
+            "skipped_steps_total": float(self.skipped),
+        }
 
     def _parts(self, batch: Batch) -> list[list[Micro]]:
         """The micro-batches of each optimizer step, on the device; steps without any loss token are left out."""
@@ -264,7 +275,7 @@ class GRPO:
         return micro
 
     @torch.no_grad()
-    def _take_off_rewards(self, batch: Batch) -> dict[str, float]:
+    def _take_off_rewards(self, batch: Batch) -> Figures:
         """Take the penalty off the rewards of the whole batch, and make advantages of what is left (T11).
 
         Each rank knows its own tokens alone: with several it blocks until all have called it.

@@ -10,6 +10,7 @@ With r = π_θ / μ of a token at the moment it is trained (μ the behaviour pol
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from consumers.grpo.losses import LOG_RATIO_LIMIT, TokenLoss, log_ratio
 _BINS = 4096
 _FINEST = 1e-4
 _REACH = math.asinh(LOG_RATIO_LIMIT / _FINEST)
+#: Metrics by name; None: there was no token to measure.
+Figures: TypeAlias = dict[str, float | None]
 #: Name of a metric -> quantile.
 _QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
 
@@ -84,11 +87,11 @@ class Totals:
         of_both = torch.stack([difference.max(), (difference * fresh).max()])
         self.maxima[:2] = torch.maximum(self.maxima[:2], of_both)
 
-    def reduce(self, dp_size: int, process_group: dist.ProcessGroup | None, passes: int = 1) -> dict[str, float]:
-        """Means, maxima and quantiles over all ranks. Blocks until all ranks have called it.
+    def reduce(self, dp_size: int, process_group: dist.ProcessGroup | None, passes: int = 1) -> Figures:
+        """Return means, maxima and quantiles over all ranks, None for each that has no token. Blocks for all ranks.
 
         Args:
-            passes: times that every token was taken in.
+            passes: times that every token was added.
         """
         if dp_size > 1:
             for tensor in (self.sums, self.first, self.histogram, *self._means.values()):
@@ -97,28 +100,32 @@ class Totals:
         trained, loss, low, high, dual, clamped, capped, surprise, weight, square, k3 = self.sums.tolist()
         tokens, difference, fresh, fresh_difference = self.first.tolist()
         largest, fresh_largest, above, below = self.maxima.tolist()
-        over = max(trained, 1)
         return {
-            "loss": loss / over,
-            "clip_frac": (low + high + dual) / over,
-            "clip_low_frac": low / over,
-            "clip_high_frac": high / over,
-            "clip_dual_frac": dual / over,
-            "ratio_clamped_frac": clamped / over,
-            "weight_capped_frac": capped / over,
-            "entropy": surprise / over,
-            "ess": weight**2 / (over * square) if square else 0.0,
-            "k3": k3 / over,
-            "ratio_min": math.exp(-below),
-            "ratio_max": math.exp(above),
+            "loss": mean(loss, trained),
+            "clip_frac": mean(low + high + dual, trained),
+            "clip_low_frac": mean(low, trained),
+            "clip_high_frac": mean(high, trained),
+            "clip_dual_frac": mean(dual, trained),
+            "ratio_clamped_frac": mean(clamped, trained),
+            "weight_capped_frac": mean(capped, trained),
+            "entropy": mean(surprise, trained),
+            "ess": mean(weight**2, trained * square),
+            "k3": mean(k3, trained),
+            "ratio_min": math.exp(-below) if trained else None,
+            "ratio_max": math.exp(above) if trained else None,
             **_quantiles(self.histogram),
-            "logprob_diff_mean": difference / max(tokens, 1),
-            "logprob_diff_max": largest,
-            "logprob_diff_fresh_mean": fresh_difference / max(fresh, 1),
-            "logprob_diff_fresh_max": fresh_largest,
+            "logprob_diff_mean": mean(difference, tokens),
+            "logprob_diff_max": largest if tokens else None,
+            "logprob_diff_fresh_mean": mean(fresh_difference, fresh),
+            "logprob_diff_fresh_max": fresh_largest if fresh else None,
             "tokens": trained / passes,
-            **{name: float(total) / over for name, total in self._means.items()},
+            **{name: mean(float(total), trained) for name, total in self._means.items()},
         }
+
+
+def mean(total: float, count: float) -> float | None:
+    """Return ``total / count``; None where there is nothing to take the mean of, because 0 is a value."""
+    return total / count if count else None
 
 
 def _largest(values: Tensor, mask: Tensor) -> Tensor:
@@ -132,13 +139,13 @@ def _histogram(away: Tensor) -> Tensor:
     return torch.bincount(place.long().clamp(0, _BINS - 1), minlength=_BINS)
 
 
-def _quantiles(histogram: Tensor) -> dict[str, float]:
-    """r at each quantile, the middle of the bin that holds it; 1 where there is no token."""
+def _quantiles(histogram: Tensor) -> Figures:
+    """Return r at each quantile, the middle of the bin that holds it; None if no token has a finite ratio."""
     upto = histogram.cumsum(0)
     total = int(upto[-1])
-    out = {}
+    out: Figures = {}
     for name, share in _QUANTILES.items():
         at = int(torch.searchsorted(upto, max(1, math.ceil(share * total))))
         place = (min(at, _BINS - 1) + 0.5) / (_BINS / 2) - 1
-        out[name] = math.exp(_FINEST * math.sinh(place * _REACH)) if total else 1.0
+        out[name] = math.exp(_FINEST * math.sinh(place * _REACH)) if total else None
     return out

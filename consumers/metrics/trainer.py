@@ -1,6 +1,6 @@
 """Metrics of one trainer, served by its rank 0: of the whole batch, as its manifest has it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -23,8 +23,12 @@ LENGTH = histogram("trainer_response_length_tokens", "Generated tokens of each s
 STALENESS = histogram(
     "trainer_staleness_versions", "Age in versions of the oldest token that bears loss, of each sample trained on."
 )
-STALENESS_MAX = gauge("trainer_staleness_max", "Oldest token that bears loss in the last batch, in versions.")
-STALENESS_MEAN = gauge("trainer_staleness_mean", "Mean over the tokens that bear loss in the last batch, in versions.")
+STALENESS_MAX = gauge(
+    "trainer_staleness_max", "Oldest token that bears loss in the last batch, in versions; absent if none does."
+)
+STALENESS_MEAN = gauge(
+    "trainer_staleness_mean", "Mean over the tokens that bear loss in the last batch, in versions; absent if none does."
+)
 BOUND = gauge("trainer_staleness_bound", "What the last batch was cut under.")
 BATCH = gauge("trainer_batch", "Number of the last batch that it committed.")
 TRAIN_VERSION = gauge("trainer_version", "Version of its weights when that batch was trained.")
@@ -133,15 +137,13 @@ def _each(series: Mapping[str, Series], sums: Mapping[str, float]) -> Iterator[M
 
 
 def _batch(manifest: Manifest) -> Iterator[Metric]:
-    figures: tuple[tuple[Series, Callable[[Manifest], float]], ...] = (
-        (STALENESS_MAX, lambda one: one.staleness_max),
-        (STALENESS_MEAN, lambda one: one.staleness_mean),
-        (BOUND, lambda one: one.bound),
-        (BATCH, lambda one: one.n),
-        (TRAIN_VERSION, lambda one: one.train_version),
-    )
-    for series, figure in figures:
-        yield series.of(figure(manifest))
+    if manifest.num_loss_tokens:
+        # Without a loss token there is no staleness: no series is better than 0.
+        yield STALENESS_MAX.of(manifest.staleness_max)
+        yield STALENESS_MEAN.of(manifest.staleness_mean)
+    yield BOUND.of(manifest.bound)
+    yield BATCH.of(manifest.n)
+    yield TRAIN_VERSION.of(manifest.train_version)
     if rows := manifest.rows:
         for kind, value in lengths_of(rows).items():
             yield LENGTHS[kind].of(value)

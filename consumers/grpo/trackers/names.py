@@ -65,14 +65,15 @@ def _rates(name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_manifest(batch: Batch) -> dict[str, Any]:
-    """What every trainer knows of a batch, by the keys of ``steps.jsonl``."""
+    """Return what every trainer knows of a batch, by the keys of ``steps.jsonl``; None for a mean of nothing."""
     manifest, rows = batch.manifest, batch.all_rows
     return {
         "version": manifest.train_version,
         "batch": batch.n,
-        "reward_mean": sum(one.reward for one in rows) / len(rows) if rows else 0.0,
-        "staleness_max": manifest.staleness_max,
-        "staleness_mean": manifest.staleness_mean,
+        "reward_mean": sum(one.reward for one in rows) / len(rows) if rows else None,
+        # A manifest holds 0 where no token bears loss; that is no staleness.
+        "staleness_max": manifest.staleness_max if manifest.num_loss_tokens else None,
+        "staleness_mean": manifest.staleness_mean if manifest.num_loss_tokens else None,
         "samples": manifest.num_samples,
         "tokens": sum(one.length for one in rows),
         "generated_tokens": sum(one.num_generated for one in rows),
