@@ -27,12 +27,14 @@ from consumers.grpo import checkpoint
 from consumers.grpo.evaluate import Evaluation
 from consumers.grpo.hooks import TrainingHooks, check_alike
 from consumers.grpo.pictures import auto_class
+from consumers.grpo.precision import enable_tf32
 from consumers.grpo.rows import of_steps, read_rows
 from consumers.grpo.step import GRPO
 from consumers.grpo.totals import Figures
 from consumers.grpo.trackers.names import of_batch, of_manifest
 from consumers.grpo.trackers.trackers import HURRY_S, Trackers
 from consumers.trainer import Trainer
+from consumers.weights.sources import Cast, State, Weights, float32_names
 from penstock.config import Config
 from penstock.errors import ConfigError, DataEnded, PenstockError, WaitTimeout
 from penstock.system.disk import append, until_room
@@ -181,8 +183,13 @@ class TrainingLoop:
     def _publish(self, *, tick: bool = False) -> None:
         """Publish the weights; ``tick``: those of the last publication."""
         trainer, step = self.trainer, self.step
-        self.published = trainer.tick(step=step) if tick else trainer.publish(self.learner.model, step=step)
+        self.published = trainer.tick(step=step) if tick else trainer.publish(self._weights(), step=step)
         self.published_at = step
+
+    def _weights(self) -> Weights:
+        """Return the weights to publish, in the type of the engines if the configuration names one."""
+        model, name = self.learner.model, self.config.model.dtype
+        return model if name == "auto" else Cast(State(model), getattr(torch, name), float32_names(model, name))
 
     def _report(self, batch: Batch, metrics: Figures, step_s: float, publish_s: float) -> None:
         row: dict[str, Any] = {
@@ -298,15 +305,15 @@ def source_of(config: Config, rank: int, size: int) -> Trainer | Replay:
 
 
 def learner_of(config: Config, size: int) -> GRPO:
+    """Load the model with float32 weights. Blocks. Raises ConfigError if ``model.path`` holds none."""
     torch.manual_seed(config.seed)
     if config.trainer.num_threads:
         torch.set_num_threads(config.trainer.num_threads)
-    dtype = torch.float32 if config.model.dtype == "auto" else getattr(torch, config.model.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"model.dtype {config.model.dtype!r} is not a torch dtype: use float32 or bfloat16.")
+    enable_tf32(config.trainer.dtype, torch.device(config.trainer.device))
     try:
+        # Master weights, whatever type the engines use: a step of RL is too small for bfloat16.
         model: Any = auto_class(config.model.path).from_pretrained(
-            config.model.path, dtype=dtype, local_files_only=True
+            config.model.path, dtype=torch.float32, local_files_only=True
         )
     except (OSError, ValueError) as exc:
         raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc

@@ -19,12 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from consumers.batch.batch import Batch
-from consumers.grpo import corrections, distillation, kl, losses, penalty, process
+from consumers.grpo import corrections, distillation, kl, losses, penalty, precision, process
 from consumers.grpo.losses import TokenLoss
 from consumers.grpo.pictures import add_images, inputs_of
 from consumers.grpo.ranks import Ranks
 from consumers.grpo.totals import Figures, Totals
 from consumers.grpo.train_rows import Ask, postprocess
+from consumers.grpo.weight_changes import WeightChanges
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
@@ -47,9 +48,10 @@ class GRPO:
     """Optimizer steps on batches. Every rank holds the whole model and calls ``step`` with its share of one batch.
 
     Args:
-        model: a Hugging Face causal language model without dropout; the same weights on every rank.
+        model: a Hugging Face causal language model without dropout, its weights float32 (bfloat16 weights lose small
+            steps, which is warned of); the same weights on every rank.
         optimizer: over its parameters; its learning rates are those after the warm-up.
-        config: loss, correction, clips, aggregation, warm-up, ``minibatches``, ``epochs``, ``max_tokens``.
+        config: loss, correction, clips, aggregation, warm-up, ``minibatches``, ``epochs``, ``max_tokens``, ``dtype``.
         dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
         process_group: of those ranks; None is the default group.
         max_samples: most samples of a micro-batch, beside ``config.max_tokens``.
@@ -84,6 +86,9 @@ class GRPO:
         self.device = next(model.parameters()).device
         #: ``hooks.postprocess``: asked with the rows of each batch before its first optimizer step (``train_rows``).
         self.postprocess: Ask | None = None
+        #: Type of the forward and backward pass.
+        self.compute_dtype = precision.compute_dtype(config.dtype, self.device)
+        self._changes = WeightChanges(one for one in model.parameters() if one.requires_grad)
         self._ranks = Ranks(dp_size, process_group, self.device)
         #: Metrics of a step beside those of every run.
         wanted = {"teacher_kl": config.distill, "ref_kl": config.kl if self._penalty_in("loss") else None}
@@ -204,7 +209,8 @@ class GRPO:
         return self._logprobs_by(self.model, micro)
 
     def _logprobs_by(self, model: CausalLM, micro: Micro) -> Tensor:
-        logits = model(**inputs_of(model, micro), use_cache=False).logits
+        with precision.autocast(self.compute_dtype, self.device):
+            logits = model(**inputs_of(model, micro), use_cache=False).logits
         return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
@@ -347,7 +353,10 @@ class GRPO:
         warmth = min(1.0, (self.steps + 1) / max(1, self.config.warmup_steps))
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             group["lr"] = lr * warmth
+        if batch.dp_rank == 0:  # all ranks have the same weights
+            self._changes.before_step(max(group["lr"] for group in self.optimizer.param_groups))
         self.optimizer.step()
+        self._changes.after_step()
         self.steps += 1
         return norm
 

@@ -10,6 +10,7 @@ memory for them is bounded by one bucket, whatever the size of the model.
 
 import importlib
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -69,6 +70,34 @@ class State:
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if is_told:
                 yield from as_saved(name, whole.detach())
+
+
+class Cast:
+    """A source in another floating-point type: that of the engines, where a trainer holds float32 weights.
+
+    Args:
+        dtype: of the published tensors; tensors of integers stay as they are.
+        kept: pattern of the names whose tensors stay float32; None: none does.
+    """
+
+    def __init__(self, source: Source, dtype: torch.dtype, kept: "re.Pattern[str] | None" = None) -> None:
+        self._source = source
+        self._dtype = dtype
+        self._kept = kept
+        self.is_sharded = source.is_sharded
+
+    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the source, one cast at a time."""
+        for name, tensor in self._source.tensors(config):
+            stays = not tensor.is_floating_point() or (self._kept is not None and self._kept.search(name) is not None)
+            yield name, tensor if stays else tensor.to(self._dtype)
+
+
+def float32_names(model: torch.nn.Module, dtype: str) -> "re.Pattern[str] | None":
+    """Return a pattern of the parameters that transformers keeps in float32 when it loads a model in ``dtype``."""
+    attributes = ("_keep_in_fp32_modules_strict", *(("_keep_in_fp32_modules",) if dtype in ("float16", "half") else ()))
+    parts = sorted({part for name in attributes for part in getattr(model, name, None) or ()})
+    return re.compile("|".join(rf"(^|\.){part}($|\.)" for part in parts)) if parts else None
 
 
 class Shards:

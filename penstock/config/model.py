@@ -13,7 +13,8 @@ class ModelConfig(Section):
     name: str = "policy"
     #: Hugging Face folder of the first policy: config, tokenizer, weights.
     path: str
-    #: Type of the engine's weights: auto (that of the folder), bfloat16, float16 or float32.
+    #: Type of the engines' weights: auto (that of the folder), bfloat16, float16 or float32. The reference trainer
+    #: publishes in this type (auto: float32) and trains float32 weights (``trainer.dtype``).
     dtype: str = "auto"
 
     @field_validator("dtype")

@@ -183,6 +183,10 @@ class TrainerConfig(Section):
     serve_bytes_per_s: Positive | None = None
     #: cpu, cuda or cuda:N, where the reference trainer computes.
     device: str = "cpu"
+    #: Type that the forward and backward pass compute in: auto (bfloat16 on a GPU, float32 on a CPU), bfloat16 or
+    #: float32. Weights, gradients and optimizer are float32 either way. float32 matrix products use TF32 on a GPU,
+    #: unless this is float32.
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     #: torch threads; 0 leaves torch's choice.
     num_threads: Annotated[int, Field(ge=0)] = 1
     #: Stop when held-out accuracy has reached this, where the version drew at least 0.95 of the evaluated tokens itself
