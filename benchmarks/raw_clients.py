@@ -1,6 +1,8 @@
 """Closed-loop clients of an SGLang server: processes that keep a fixed number of requests running, and store nothing.
 
-The same event loop (uvloop) and HTTP client as a worker's; connections are kept open between requests.
+The same event loop (uvloop) and HTTP client as a worker's; connections are kept open between requests. The requests of
+a prompt start together, as a rollout's do, and end together, as all have one length, so that the server prefills eight
+at once. Clients that start each request alone are no ceiling: each start costs the server a prefill of its own.
 """
 
 import asyncio
@@ -39,7 +41,7 @@ def raw_clients(url: str, prompts: Sequence[list[int]], lengths: Sequence[int], 
 def keep_running(
     url: str, prompts: Sequence[list[int]], lengths: Sequence[int], concurrency: int, offset: int, stride: int
 ) -> None:
-    """Keep ``concurrency`` requests running until the process is terminated."""
+    """Keep ``concurrency`` requests running, all of a prompt together, until the process is terminated."""
     import uvloop
 
     uvloop.run(_keep_running(url, prompts, lengths, concurrency, offset, stride))
@@ -50,25 +52,31 @@ async def _keep_running(
 ) -> None:
     import aiohttp
 
-    indices = iter(range(offset, sys.maxsize, stride))
+    groups = iter(range(offset, sys.maxsize, stride))
     # Shorter than the server's own 5 s: a connection that the server has just closed cannot carry a POST.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-        await asyncio.gather(*(_one_after_another(session, url, prompts, lengths, indices) for _ in range(concurrency)))
+        await asyncio.gather(
+            *(_groups_in_turn(session, url, prompts, lengths, groups) for _ in range(concurrency // GROUP))
+        )
 
 
-async def _one_after_another(
-    session: Any, url: str, prompts: Sequence[list[int]], lengths: Sequence[int], indices: Iterator[int]
+async def _groups_in_turn(
+    session: Any, url: str, prompts: Sequence[list[int]], lengths: Sequence[int], groups: Iterator[int]
 ) -> None:
-    for index in indices:
-        group = index // GROUP
-        length = lengths[group % len(lengths)]
-        body = {
-            "input_ids": prompts[group % len(prompts)],
-            "sampling_params": {"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0},
-            "return_logprob": True,
-        }
-        async with session.post(f"{url}/generate", json=body) as response:
-            answer = await response.json()
-        if response.status != 200 or len(answer["meta_info"]["output_token_logprobs"]) != length:
-            raise RuntimeError(f"The engine answered {response.status}: {str(answer)[:500]}")
+    """Send the requests of one group together, and the next group when all of them have ended."""
+    for group in groups:
+        ids, length = prompts[group % len(prompts)], lengths[group % len(lengths)]
+        await asyncio.gather(*(_generate(session, url, ids, length) for _ in range(GROUP)))
+
+
+async def _generate(session: Any, url: str, ids: list[int], length: int) -> None:
+    body = {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0},
+        "return_logprob": True,
+    }
+    async with session.post(f"{url}/generate", json=body) as response:
+        answer = await response.json()
+    if response.status != 200 or len(answer["meta_info"]["output_token_logprobs"]) != length:
+        raise RuntimeError(f"The engine answered {response.status}: {str(answer)[:500]}")
