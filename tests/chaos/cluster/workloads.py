@@ -152,7 +152,8 @@ WORKLOADS = {
         # Versions are announced and sent before they have a folder; or nobody sends them, and all wait for it.
         Workload("sends", {"trainer": SENDS}, trainers=(ACTOR, JUDGE)),
         Workload("late", {"staleness": {"bound": 1}, "worker": {"apply": "drain"}, "trainer": {"folder_first": False}}),
-        Workload("ranks", {"trainer": FOLDERS}, trainers=(Seats(ranks=2),)),
+        # Rewards differ within a group, so that each rank's advantages can be checked.
+        Workload("ranks", {"trainer": FOLDERS, "reward": {"function": f"{TASKS}:parity"}}, trainers=(Seats(ranks=2),)),
         Workload("sync", {"staleness": {"mode": "sync", "bound": None}, "trainer": FOLDERS}),
         Workload("one_step", {"staleness": {"mode": "one_step", "bound": None}}),
         Workload("wait", {"staleness": {"bound": 1, "on_expiry": "wait"}, "worker": {"apply": "drain"}}),

@@ -107,6 +107,38 @@ DEFECTS = {
             ("audit", "heard_twice"), "slow", ("kill:worker",), 5,
         ),
         Defect(
+            "train_version_behind", "a manifest names the version before the one that the trainer holds",
+            ("wrong_train_version",), "async", ("kill:worker",), 5,
+        ),
+        Defect(
+            "due_groups_given_up", "a batch is cut without the groups that are due, which are given up later",
+            ("early_discard",), "wait", ("kill:worker",), 20,
+        ),
+        Defect(
+            "cohort_not_awaited", "new weights are loaded before the cohort under the old ones has ended",
+            ("wrong_cohort",), "one_step", ("kill:worker",), 10,
+        ),
+        Defect(
+            "resume_keeps_budget", "a resumed sample has its whole budget again",
+            ("over_budget",), "leases", ("kill:worker",), 5,
+        ),
+        Defect(
+            "denominator_of_a_rank", "a rank divides its loss by the counts of its own samples",
+            ("wrong_denominator",), "ranks", ("kill:worker",), 5,
+        ),
+        Defect(
+            "advantage_of_a_rank", "a rank compares the rewards of its own samples alone",
+            ("wrong_advantage",), "ranks", ("kill:worker",), 5,
+        ),
+        Defect(
+            "split_by_process", "each rank deals out the shares of a batch by a seed of its own",
+            ("wrong_share",), "ranks", ("kill:worker",), 5,
+        ),
+        Defect(
+            "lanes_ignored", "a subscription takes groups of every lane",
+            ("mixed_lanes",), "lanes", ("kill:worker",), 5,
+        ),
+        Defect(
             "lease_ignores_admission", "a job is leased for an engine without the version of its admission",
             ("early_start",), "late", ("kill:worker",), 5,
         ),
@@ -120,6 +152,25 @@ DEFECTS = {
         ),
     )
 }  # fmt: skip
+
+
+#: Rule of docs/truth.md -> the defects that break it. Rules of the loss and of sampling alone need no run to be broken.
+RULES = {
+    "T1": ("version_reused", "forgotten_number_reused"),
+    "T2": ("train_version_behind",),
+    "T3": ("gate_counts_twice", "event_lost"),
+    "T4": ("due_groups_given_up",),
+    "T5": ("cohort_not_awaited",),
+    "T6": ("boundary_off_by_one", "prefix_takes_new_version"),
+    "T8": ("resume_keeps_budget",),
+    "T10": ("denominator_of_a_rank",),
+    "T11": ("advantage_of_a_rank",),
+    "T12": ("lease_ignores_admission",),
+    "T14": ("split_by_process", "rank_trains_another"),
+    "T15": ("first_rank_commits",),
+    "T16": ("folder_of_the_source",),
+    "T18": ("lanes_ignored",),
+}
 
 
 def copy_source(into: Path, source: Path = ROOT) -> Path:
@@ -149,5 +200,6 @@ def main(arguments: list[str]) -> int:
         print(seed(DEFECTS[arguments[0]], Path(arguments[1])))
         return 0
     for one in DEFECTS.values():
-        print(f"{one.name}: {one.what}; {' or '.join(one.found_by)} within {one.faults} faults of {one.workload}")
+        rule = next((f"{rule}, " for rule, names in RULES.items() if one.name in names), "")
+        print(f"{one.name}: {rule}{one.what}; {' or '.join(one.found_by)} within {one.faults} faults of {one.workload}")
     return 0

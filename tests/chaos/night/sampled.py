@@ -102,7 +102,7 @@ def trimmed(facts: Record, keeps: Keeps) -> Record | None:
         return None
     if "sample" in facts and not keeps(facts["sample"].rpartition("/")[0]):
         return None
-    lists = (key for key in ("jobs", "rows") if isinstance(facts.get(key), list))
+    lists = (key for key in ("jobs", "rows", "scored") if isinstance(facts.get(key), list))
     return facts | {key: [one for one in facts[key] if keeps(_job_of(one))] for key in lists}
 
 

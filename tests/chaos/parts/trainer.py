@@ -105,6 +105,10 @@ class Rank:
 
     def _tell(self, batch: "Batch") -> None:
         data = batch.arrays()
+        seat = self._trainer.seat
+        of_batch = {"sub": batch.manifest.sub, "n": batch.n, "digest": batch.digest}
+        of_rank = {"role": seat.role, "rank": seat.rank, "counts": dict(data["counts"])}
+        self._recorder.note("counts", of_batch | of_rank)
         for at, row in enumerate(data["rows"].tolist()):
             if row < 0:  # a filler
                 continue
@@ -112,7 +116,12 @@ class Rank:
             sample = batch.all_rows[row]
             named = {"sample": f"{sample.job}/{sample.k}", "tokens": data["tokens"][at, :length].tolist()}
             drawn = {name: data[name][at, :length].tolist() for name in ("versions", "logprobs")}
-            self._recorder.note("told", named | drawn | {"unproven": sample.num_unproven})
+            advantages = data["advantages"][at, :length][data["generated"][at, :length]]
+            scores = {
+                "reward": float(data["rewards"][at]),
+                "advantage": float(advantages[0]) if len(advantages) else None,
+            }
+            self._recorder.note("told", named | drawn | of_batch | scores | {"unproven": sample.num_unproven})
 
     def _exchange(self, batch: "Batch") -> None:
         """Actor and critic hand each other a column, which names what it is of."""

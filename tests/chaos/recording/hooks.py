@@ -61,8 +61,12 @@ def _commit(args: Facts) -> Facts:
 
     metas = [SampleMeta.from_bytes(record) for _, _, record in args["samples"]]
     samples = [[meta.k, [version for version, _ in meta.loss_by_version]] for meta in metas]
-    servers = [meta.server for meta in metas]
-    return {"job": args["job"], "token": args["token"], "samples": samples, "servers": servers}
+    named = {"job": args["job"], "token": args["token"], "samples": samples}
+    named["servers"] = [meta.server for meta in metas]
+    named["loss"] = [meta.loss_by_version for meta in metas]
+    # Tokens and turns; a given answer is not generated.
+    named["generated"] = [[meta.num_generated * (meta.status != "given"), meta.num_turns] for meta in metas]
+    return named
 
 
 def _committed(args: Facts, answer: Any) -> tuple[str, Facts]:
@@ -76,8 +80,14 @@ def _cut(args: Facts) -> Facts:
     manifest = Manifest.from_bytes(args["manifest"], "a manifest")
     rows = [[row.job, row.k, row.token] for row in manifest.samples()]
     named = {name: args[name] for name in ("sub", "n", "digest", "model", "jobs")}
-    of_manifest = ("train_version", "bound", "mask_below", "mask_offpolicy")
+    of_manifest = ("train_version", "bound", "mode", "on_expiry", "mask_below", "mask_offpolicy", "mask_truncated")
     named["epoch"] = args["lead"].epoch
+    of_row = ("reward", "masked", "lost", "newest", "status")
+    named["scored"] = [
+        [row.job, row.k, row.num_loss, {name: getattr(row, name) for name in of_row}] for row in manifest.samples()
+    ]
+    counts = {"loss_tokens": manifest.num_loss_tokens, "samples": manifest.num_samples, "groups": manifest.num_groups}
+    named["counts"] = counts
     return named | {name: getattr(manifest, name) for name in of_manifest} | {"rows": rows}
 
 
@@ -121,7 +131,13 @@ def _take(*names: str) -> Callable[[Facts], Facts]:
 def _seat(subscriber: Any) -> Facts:
     seat = subscriber.seat
     acts = {"gen": subscriber.gen, "owner": subscriber.owner}
-    return {"sub": subscriber.name, "role": seat.role, "rank": seat.rank, "share": seat.dp_rank} | acts
+    return {
+        "sub": subscriber.name,
+        "role": seat.role,
+        "rank": seat.rank,
+        "share": seat.dp_rank,
+        "shares": seat.dp_size,
+    } | acts
 
 
 def _batch(args: Facts) -> Facts:
@@ -143,7 +159,7 @@ def _done(args: Facts, value: Any) -> tuple[str, Facts]:
 
 
 #: What is recorded of a subscription.
-DEFINED = ("driving", "unit", "share", "bound", "gb", "over", "roles")
+DEFINED = ("driving", "unit", "share", "bound", "gb", "over", "roles", "lanes")
 
 #: (module, function) -> how it is recorded.
 VERBS: dict[tuple[str, str], Hook] = {
@@ -247,6 +263,11 @@ STEPS: dict[tuple[str, str], Hook] = {
     ("consumers.session", "Session.commit"): Hook("train", _batch, _done),
     # What is announced without a folder is what was copied last.
     ("consumers.weights.behind", "Behind.take"): Hook("copy", lambda args: {}, _copy),
+    ("workers.jobs.sampling", "sampling_for"): Hook(
+        "sampling",
+        lambda args: {"job": args["job"].id},
+        lambda args, sampling: (YES, {"max_new_tokens": int(sampling.get("max_new_tokens") or 0)}),
+    ),
     ("consumers.subscription.progress", "Progress.go_back"): Hook(
         "restore", lambda args: _seat(args["self"]._subscriber) | {"n": args["n"]}, _done
     ),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.chaos.recording.account import Account, Reported
-from tests.unit.chaos.valid_histories import MODEL, PLACES, Play
+from tests.unit.chaos.valid_histories import DRAWN, MODEL, PLACES, Play
 
 
 class Mutant:
@@ -49,7 +49,16 @@ class Mutant:
         """Commit sample 0 of a job, whose tokens are of ``version``, or of the newest one."""
         samples = [[0, [self.play.clock if version is None else version]]]
         facts = {"job": job, "token": token, "samples": samples, "servers": ["control"]}
+        facts |= {"loss": [[[samples[0][1][0], DRAWN]]], "generated": [[DRAWN, 1]]}
         self.say(worker, "commit", facts, {"new": 1, "again": 0, "taken": 0})
+
+    def commit_and_give_up(self, job: str) -> None:
+        """Commit a group that its subscription gives up unused."""
+        admitted_at_the_end(self, [job], "pooled")
+        self.commit("w0.0", job, "t")
+        self.say("buffer", "dispose", {"sub": "left", "reason": "rewound", "jobs": [job], "epoch": 0}, {"count": 1})
+        self.lose(job)
+        self.account.done.append(job)
 
     @property
     def rows(self) -> list[tuple[str, int, str]]:
@@ -258,7 +267,7 @@ def prefix_with_new_versions(m: Mutant) -> None:
 
 
 def logprob_off(m: Mutant) -> None:
-    m.one("told")[1]["logprobs"][0] += 0.001
+    m.one("told", lambda facts: bool(facts["logprobs"]))[1]["logprobs"][0] += 0.001
 
 
 def number_of_other_weights(m: Mutant) -> None:
@@ -397,8 +406,8 @@ def row_of_nobody(m: Mutant) -> None:
 
 
 def row_of_what_was_in_no_batch(m: Mutant) -> None:
-    job, k, _ = dropped = next(row for row in m.rows if row[1] >= 0 and row[2] == "dropped")
-    m.account.rows = [(job, k, "trained") if row == dropped else row for row in m.rows]
+    m.commit_and_give_up("dropped/0/1")
+    m.rows.append(("dropped/0/1", 0, "trained"))
 
 
 def said_by_a_recorder_that_was_deposed(m: Mutant) -> None:

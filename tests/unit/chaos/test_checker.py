@@ -20,6 +20,17 @@ from tests.unit.chaos.valid_histories import Play, law
 
 SEEDS = range(3)
 ALL_MUTATIONS = MUTATIONS | TRUTH_MUTATIONS
+#: Mutation -> other properties that it may break as well: a rank that has other samples has another share, and a batch
+#: that is cut again names the version of its first cut.
+ALSO = {
+    "sample_by_two_ranks": {"wrong_share"},
+    "rank_trains_another_batch": {"wrong_share"},
+    "rank_trains_a_foreign_sample": {"wrong_share"},
+    "group_cut_twice": {"wrong_train_version"},
+    "batch_cut_twice": {"wrong_train_version"},
+    "group_in_two_batches": {"wrong_train_version"},
+    "group_in_two_members_of_a_pool": {"wrong_train_version"},
+}
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -57,7 +68,7 @@ def test_a_broken_promise_is_found_and_no_other(broken: str, mutate: Callable[[M
 
     verdict = checker.check(mutant.play.history(), mutant.account, law)
 
-    assert verdict.broken == [broken], checker.words(verdict)
+    assert set(verdict.broken) - ALSO.get(mutate.__name__, set()) == {broken}, checker.words(verdict)
 
 
 def test_what_was_lost_and_reported_is_no_violation() -> None:
@@ -366,7 +377,8 @@ def test_a_sample_that_went_with_its_server_may_be_reported() -> None:
     mutant = Mutant(1)
     _, facts, _ = mutant.one("commit")
     # Committed together, they may lie apart.
-    facts["samples"].append([7, []])
+    for name, more in {"samples": [7, []], "loss": [], "generated": [0, 1]}.items():
+        facts[name].append(more)
     facts["servers"] = [*("kept" for _ in facts["samples"][1:]), "gone"]
     mutant.account.lost_servers = ["gone"]
 

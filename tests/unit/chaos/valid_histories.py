@@ -6,6 +6,7 @@ workers and trainers die at any of it, so that some calls have no end, and train
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ BOUND = 3
 RANKS = 2
 #: Groups of a version, and places at the gate.
 GROUPS = 10
+#: Tokens that may be generated in a turn, and those that are in every sample.
+BUDGET, DRAWN = 8, 6
 PLACES = (1 + BOUND) * GROUPS
 
 
@@ -58,6 +61,8 @@ class Job:
     #: Version at its admission.
     required: int = 0
     samples: dict[str, str] = field(default_factory=dict)
+    #: Loss tokens and reward of each sample.
+    scores: dict[str, tuple[int, float]] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
     used: bool = False
     batch: tuple[str, int] | None = None
@@ -174,11 +179,13 @@ class Play:
         token, process = f"t{self._next}", f"{worker}.{self.workers[worker]}"
         self.jobs[name].state, self.jobs[name].token, self.jobs[name].worker = "leased", token, process
         _, told = self._fate()
+        self.record(process, "sampling", {"job": name}, {"max_new_tokens": BUDGET})
         facts = {"worker": process, "version": self.clock, "highest": self.clock}
         self.record(process, "lease", facts, {"jobs": [[name, token, self.jobs[name].attempts]]} if told else None)
 
     def _subscribe(self) -> None:
         facts = {"driving": "1", "unit": "groups", "share": "", "bound": str(BOUND), "gb": str(GROUPS), "over": "0"}
+        facts |= {"lanes": "train"}
         self.record("actor-0-0", "subscribe", facts | {"sub": "actor"}, {})
 
     def grant(self) -> None:
@@ -205,15 +212,19 @@ class Play:
         job = self.jobs[name]
         left = [k for k in range(job.n) if str(k) not in job.samples]
         ks = self.rng.sample(left, self.rng.randint(1, len(left)))
-        samples = [[k, self._draw(name, k, job.worker)] for k in ks]
+        drawn = [self._draw(name, k, job.worker) for k in ks]
+        samples = [[k, sorted(set(versions))] for k, versions in zip(ks, drawn, strict=True)]
         happens, told = self._fate()
         facts = {"job": name, "token": job.token, "samples": samples, "servers": ["control"] * len(samples)}
+        facts["loss"] = [[[one, versions.count(one)] for one in sorted(set(versions))] for versions in drawn]
+        facts["generated"] = [[DRAWN, 1] for _ in samples]
         counts = {"new": len(ks), "again": 0, "taken": 0}
         self.record(job.worker, "commit", facts, counts if told else None)
         if not happens:
             return
         for k, versions in samples:
             job.samples[str(k)] = job.token
+            job.scores[str(k)] = DRAWN, self.rng.random()
             job.versions |= set(versions)
         if len(job.samples) == job.n:
             job.state, job.worker = "ready", ""
@@ -222,13 +233,13 @@ class Play:
         """Versions of a sample's tokens, which its worker tells."""
         required = self.jobs[name].required
         living = [version for version, _ in self.publications[-2:] if version >= required] or [self.clock]
-        versions = sorted(self.rng.choices([*living, self.clock], k=6))
+        versions = sorted(self.rng.choices([*living, self.clock], k=DRAWN))
         tokens = [self.rng.randrange(8) for _ in versions]
         sample = f"{name}/{k}"
         logprobs = [law(version, tokens, at) for at, version in enumerate(versions)]
         facts = {"sample": sample, "tokens": tokens, "versions": versions, "logprobs": logprobs}
         self.record(worker, "told", facts, {})
-        return sorted(set(versions))
+        return versions
 
     def kill_worker(self) -> None:
         worker = self.rng.choice(list(self.workers))
@@ -249,7 +260,8 @@ class Play:
     def cut_one(self) -> None:
         sub = self.rng.choice(self.subs)
         jobs = [name for name in self._usable(sub) if self._staleness(min(self.jobs[name].versions)) <= BOUND][:4]
-        if not jobs or sub.cut > sub.cursor + 1:
+        # What drives the clock publishes for what was cut before (T2).
+        if not jobs or sub.cut > sub.cursor + (not sub.driving):
             return
         n, digest = sub.cut + 1, f"{sub.name}{self._now}"
         rows = [[name, int(k), token] for name in jobs for k, token in self.jobs[name].samples.items()]
@@ -260,7 +272,11 @@ class Play:
             "mask_below": -1,
             "mask_offpolicy": False,
             "epoch": self.epoch,
+            "mode": "async",
+            "on_expiry": "mask",
+            "mask_truncated": False,
         }
+        facts |= self._scored(jobs)
         happens, told = self._fate()
         self.record("buffer", "cut", facts, {"said": "cut"} if told else None)
         if not happens:
@@ -268,6 +284,29 @@ class Play:
         sub.cut, sub.batches[n] = n, facts
         for name in jobs:
             self.jobs[name].used, self.jobs[name].batch = True, (sub.name, n)
+
+    def _scored(self, jobs: list[str]) -> dict[str, Any]:
+        about = {"masked": False, "lost": False, "newest": self.clock, "status": "ok"}
+        scored = [
+            [name, int(k), num_loss, about | {"reward": reward}]
+            for name in jobs
+            for k, (num_loss, reward) in self.jobs[name].scores.items()
+        ]
+        counts = {"loss_tokens": DRAWN * len(scored), "samples": len(scored), "groups": len(jobs)}
+        return {"scored": scored, "counts": counts}
+
+    def _hand_out(self, process: str, batch: dict[str, Any], own: list[list[Any]]) -> None:
+        """What a rank is handed beside its samples: the counts of the batch, and their rewards and advantages."""
+        of_batch = {name: batch[name] for name in ("sub", "n", "digest")}
+        counts = batch["counts"] | {"loss_samples": len(batch["scored"])}
+        self.record(process, "counts", of_batch | {"role": "", "rank": 0, "counts": counts}, {})
+        rewards = {(job, k): about["reward"] for job, k, _, about in batch["scored"]}
+        for job, k in own:
+            group = [reward for (other, _), reward in rewards.items() if other == job]
+            deviation = statistics.stdev(group) if len(group) > 1 else 0.0
+            advantage = (rewards[job, k] - statistics.mean(group)) / (deviation + 1e-6)
+            facts = {"sample": f"{job}/{k}", "tokens": [], "versions": [], "logprobs": []}
+            self.record(process, "told", facts | of_batch | {"reward": rewards[job, k], "advantage": advantage}, {})
 
     def train_one(self) -> None:
         sub = self.rng.choice(self.subs)
@@ -280,6 +319,7 @@ class Play:
             who = self._seat(sub, rank)
             facts = who | {"n": n, "digest": batch["digest"], "jobs": batch["jobs"], "rows": own}
             self.record(sub.process(rank), "deliver", facts, {})
+            self._hand_out(sub.process(rank), batch, own)
             if self.rng.random() < 0.03:  # killed on the way: it comes again after a restore
                 return self._restart(sub)
             self.record(sub.process(rank), "train", facts, {})
@@ -295,11 +335,19 @@ class Play:
 
     def _seat(self, sub: Sub, rank: int) -> dict[str, Any]:
         owner = f"{sub.name}.{sub.start}"
-        return {"sub": sub.name, "role": "", "rank": rank, "share": rank, "gen": sub.gen, "owner": owner}
+        return {
+            "sub": sub.name,
+            "role": "",
+            "rank": rank,
+            "share": rank,
+            "shares": RANKS,
+            "gen": sub.gen,
+            "owner": owner,
+        }
 
     def publish(self) -> None:
         sub = self.subs[0]
-        if sub.cursor > (self.publications[-1][1] if self.publications else -1):
+        if sub.cut == sub.cursor > (self.publications[-1][1] if self.publications else -1):
             self._announce(sub, f"weights {sub.start} {self._now}")
 
     def _announce(self, sub: Sub, weights: str) -> None:

@@ -13,7 +13,7 @@ import redis
 from penstock.redis.call import HELPERS
 from penstock.redis.server import RedisServer
 from tests.chaos.checker import PROPERTIES
-from tests.chaos.defects import DEFECTS, PATCHES, ROOT, copy_source, seed
+from tests.chaos.defects import DEFECTS, PATCHES, ROOT, RULES, copy_source, seed
 
 #: What a run finds beside the checker (tests/chaos/run.py).
 ELSEWHERE = {"liveness", "rest", "audit", "broken"}
@@ -61,6 +61,13 @@ def test_every_patch_has_its_row_and_every_row_names_what_finds_it() -> None:
     for one in DEFECTS.values():
         assert set(one.found_by) <= set(PROPERTIES) | ELSEWHERE, one.name
         assert one.faults > 0, one.name
+
+
+def test_every_rule_that_a_run_can_break_has_a_seeded_defect() -> None:
+    rules = {f"T{number}" for number in (1, 2, 3, 4, 5, 6, 8, 10, 11, 12, 14, 15, 16, 18)}
+
+    assert set(RULES) == rules
+    assert {name for names in RULES.values() for name in names} <= set(DEFECTS)
 
 
 def test_a_copy_is_the_source_and_nothing_else(copy: Path) -> None:

@@ -74,7 +74,8 @@ scripts.commit(keys, "d/0/1", "tok", iter([(1, 2, meta.to_bytes())])).parse([b"o
     (lease,), (commit,) = history.of("lease"), history.of("commit")
     assert lease.facts == {"worker": "w", "version": 3, "highest": 3}
     assert lease.answer == {"jobs": [["d/0/1", "tok", 1, [], 0]]}
-    assert commit.facts == {"job": "d/0/1", "token": "tok", "samples": [[1, [2, 3]]], "servers": ["s"]}
+    named = {"job": "d/0/1", "token": "tok", "samples": [[1, [2, 3]]], "servers": ["s"]}
+    assert commit.facts == named | {"loss": [[[2, 1], [3, 4]]], "generated": [[5, 1]]}
     assert (commit.outcome, commit.answer) == ("yes", {"new": 1, "again": 0, "taken": 0})
 
 
@@ -97,6 +98,10 @@ scripts.publish(keys, "actor", **how).parse([b"published", 8])
     assert cut.outcome == publish.outcome == "yes"
     assert cut.facts["rows"] == [["d/0/1", 0, "tok"]]
     assert (cut.facts["train_version"], cut.facts["bound"], cut.facts["mask_below"]) == (6, 3, 3)
+    assert (cut.facts["mode"], cut.facts["on_expiry"]) == ("async", "mask")
+    about = {"reward": 0.0, "masked": False, "lost": False, "newest": 5, "status": "ok"}
+    assert cut.facts["scored"] == [["d/0/1", 0, 2, about]]
+    assert cut.facts["counts"] == {"loss_tokens": 2, "samples": 1, "groups": 1}
     assert publish.facts["weights"] == "", "the folder has no such index"
 
 
@@ -136,6 +141,42 @@ for version in (1, 2):
     assert [one.facts["weights"] for one in history.of("publish")] == names
     assert [(one.outcome, one.facts["weights"]) for one in folders] == [("yes", name) for name in names]
     assert [contents.of_files(tmp_path / "weights" / f"v{version:08d}") for version in (1, 2)] == names
+
+
+def test_the_budget_of_a_job_is_recorded_when_its_record_is_read(tmp_path: Path) -> None:
+    code = """
+from types import SimpleNamespace as Some
+from workers.jobs.sampling import sampling_for
+rollout = Some(sampling={"max_new_tokens": 24, "temperature": 1.0}, eval_sampling={})
+sampling_for(Job(id="d/0/1", n=2, prompt="p", sampling={"max_new_tokens": 7}), rollout)
+"""
+
+    (sampling,) = recorded(tmp_path, code).of("sampling")
+
+    assert (sampling.facts, sampling.answer) == ({"job": "d/0/1"}, {"max_new_tokens": 7})
+
+
+def test_a_call_during_which_the_connection_was_lost_says_so(tmp_path: Path) -> None:
+    code = """
+import redis
+from penstock.redis.control import until_answered
+call = scripts.commit_batch(keys, "actor", owner="o", gen=1, n=3, digest="d", rank=1, ranks=2)
+for answers in ([redis.ConnectionError("lost"), [b"already", 3, b""]], [[b"waiting", 3, b"01"]]):
+    answers = iter(answers)
+    def send():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return call.parse(answer)
+    until_answered(send, "redis://x")
+    call = scripts.commit_batch(keys, "actor", owner="o", gen=1, n=4, digest="e", rank=1, ranks=2)
+"""
+
+    lost, answered, _ = recorded(tmp_path, code).of("commit_batch")
+
+    assert (lost.outcome, lost.answer) == ("yes", {"said": "already", "resent": True})
+    assert answered.answer == {"said": "waiting"}
+    assert (lost.facts["owner"], lost.facts["rank"], lost.facts["ranks"]) == ("o", 1, 2)
 
 
 def test_a_verb_that_raises_was_refused(tmp_path: Path) -> None:
@@ -201,7 +242,7 @@ from types import SimpleNamespace as Some
 from consumers.session import Session
 from consumers.batch.stream import Stream
 from consumers.subscription.progress import Progress
-seat = Some(role="", rank=1, dp_rank=1, drives=False)
+seat = Some(role="", rank=1, dp_rank=1, dp_size=2, drives=False)
 subscriber = Some(name="actor", seat=seat, gen=4, owner="o")
 rows = [Some(job="d/0/1", k=0), Some(job="d/0/1", k=1)]
 batch = Some(manifest=Some(sub="actor"), n=3, digest="dg", all_rows=rows, rows=rows[1:], train_version=2)
@@ -222,6 +263,7 @@ Progress.go_back(Some(_subscriber=subscriber), 2)
     (deliver,), (train,), (restore,) = history.of("deliver"), history.of("train"), history.of("restore")
     assert deliver.facts == train.facts
     assert (train.facts["n"], train.facts["jobs"], train.facts["rows"]) == (3, ["d/0/1"], [["d/0/1", 1]])
+    assert (train.facts["share"], train.facts["shares"]) == (1, 2)
     assert (restore.facts["n"], restore.facts["rank"], restore.facts["gen"]) == (2, 1, 4)
     assert {deliver.outcome, train.outcome, restore.outcome} == {"yes"}
 
