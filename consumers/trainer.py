@@ -258,9 +258,11 @@ class Trainer:
         that are ready. The first publication of a trainer, or after ``load_state_dict``, consumes nothing, and is on
         disk first; any other needs a newly committed batch.
 
+        NaN or infinite weights are never announced: the last version's are, under the next number, with a warning.
+
         Raises:
-            PublishError: the files cannot be written or read back, nothing new was committed, or ``step`` is not an
-                integer.
+            WeightsNotFinite: the third such weights in a row, or the first publication or one after a rewind.
+            PublishError: files cannot be written or read back, nothing new was committed, or ``step`` is no integer.
             WaitTimeout: another rank has not committed in ``timeout`` seconds, or does not come to publish its part.
             OwnershipLost: another trainer has the subscription, or rank 0 is gone while its parts are waited for.
 

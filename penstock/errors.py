@@ -165,6 +165,10 @@ class PublishError(PenstockError):
     """Weights cannot be announced."""
 
 
+class WeightsNotFinite(PublishError):
+    """Weights hold NaN or Inf, so their publication was refused; the text names a tensor."""
+
+
 class DataEnded(PenstockError):
     """No batch comes any more: every prompt of ``data.epochs`` passes was admitted, and what is left makes no batch."""
 

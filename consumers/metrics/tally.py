@@ -29,8 +29,8 @@ class Tally:
         self.lengths = Histogram(LENGTHS)
         #: Seconds by what was waited for.
         self.waits: dict[str, float] = {"batch": 0.0, "ranks": 0.0}
-        #: Versions published, their bytes, seconds for writing and sending them.
-        self.published: dict[str, float] = dict.fromkeys(("versions", "bytes", "write_s", "send_s"), 0.0)
+        #: Versions published, their bytes, seconds for writing and sending them; publications that were refused.
+        self.published: dict[str, float] = dict.fromkeys(("versions", "bytes", "write_s", "send_s", "skipped"), 0.0)
         self.last_publish_s = 0.0
         #: The last batch that was committed; None before the first.
         self.manifest: Manifest | None = None
@@ -89,6 +89,10 @@ class Tally:
         for name, value in (("versions", 1), ("bytes", num_bytes), ("write_s", write_s), ("send_s", send_s)):
             self.published[name] += value
         self.last_publish_s = write_s + send_s
+
+    def skip_publication(self) -> None:
+        """Count a publication that was refused because its weights are not finite."""
+        self.published["skipped"] += 1
 
     def report(self, figures: Mapping[str, Any]) -> None:
         """What the trainer says of itself; only numbers are kept."""

@@ -38,6 +38,7 @@ PUBLISHED = {
     "bytes": counter("trainer_published_bytes", "Bytes of these versions."),
     "write_s": counter("trainer_publish_write_seconds", "Time for gathering, writing and reading them back."),
     "send_s": counter("trainer_publish_send_seconds", "Time for announcing them, and sending them to engines."),
+    "skipped": counter("trainer_skipped_publications", "Publications refused because weights were NaN or infinite."),
 }
 REPORTED = gauge("trainer_reported", "What it says of itself (`Trainer.report`), by the figure's name.", "figure")
 EVALUATED = gauge("trainer_evaluated_version", "Version that was evaluated last.", "dataset")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consumers.weights.finite_check import FiniteCheck
 from consumers.weights.shared_memory import SharedMemory
 from consumers.weights.sources import Source, buckets, dtype_name
 from penstock.errors import PublishError
@@ -95,19 +96,20 @@ class Arena:
         Blocks for the other ranks of a sharded source; a failure waits for the end of the walk, as they are in it.
 
         Raises:
+            WeightsNotFinite: a tensor holds NaN or Inf.
             PublishError: there is no tensor, a name comes twice, or there is no memory for them.
         """
         if self.copy is not None:
             self.copy.leave()
         self.copy = None
         found: list[tuple[str, Tensor]] = []
-        failure: Exception | None = None
+        failure, check = None, FiniteCheck()
         places, devices = _Places(self._pieces, self._memory.piece if self._memory else _memory), set()
         for bucket in buckets(source, config, PIECE_BYTES):
             for name, tensor in bucket if failure is None else ():
                 try:
                     place = places.of(tensor)
-                    place.copy_(tensor.detach(), non_blocking=True)
+                    check.copy(name, tensor.detach(), place)
                 except (RuntimeError, MemoryError, OSError) as exc:
                     failure = exc
                     break
@@ -120,6 +122,7 @@ class Arena:
             raise PublishError(f"The weights cannot be copied into memory ({failure}): there must be room for two.")
         if not found:
             raise PublishError("there is no tensor to publish; give the model or its state dict.")
+        check.raise_if_not_finite()
         self.copy = Copy(found, self._memory)
         return self.copy
 

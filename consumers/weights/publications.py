@@ -5,6 +5,7 @@ rank 0       every rank has committed ─> copy ─> number, claimed ─> open �
              or, the folder first ─> number ─> write, claimed ─> open ─> announce ─> send
 """
 
+import logging
 import operator
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
 from consumers.weights.http.serving import Serving
 from penstock.config import Config
-from penstock.errors import ProtocolError, PublishError
+from penstock.errors import ProtocolError, PublishError, WeightsNotFinite
 from penstock.protocol.records.field_checks import LEAST
 from penstock.protocol.records.publication import Publication
 from penstock.words import shown
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from consumers.weights.copy_files import ServedCopy
     from consumers.weights.publisher import Publisher
     from consumers.weights.sources import Source, Weights
+
+log = logging.getLogger(__name__)
+
+#: Refused publications in a row that end the run.
+MAX_SKIPPED = 3
 
 
 class Publications:
@@ -48,6 +54,8 @@ class Publications:
         self._publisher: Publisher | None = None
         self._serving: Serving | None = None
         self._behind: Behind | None = None
+        #: Publications that were refused because their weights hold NaN or Inf: of this process, and the last in a row.
+        self.skipped = self.skipped_in_a_row = 0
         #: Folder of published versions.
         self.folder = weights_dir_of(config)
 
@@ -115,15 +123,53 @@ class Publications:
             step = _whole(step)
             with self._tally.waiting("ranks"):
                 through = self._progress.await_ranks(timeout_s)
-            if self._sends_first():
-                self._send_first(source, step, through)
-            else:
-                self._write_first(source, step, through)
+            self._publish_or_skip(source, step, through)
         except BaseException as exc:
             self.publisher.failed(source, exc)
             raise
         self.publisher.done(source, self._clock.last)
         return self._clock.last
+
+    def _publish_or_skip(self, source: "Source", step: int, through: int) -> None:
+        """Publish weights, or the last version's again where they are not finite. Raises as ``_skip``."""
+        try:
+            if self._sends_first():
+                self._send_first(source, step, through)
+            else:
+                self._write_first(source, step, through)
+        except WeightsNotFinite as exc:
+            self._skip(exc, step, through)
+        else:
+            self.skipped_in_a_row = 0
+
+    def _skip(self, exc: WeightsNotFinite, step: int, through: int) -> None:
+        """Count a refused publication, and announce the last version's weights under the next number instead.
+
+        Without a new number the staleness bound would stop admission, and the trainer would wait for ever.
+
+        Raises:
+            WeightsNotFinite: there is no earlier version, or this was the last of ``MAX_SKIPPED`` in a row.
+        """
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        self._tally.skip_publication()
+        if self._clock.must_publish or not self._clock.last:
+            raise WeightsNotFinite(
+                f"{exc} There is no earlier version to continue with: start from a checkpoint or a model.path with "
+                "finite weights."
+            ) from exc
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise WeightsNotFinite(
+                f"{exc} This is publication {self.skipped_in_a_row} in a row that was refused, so the run stops: lower "
+                "trainer.lr, and continue from a checkpoint with finite weights."
+            ) from exc
+        version = self._announce_again(step, through)
+        log.warning(
+            "publication skipped (%d in a row): %s Engines keep the weights of the version before, as version %d.",
+            self.skipped_in_a_row,
+            exc,
+            version,
+        )
 
     def _sends_first(self) -> bool:
         """Whether the folder comes behind: not of a trainer's first version, nor of the one after a rewind."""
@@ -133,11 +179,13 @@ class Publications:
         return not self.behind.writer.owes
 
     def _write_first(self, source: "Source", step: int, through: int) -> None:
+        from consumers.weights.finite_check import CheckedSource
+
         if self._behind is not None:
             self._behind.rest()
         began = time.monotonic()
         version, abandoned = self._clock.next_version()
-        written = self.publisher.write(source, self.folder, version, self._clock.claim)
+        written = self.publisher.write(CheckedSource(source), self.folder, version, self._clock.claim)
         self.publisher.store_deltas(written, version, self._clock.announced, abandoned)
         written_at = time.monotonic()
         publication = Publication(
@@ -209,7 +257,14 @@ class Publications:
         if self._clock.must_publish:
             raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
         step = _whole(step)
-        through = self._progress.await_ranks(timeout_s)
+        return self._announce_again(step, self._progress.await_ranks(timeout_s))
+
+    def _announce_again(self, step: int, through: int) -> int:
+        """Announce the weights of the last version under the next number; return it. Blocks for their folder.
+
+        Raises:
+            PublishError: the last version has no folder.
+        """
         self.settle()
         before = self._clock.newest()
         if not before.is_whole:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import redis
+import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout
+from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout, WeightsNotFinite
 from penstock.protocol.keys import Keys
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
@@ -104,6 +105,26 @@ def test_T14_a_rank_waits_for_rank_0_by_name_and_outside_any_collective(
         assert "Rank 0 could not publish: Version 2" in other.stdout.readline()
         kill(trainer, client)
         assert "has not renewed its lease for 3 s" in other.stdout.readline()
+
+
+def test_T16_every_rank_has_the_verdict_of_rank_0_on_weights_that_are_not_finite(
+    config: Config, other: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert other.stdout is not None
+    bad = shards(0)
+    bad._shards["weight"].fill_(torch.nan)  # type: ignore[index]
+    with Trainer(config, dp_rank=0, dp_size=2) as trainer:
+        with pytest.raises(WeightsNotFinite, match="weight of the weights to publish hold NaN"):
+            trainer.publish(bad)
+        assert "failed Rank 0 could not publish: weight of the weights" in other.stdout.readline()
+
+        assert trainer.publish(shards(0)) == 1
+        assert other.stdout.readline() == "published 1\n"
+
+        # A new version needs a batch that both ranks committed, which is not the subject here.
+        monkeypatch.setattr(trainer.session.publications, "_announce_again", lambda *_: 1)
+        assert trainer.publish(bad) == 1
+        assert other.stdout.readline() == "published 1\n"
 
 
 def test_T14_a_rank_that_does_not_come_to_publish_is_named(config: Config) -> None:
