@@ -33,9 +33,14 @@ SHAPES = {
 def weights_of(model: str, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
     """Return random tensors with the shapes of a model."""
     layers, hidden, wide, keys, vocabulary = SHAPES[model]
-    shapes = {"embed_tokens": (vocabulary, hidden), "norm": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (vocabulary, hidden), "norm": (hidden,)}
     for number in range(layers):
-        parts = {"q": (hidden, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, hidden)}
+        parts: dict[str, tuple[int, ...]] = {
+            "q": (hidden, hidden),
+            "k": (keys, hidden),
+            "v": (keys, hidden),
+            "o": (hidden, hidden),
+        }
         parts |= {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}
         parts |= {"norm_1": (hidden,), "norm_2": (hidden,), "q_bias": (hidden,), "k_bias": (keys,), "v_bias": (keys,)}
         shapes |= {f"layers.{number}.{name}": shape for name, shape in parts.items()}

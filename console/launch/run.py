@@ -12,6 +12,7 @@ A child that dies is started again with back-off; a Redis of our own that dies i
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from console.launch.children import LAST, SERVING, kill_children, stop_children
+from console.launch.children import FINISHING, LAST, SERVING, kill_children, stop_children
 from console.launch.launcher_log import launcher_log
 from console.launch.live import Live
 from console.launch.metrics import RunMetrics
@@ -35,6 +36,7 @@ from console.launch.preflight import check, check_data
 from console.launch.prepare import prepare_logged
 from console.launch.run_parts import check_parts, parts_of
 from console.launch.weights import check_ports
+from consumers.grpo.rows import read_rows
 from penstock.config import Config
 from penstock.config.load import save_resolved, secret_environment, without_settings
 from penstock.errors import ConfigError, QueueUnavailable
@@ -56,6 +58,9 @@ Choice = Literal["resume", "fresh"] | None
 
 #: Between two looks at the children.
 TICK_S = 0.1
+
+#: How many times its last step the trainer of a failed run may take to finish its step and checkpoint.
+LONGER = 2.0
 
 #: Between two snapshots.
 LOOK_EVERY_S = 1.0
@@ -299,8 +304,17 @@ class _Run:
         done = "The trainer is done."
         if state == "finished" and self.observer is not None and self.observer.data_ended():
             done = "The data has ended (data.epochs), and the trainer is done."
-        self.live.event({"failed": "The run failed; stopping.", "stopped": "Stopping."}.get(state, done))
-        stop_children(self.children, self.config, self.stop, drain=state == "finished", meanwhile=self._keep_redis)
+        self.live.event({"failed": "The run failed; stopping.", "stopped": self._stopping()}.get(state, done))
+        # Nobody may be there to press Ctrl-C when a run fails.
+        finish_s = math.inf if state == "stopped" else LONGER * (self._last_step_s() or 0.0)
+        stop_children(
+            self.children,
+            self.config,
+            self.stop,
+            drain=state == "finished",
+            meanwhile=self._keep_redis,
+            finish_s=finish_s,
+        )
         self.record.active_s += time.monotonic() - self.started
         self.record.state, self.record.reason = state, reason or ""
         if state == "finished":
@@ -310,6 +324,19 @@ class _Run:
         code = self._say_end(state, reason)
         self._tell_end()
         return code
+
+    def _stopping(self) -> str:
+        """Return what a stop waits for, and how long that may take."""
+        if not any(child.name == FINISHING and child.alive() for child in self.children):
+            return "Stopping."
+        step_s = self._last_step_s()
+        about = "" if step_s is None else f"; its last step took {step_s:.0f} s"
+        return f"Stopping: the trainer finishes its step and writes a checkpoint{about}. Ctrl-C again kills it."
+
+    def _last_step_s(self) -> float | None:
+        """Return the seconds of the trainer's last step and publication; None before the first."""
+        steps = read_rows(self.folder.path).steps
+        return sum(float(steps[-1].get(key) or 0) for key in ("step_s", "publish_s")) if steps else None
 
     def _say_end(self, state: str, reason: str | None) -> int:
         """Say how it ended; the exit code."""

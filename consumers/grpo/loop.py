@@ -70,6 +70,10 @@ class TrainingLoop:
         self._ledger = Ledger()
         self._folder = config.run_dir / "checkpoints"
         self._stopping = False
+        #: When the present step began (monotonic); None between steps. Seconds of the last step and checkpoint.
+        self._step_began: float | None = None
+        self._step_s: float | None = None
+        self._save_s: float | None = None
         #: True once the data has ended.
         self._over = False
         self._trackers = Trackers(config, None if rank == 0 else ())
@@ -77,8 +81,18 @@ class TrainingLoop:
         learner.postprocess = self._hooks.postprocess
 
     def stop(self) -> None:
-        """Leave after the present step; safe in a signal handler."""
+        """Leave after the present step and its checkpoint, and log how long that may take. Of any thread."""
         self._stopping = True
+        if self.rank == 0:
+            log.warning("stop requested: %s; a second Ctrl-C or SIGTERM ends the trainer at once", self._left())
+
+    def _left(self) -> str:
+        """Return what is left to do before the trainer ends, with the time that it took before."""
+        save = f"the checkpoint is written ({_about(self._save_s)})"
+        if self._step_began is None:
+            return save
+        ran_s = time.monotonic() - self._step_began
+        return f"step {self.step + 1} has run for {ran_s:.0f} s and is finished ({_about(self._step_s)}), then {save}"
 
     def run(self) -> int:
         """Train all steps. Returns 0 when they are done or the data has ended, 130 when stopped before. Blocks."""
@@ -93,7 +107,9 @@ class TrainingLoop:
                     batch = self._next()
                     if batch is None:
                         break
+                    self._step_began = time.monotonic()
                     self.train(batch)
+                    self._step_s, self._step_began = time.monotonic() - self._step_began, None
                 if self._over and self.step > self.published_at:
                     self._publish(tick=self.config.debug.rollout_only)  # the data ended between two versions
                 done = not self._stopping
@@ -225,11 +241,13 @@ class TrainingLoop:
         log.info("restored step %d from %s", found.step, found.path)
 
     def _save(self) -> None:
+        began = time.monotonic()
         state = self.trainer.state_dict()
         if self.rank == 0:
             learner = self.learner.state_dict()
             self._until_room(partial(checkpoint.save, self._folder, step=self.step, learner=learner, trainer=state))
         self.trainer.checkpointed()
+        self._save_s = time.monotonic() - began
 
     def _until_room(self, work: Callable[[], object]) -> None:
         until_room(work, tell=self.trainer.tell_wait, stopped=lambda: self._stopping)
@@ -288,6 +306,10 @@ class TrainingLoop:
 def finite_or_none(value: Any) -> Any:
     """JSON has no number that is not finite; a skipped step's norm is null there."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _about(seconds: float | None) -> str:
+    return "it is the first, so its time is unknown" if seconds is None else f"the last one took {seconds:.0f} s"
 
 
 def make_loop(config: Config, rank: int, size: int) -> TrainingLoop:

@@ -19,15 +19,17 @@ from consumers.weights.transports.sender import sender_of
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
 from penstock.logs import set_up
-from penstock.system.exit_codes import EXIT_CONFIG
+from penstock.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPT
 from penstock.system.out_of_memory import trainer_error
 from penstock.system.processes import die_with_parent
+from penstock.system.stop import watched_signals
 
 log = logging.getLogger(__name__)
 
 
 def _rank_main(rank: int, config: Config, store: str) -> None:
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_up(f"trainer/{rank}", config.run, config.logs.format)
     size = config.trainer.dp_size
     backend = "gloo" if config.trainer.device == "cpu" else "nccl"
@@ -52,9 +54,10 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
 def _run_rank(config: Config, rank: int, size: int) -> int:
     try:
         loop = make_loop(config, rank, size)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: loop.stop())
-        return loop.run()
+        # With several ranks the process above them has the Ctrl-C of the terminal, and passes it on as SIGTERM.
+        numbers = (signal.SIGTERM, signal.SIGINT) if size == 1 else (signal.SIGTERM,)
+        with watched_signals(lambda count: loop.stop() if count == 1 else os._exit(EXIT_INTERRUPT), *numbers):
+            return loop.run()
     except (RuntimeError, MemoryError) as exc:
         if said := trainer_error(exc, config.trainer):
             raise said from exc
@@ -73,22 +76,26 @@ def main(config: Config) -> int:
         for rank in ranks:
             rank.start()
 
-        def stop(*_: object) -> None:
+        def stop(count: int) -> None:
             for rank in ranks:
-                if rank.is_alive():
+                if rank.is_alive() and count == 1:
                     rank.terminate()
+                elif rank.is_alive():
+                    rank.kill()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        return _join(ranks)
+        with watched_signals(stop, signal.SIGTERM, signal.SIGINT):
+            return _join(ranks)
 
 
 def _join(ranks: list[Any]) -> int:
-    """Wait for all ranks; one that fails ends the others, which would wait for it for ever."""
+    """Wait for all ranks; one that fails ends the others, which would wait for it for ever.
+
+    One that was stopped ends none: they all agreed to stop, and rank 0 may still write the checkpoint.
+    """
     while any(rank.is_alive() for rank in ranks):
         for rank in ranks:
             rank.join(0.2)
-            if rank.exitcode not in (None, 0):
+            if rank.exitcode not in (None, 0, EXIT_INTERRUPT):
                 for other in ranks:
                     other.kill()
                 log.error("rank %s ended with %s; the others were stopped", rank.name, rank.exitcode)

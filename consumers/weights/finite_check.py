@@ -137,7 +137,7 @@ def _summed(tensor: Tensor, place: Tensor | None) -> list[Tensor]:
             place.copy_(tensor)
         return [_sum(tensor)]
     sums = []
-    for chunk, there in zip(tensor.view(-1).split(size), place.view(-1).split(size), strict=True):
+    for chunk, there in zip(torch.split(tensor.view(-1), size), torch.split(place.view(-1), size), strict=True):
         sums.append(_sum(chunk))
         there.copy_(chunk)
     return sums

@@ -1,8 +1,10 @@
 """Ctrl-C and SIGTERM, counted."""
 
 import contextlib
+import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 
 class Stop:
@@ -15,11 +17,13 @@ class Stop:
         return self.count > 0
 
     def press(self) -> None:
-        """As Ctrl-C does."""
+        """Count one more, as Ctrl-C does."""
         self.count += 1
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
+        """Count SIGINT, SIGTERM and SIGHUP within the block."""
+
         def count(number: int, frame: object) -> None:
             self.press()
 
@@ -29,3 +33,36 @@ class Stop:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def watched_signals(on_signal: Callable[[int], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Call ``on_signal`` with 1 for the first of these signals, 2 for the second, ..., in a thread.
+
+    A handler of Python's runs between two instructions of the main thread, and a backward pass may be one for minutes.
+    The thread hears of a signal at once. Call it in the main thread.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def watch() -> None:
+        count = 0
+        while data := os.read(reading, 64):
+            for number in data:
+                if number in numbers:
+                    count += 1
+                    on_signal(count)
+
+    thread = threading.Thread(target=watch, name="signals", daemon=True)
+    thread.start()
+    old = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        os.close(writing)
+        thread.join()
+        os.close(reading)
