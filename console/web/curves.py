@@ -98,7 +98,11 @@ CHARTS = (
         "Logprobs, engine against trainer",
         "mean difference",
         "steps",
-        (Line("all", "logprob_diff_mean"), Line("of the newest version", "logprob_diff_fresh_mean")),
+        (
+            Line("all", "logprob_diff_mean"),
+            Line("of the newest version", "logprob_diff_fresh_mean"),
+            Line("by rounding alone", "logprob_diff_floor"),
+        ),
     ),
     Chart("grad", "Gradient norm", "", "steps", (Line("norm", "grad_norm"),)),
     Chart(

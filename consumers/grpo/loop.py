@@ -28,6 +28,7 @@ from consumers.grpo.evaluate import Evaluation
 from consumers.grpo.hooks import TrainingHooks, check_alike
 from consumers.grpo.pictures import auto_class
 from consumers.grpo.precision import enable_tf32
+from consumers.grpo.rounding_floor import RoundingFloor, engine_dtype
 from consumers.grpo.rows import of_steps, read_rows
 from consumers.grpo.step import GRPO
 from consumers.grpo.totals import Figures
@@ -78,6 +79,7 @@ class TrainingLoop:
         self._over = False
         self._trackers = Trackers(config, None if rank == 0 else ())
         self._hooks = TrainingHooks(config)
+        self._floor = RoundingFloor(engine_dtype(config))
         learner.postprocess = self._hooks.postprocess
 
     def stop(self) -> None:
@@ -162,6 +164,10 @@ class TrainingLoop:
         rollout_only = self.config.debug.rollout_only
         self._prepare(batch)
         metrics: Figures = {} if rollout_only else self.learner.step(batch)
+        if not rollout_only and self.rank == 0:
+            self._floor.measure(self.learner, batch)
+            metrics["logprob_diff_floor"] = self._floor.value
+            self._floor.compare(metrics)
         trained = time.monotonic()
         trainer.commit(batch)
         self.step += 1
