@@ -107,6 +107,10 @@ DEFECTS = {
             ("audit", "heard_twice"), "slow", ("kill:worker",), 5,
         ),
         Defect(
+            "abandoned_kept", "groups with tokens of an abandoned version are trained",
+            ("abandoned_tokens",), "ranks", ("kill:trainer",), 20,
+        ),
+        Defect(
             "train_version_behind", "a manifest names the version before the one that the trainer holds",
             ("wrong_train_version",), "async", ("kill:worker",), 5,
         ),
@@ -156,7 +160,7 @@ DEFECTS = {
 
 #: Rule of docs/truth.md -> the defects that break it. Rules of the loss and of sampling alone need no run to be broken.
 RULES = {
-    "T1": ("version_reused", "forgotten_number_reused"),
+    "T1": ("version_reused", "forgotten_number_reused", "abandoned_kept"),
     "T2": ("train_version_behind",),
     "T3": ("gate_counts_twice", "event_lost"),
     "T4": ("due_groups_given_up",),
