@@ -116,11 +116,11 @@ DEFECTS = {
         ),
         Defect(
             "due_groups_given_up", "a batch is cut without the groups that are due, which are given up later",
-            ("early_discard",), "wait", ("kill:worker",), 20,
+            ("early_discard",), "wait", ("kill:worker",), 40,
         ),
         Defect(
             "cohort_not_awaited", "new weights are loaded before the cohort under the old ones has ended",
-            ("wrong_cohort",), "one_step", ("kill:worker",), 10,
+            ("wrong_cohort",), "one_step", ("kill:worker",), 30,
         ),
         Defect(
             "resume_keeps_budget", "a resumed sample has its whole budget again",
