@@ -23,7 +23,7 @@ from penstock.system.user_code import staying_alive
 from penstock.words import said, shown
 
 #: Keys that a function may give as slime's default does, and that must be what they are.
-_SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "rollout_ids", "source_names")
+_SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "source_names")
 #: What slime divides by. Penstock has its own, which is what was generated.
 _SUMS = "rollout_mask_sums"
 #: Side arrays of samples, by slime's names: key -> sample id -> tensor.
@@ -72,7 +72,7 @@ class Converter:
         masks = data.get("loss_masks")
         left = rows if masks is None else [self._masked(row, mask) for row, mask in zip(rows, masks, strict=True)]
         if _SUMS in data:
-            self._check_sums(data[_SUMS], left)
+            self._check_sums(data[_SUMS], left, [str(one) for one in data.get("rollout_ids", range(len(left)))])
         known = {*_SAME, *_NUMBERS, *sides, "loss_masks", _SUMS}
         return Converted(
             {key: self._numbers(key, data[key]) for key in _NUMBERS if key in data},
@@ -109,7 +109,7 @@ class Converter:
         self, key: str, values: Sequence[Any], rows: Sequence[RowArrays], samples: Sequence[Any], sides: Sides
     ) -> None:
         """What the function says of what was drawn, or of numbers of penstock's, is what it was told."""
-        attribute = {"response_lengths": "response_length", "sample_indices": "index", "rollout_ids": "rollout_id"}
+        attribute = {"response_lengths": "response_length", "sample_indices": "index"}
         for row, sample, value in zip(rows, samples, values, strict=True):
             wanted: Any = {
                 "tokens": row.tokens,
@@ -124,15 +124,19 @@ class Converter:
                     "off tokens, and add keys.",
                 )
 
-    def _check_sums(self, values: Sequence[Any], rows: Sequence[RowArrays]) -> None:
-        """They are sums of the loss masks, as slime's own function gives them, or what penstock divides by."""
-        for row, value in zip(rows, values, strict=True):
-            num_loss = int(row.loss_mask.sum())
-            if not row.lost and not any(np.array_equal(_array(value, sum_), sum_) for sum_ in (num_loss, row.divisor)):
+    def _check_sums(self, values: Sequence[Any], rows: Sequence[RowArrays], rollouts: Sequence[str]) -> None:
+        """They are sums of the loss masks of a rollout, as slime's own function gives them, or of what was generated,
+        by which penstock divides."""
+        sums: dict[str, tuple[int, int]] = {}
+        for row, rollout in zip(rows, rollouts, strict=True):
+            num_loss, generated = sums.get(rollout, (0, 0))
+            sums[rollout] = (num_loss + int(row.loss_mask.sum()), generated + (0 if row.lost else row.divisor))
+        for row, rollout, value in zip(rows, rollouts, values, strict=True):
+            if not row.lost and not any(np.array_equal(_array(value, one), one) for one in sums[rollout]):
                 raise HookError(
                     JobFailure.HOOK_UNPROVEN,
-                    f"{self._hook.name} gave {shown(value)} as {_SUMS} of sample {row.row.sample}, whose loss mask has "
-                    f"{num_loss} tokens: leave the key out, for what was generated is divided by.",
+                    f"{self._hook.name} gave {shown(value)} as {_SUMS} of sample {row.row.sample}, and the loss masks "
+                    f"of its rollout have {sums[rollout][0]} tokens: leave the key out, generated tokens are counted.",
                 )
 
     def _masked(self, row: RowArrays, value: Any) -> RowArrays:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from consumers.adapters.converting import Converter
 from consumers.adapters.engine_metrics import EngineMetrics
 from consumers.adapters.slime import lineage, train_shares
+from consumers.adapters.slime_columns import METADATA
 from consumers.batch import behaviour
 from consumers.batch.batch import Batch
 from consumers.grpo.evaluate import Evaluation
@@ -53,6 +54,9 @@ class Box:
     inner: Any
     #: Where each of its samples comes from: job, k, versions, temperature and kind of the logprobs; fillers too.
     lineage: list[dict[str, Any]] = field(default_factory=list)
+    #: slime's ``train_metadata`` of each sample, a dict or None; [] if the batch has none. Beside the train data, for
+    #: slime takes a mean of every key there that it does not know.
+    metadata: list[dict[str, Any] | None] = field(default_factory=list)
 
 
 class RolloutManager:
@@ -318,7 +322,9 @@ class RolloutManager:
         before = sum(len(one.all_rows) for one in self._open.values() if one.n < batch.n)
         made: dict[str, Any] = {"first_index": self._samples + before, "temperature": self.temperature}
         shares = train_shares(batch, self.dp_size, **self._options | made)
-        return [Box(_put(share), lineage(batch, share)) for share in shares]
+        metadata = [share.pop(METADATA, []) for share in shares]
+        boxes = zip(shares, metadata, strict=True)
+        return [Box(_put(share), lineage(batch, share), more) for share, more in boxes]
 
     def _file(self, name: str) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)

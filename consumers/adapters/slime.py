@@ -28,38 +28,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from consumers.adapters.converting import Converted, Converter
 from consumers.adapters.rows import RowArrays, rows_of
+from consumers.adapters.slime_columns import (
+    METADATA,
+    MULTIMODAL,
+    RAW_REWARD,
+    ROLLOUT_IDS,
+    SIDES,
+    Columns,
+    check_sides,
+    checked_columns,
+    finite_number,
+    images_of,
+    rollouts_of,
+    sides_of,
+    slime_tensor,
+)
 from consumers.batch import behaviour
 from consumers.batch.advantages import Kind, group_advantages
 from consumers.batch.batch import Batch
+from consumers.batch.schedule import Schedule, schedule, split_first
+from penstock.config.subscription import Split
 from penstock.errors import ConfigError, ProtocolError
-from penstock.names import IMAGE_GRID, PIXEL_VALUES
-from penstock.protocol import partition
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample import SampleStatus
 
 #: Estimators whose rewards are normalised by group -> divided by the standard deviation too.
 NORMALISED = {"grpo": True, "gspo": True, "cispo": True, "reinforce_plus_plus_baseline": False}
-
-#: Payload side arrays that slime has a key for: name -> key.
-SIDES = {"routed_experts": "rollout_routed_experts", "teacher_logprobs": "teacher_log_probs"}
-
-#: dtypes of slime's tensors; experts of uint8 would divide by zero where a model has 256 of them.
-DTYPES = {
-    "tokens": torch.int64,
-    "loss_masks": torch.int32,
-    "rollout_log_probs": torch.float32,
-    "teacher_log_probs": torch.float32,
-    "rollout_routed_experts": torch.int32,
-}
-#: The one key whose entries may be None, where a sample has no images.
-MULTIMODAL = "multimodal_train_inputs"
 
 #: Keys that every share has.
 _KEYS = {
@@ -67,9 +65,6 @@ _KEYS = {
     "oldest_versions", "newest_versions", "source_names", "partition", "sample_indices", "rollout_ids",
     "rollout_mask_sums", "raw_reward", "total_lengths", "global_batch_sizes", "num_microbatches", "micro_batch_indices",
 }  # fmt: skip
-
-#: Key -> sample id -> value.
-Columns = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,10 @@ def train_data(batch: Batch, **options: Any) -> dict[str, Any]:
         multiple: the number of micro-batches is a multiple of it.
         first_index: ``sample_indices`` count from here.
         columns: further keys: name -> sample id -> a number or an array of floats, for every sample;
-            ``multimodal_train_inputs`` -> dict, for any.
+            ``multimodal_train_inputs`` -> dict, for any. ``metadata`` -> dict, for any: slime's ``train_metadata``,
+            which slime's own split leaves out, for its metrics cannot read it. ``rollout_ids`` -> int, for every
+            sample: samples of one id are one rollout, whose tokens are divided by together. ``raw_reward`` -> a number
+            in place of the reward, for any.
         temperature: what the trainer divides logits by, slime's ``--rollout-temperature``; None: whatever the batch
             was drawn at, if that is one number.
 
@@ -116,7 +114,10 @@ def train_data(batch: Batch, **options: Any) -> dict[str, Any]:
         ConfigError: a column has the name of a key that is there already, or no value for a sample; the batch was
             drawn at another temperature, or at several, or its logprobs are from before it (T6).
     """
-    return _Maker(batch, Options(**options)).share(batch)
+    maker = _Maker(batch, Options(**options))
+    limits = (maker.options.max_tokens, maker.options.max_samples, maker.options.multiple)
+    bins = split_first([row.length for row in batch.all_rows], batch.shares, *limits)
+    return maker.share(bins[batch.dp_rank])
 
 
 def train_shares(batch: Batch, dp_size: int, **options: Any) -> list[dict[str, Any]]:
@@ -129,7 +130,8 @@ def train_shares(batch: Batch, dp_size: int, **options: Any) -> list[dict[str, A
         HookError: what it gave cannot be taken.
     """
     maker = _Maker(batch, Options(**options))
-    return [maker.share(batch.share(rank, dp_size)) for rank in range(dp_size)]
+    shares = [batch.share(rank, dp_size).indices for rank in range(dp_size)]
+    return [maker.share(bins) for bins in _micro_batches(batch, shares, maker.options)]
 
 
 def lineage(batch: Batch, data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -167,7 +169,7 @@ class _Maker:
         self.options = options
         found: Sequence[RowArrays] = rows_of(source)
         convert, converted = options.convert, Converted()
-        sides = _sides(source, found)
+        sides = sides_of(source, found)
         if convert is not None:
             by_index = sorted(found, key=lambda row: row.index)
             converted = convert(source, by_index, options.first_index, sides)
@@ -180,34 +182,41 @@ class _Maker:
         self.truncated = [int(value) for value in numbers.get("truncated") or truncated]
         self.all_rows = source.all_rows
         self.rows = {row.index: row for row in found}
-        _check_sides(source, found, sides)
-        images = _images(source, found)
+        check_sides(source, found, sides)
+        images = images_of(source, found)
         columns = {**(options.columns or {}), **converted.columns}
+        ids = columns.pop(ROLLOUT_IDS, None)
+        self.rollout_ids, self.rollout_sums = rollouts_of(source.all_rows, ids, options.first_index)
+        own = columns.pop(RAW_REWARD, {})
+        self.raw = [
+            finite_number(RAW_REWARD, row, own.get(row.sample, raw))
+            for row, raw in zip(self.all_rows, self.raw, strict=True)
+        ]
         for key in columns.keys() & (_KEYS | sides.keys() | images.keys()):
             raise ConfigError(f"columns[{key!r}]: the train data has a key of that name already.")
-        self.columns: dict[str, Mapping[str, Any]] = {**sides, **images, **_checked(found, columns)}
+        self.columns: dict[str, Mapping[str, Any]] = {**sides, **images, **checked_columns(found, columns)}
         #: Rows that are no fillers, the shortest first.
         self.real = sorted((row for row in found if self._is_real(row)), key=lambda row: len(row.tokens))
 
-    def share(self, batch: Batch) -> dict[str, Any]:
-        """One rank's dict."""
-        bins = _micro_batches(batch, [row.length for row in batch.rows], self.options)
-        entries = [self._entry(batch.indices[i]) for members in bins for i in members]
+    def share(self, bins: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """One rank's dict, of its micro-batches, each a list of indices into ``all_rows``; empty ones get fillers."""
+        entries = [self._entry(index) for members in bins for index in members]
         indices = self._tile(bins, entries)
         data: dict[str, Any] = {key: [entry[key] for entry in entries] for key in entries[0]}
         data["rollout_mask_sums"] = torch.tensor(data["rollout_mask_sums"], dtype=torch.float32)
         data["raw_reward"] = list(self.raw)
-        data["total_lengths"] = [row.length for row in batch.all_rows]
+        data["total_lengths"] = [row.length for row in self.all_rows]
         for place, tokens in zip(data["partition"], data["tokens"], strict=True):
             data["total_lengths"][place] = len(tokens)
-        data["global_batch_sizes"] = [len(batch.all_rows)]
+        data["global_batch_sizes"] = [len(set(self.rollout_ids))]
         data["num_microbatches"] = [len(indices)]
         data["micro_batch_indices"] = indices
         return data
 
     def _is_real(self, row: RowArrays) -> bool:
         """False where its payload is lost, or it lacks what others have; it bears no loss then."""
-        return not row.lost and all(row.row.sample in of for key, of in self.columns.items() if key != MULTIMODAL)
+        needed = [of for key, of in self.columns.items() if key not in (MULTIMODAL, METADATA)]
+        return not row.lost and all(row.row.sample in of for of in needed)
 
     def _entry(self, index: int) -> dict[str, Any]:
         """What stands for one sample, by key."""
@@ -218,11 +227,11 @@ class _Maker:
     def _values(self, row: RowArrays) -> dict[str, Any]:
         """The arrays of a real row."""
         values: dict[str, Any] = {
-            "tokens": _tensor("tokens", row.tokens),
+            "tokens": slime_tensor("tokens", row.tokens),
             "response_lengths": row.row.length - row.row.prompt_length,
-            "loss_masks": _tensor("loss_masks", row.response("loss_mask")),
-            "rollout_log_probs": _tensor("rollout_log_probs", row.response("logprobs")),
-            "rollout_mask_sums": row.divisor,
+            "loss_masks": slime_tensor("loss_masks", row.response("loss_mask")),
+            "rollout_log_probs": slime_tensor("rollout_log_probs", row.response("logprobs")),
+            "rollout_mask_sums": self.rollout_sums.get(self.rollout_ids[row.index], row.divisor),
         }
         return values | {key: of.get(row.row.sample) for key, of in self.columns.items()}
 
@@ -238,7 +247,7 @@ class _Maker:
             "source_names": row.job.rsplit("/", 2)[0],
             "partition": index,
             "sample_indices": self.options.first_index + index,
-            "rollout_ids": self.options.first_index + index,
+            "rollout_ids": self.rollout_ids[index],
         }
 
     def _stand_in(self, most: int) -> dict[str, Any]:
@@ -267,10 +276,10 @@ class _Maker:
                 "the shares of all ranks at once, by train_shares."
             )
         return {
-            "tokens": _tensor("tokens", [0, 0]),
+            "tokens": slime_tensor("tokens", [0, 0]),
             "response_lengths": 1,
-            "loss_masks": _tensor("loss_masks", [0]),
-            "rollout_log_probs": _tensor("rollout_log_probs", [0.0]),
+            "loss_masks": slime_tensor("loss_masks", [0]),
+            "rollout_log_probs": slime_tensor("rollout_log_probs", [0.0]),
             "rollout_mask_sums": 1,
         }
 
@@ -297,100 +306,8 @@ def _rewards(rows: Sequence[Row], options: Options) -> list[float]:
     return [float(value) for value in group_advantages(raw, [row.job for row in rows], kind, masked=masked)]
 
 
-def _tensor(key: str, values: Any) -> Tensor:
-    """A tensor of its own, of slime's dtype."""
-    return torch.tensor(np.asarray(values), dtype=DTYPES[key])
-
-
-def _sides(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Tensor]]:
-    """Key -> sample id -> tensor, of the side arrays that any sample has."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, key in SIDES.items():
-        arrays = zip(rows, batch.side(name), strict=True)
-        if values := {row.row.sample: _side(key, row, array) for row, array in arrays if array is not None}:
-            found[key] = values
-    return found
-
-
-def _images(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, dict[str, Tensor]]]:
-    """What slime hands to a model beside the tokens, by sample, where the batch has images."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name in (PIXEL_VALUES, IMAGE_GRID):
-        for row, array in zip(rows, batch.side(name) if batch.has_side(name) else (), strict=False):
-            if array is not None:
-                found.setdefault(row.row.sample, {})[name] = torch.tensor(array)
-    return {MULTIMODAL: found} if found else {}
-
-
-def _check_sides(batch: Batch, rows: Sequence[RowArrays], sides: Columns) -> None:
-    """Raise ProtocolError for a sample that bears loss, and lacks what others have."""
-    for name, values in ((name, sides[key]) for name, key in SIDES.items() if key in sides):
-        for row in rows:
-            if row.row.sample not in values and not row.lost and row.loss_mask.any():
-                raise ProtocolError(
-                    f"sample {row.row.sample} has no side array {name!r}, and others of batch {batch.n} have: slime "
-                    "takes it of every sample or of none. Name it in rollout.sides, so that a sample without it fails."
-                )
-
-
-def _side(key: str, row: RowArrays, array: NDArray[Any] | Sequence[float]) -> Tensor:
-    """One sample's side array as slime has it. Raises ProtocolError for one of another length."""
-    length, response = row.row.length, row.row.length - row.row.prompt_length
-    # Teachers: of the whole sequence, or of the response alone.
-    wanted = {length, response} if key == "teacher_log_probs" else {length - 1}
-    if len(array) not in wanted:
-        raise ProtocolError(
-            f"sample {row.row.sample}: {key} has {len(array)} entries for {length} tokens, {response} of them drawn; "
-            f"it needs {' or '.join(map(str, sorted(wanted)))}."
-        )
-    whole = key == "teacher_log_probs" and len(array) == length
-    return _tensor(key, array[row.row.prompt_length :] if whole else array)
-
-
-def _checked(rows: Sequence[RowArrays], columns: Columns) -> dict[str, Mapping[str, Any]]:
-    """Columns as slime can take means of them; those that no sample has are left out. Raises ConfigError."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for key, values in columns.items():
-        if not values:
-            continue
-        if key == MULTIMODAL:
-            found[key] = values
-            continue
-        found[key] = {row.row.sample: _column(key, row, values) for row in rows if not row.lost}
-    return found
-
-
-def _column(key: str, row: RowArrays, values: Mapping[str, Any]) -> Any:
-    value = values.get(row.row.sample)
-    if value is None:
-        raise ConfigError(
-            f"columns[{key!r}] has no value for sample {row.row.sample}: slime takes a mean over all, so give one for "
-            "every sample, or leave the column out."
-        )
-    if key in DTYPES and np.ndim(value):
-        return _side(key, row, value)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, (bool, int, float)):
-        return value
-    array = np.asarray(value)
-    if array.dtype.kind != "f" or not array.ndim:
-        raise ConfigError(
-            f"columns[{key!r}]: sample {row.row.sample} has a value of {type(value).__name__}; slime takes means, so "
-            "give numbers, or arrays of floats."
-        )
-    return torch.tensor(array, dtype=torch.float32)
-
-
-def _micro_batches(batch: Batch, lengths: Sequence[int], options: Options) -> list[list[int]]:
-    """Positions in the rank's rows by micro-batch, as many on every rank; empty ones where it has too few samples."""
-    bins = partition.micro_batches(lengths, options.max_tokens, options.max_samples)
-    count = partition.num_micro_batches(batch.all_rows, batch.shares, options.max_tokens, options.max_samples)
-    count = -(-count // options.multiple) * options.multiple
-    while len(bins) < count:
-        longest = max(bins, key=lambda members: (len(members) > 1, sum(lengths[i] for i in members)), default=[])
-        if len(longest) < 2:
-            break
-        bins.remove(longest)
-        bins += [longest[::2], longest[1::2]]
-    return bins + [[] for _ in range(count - len(bins))]
+def _micro_batches(batch: Batch, shares: Sequence[Sequence[int]], options: Options) -> Schedule:
+    """The micro-batches of every rank; rows stay with the rank of a batch that is dealt out (``strided``)."""
+    lengths = [row.length for row in batch.all_rows]
+    make = split_first if batch.manifest.split == Split.STRIDED else schedule
+    return make(lengths, shares, options.max_tokens, options.max_samples, options.multiple)

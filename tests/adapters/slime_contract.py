@@ -24,10 +24,12 @@ KEYS = {
 #: Of the whole batch, or of the step.
 WHOLE = {"raw_reward", "total_lengths", "global_batch_sizes", "num_microbatches", "micro_batch_indices"}
 #: Not taken a mean of: anything else is numbers, or tensors of floats.
-NO_MEAN = {"tokens", "loss_masks", "source_names", "multimodal_train_inputs", "rollout_routed_experts"} | WHOLE
+NO_MEAN = {
+    "tokens", "loss_masks", "source_names", "multimodal_train_inputs", "rollout_routed_experts", "metadata", *WHOLE
+}  # fmt: skip
 
 
-def check_share(data: dict[str, Any], num_rows: int) -> None:
+def check_share(data: dict[str, Any], num_rows: int, num_rollouts: int | None = None) -> None:
     """Raise AssertionError where one rank's share of a batch of ``num_rows`` samples is not what slime takes."""
     assert data.keys() >= KEYS, KEYS - data.keys()
     count = len(data["tokens"])
@@ -38,14 +40,14 @@ def check_share(data: dict[str, Any], num_rows: int) -> None:
         if key not in NO_MEAN and isinstance(values, list):
             numbers = (int, float) if not isinstance(values[0], torch.Tensor) else torch.Tensor
             assert all(isinstance(value, numbers) for value in values), f"{key}: slime takes its mean"
-        if key != "multimodal_train_inputs":
+        if key not in ("multimodal_train_inputs", "metadata"):
             assert all(value is not None for value in values), key
     _check_tensors(data, count)
     assert len(data["raw_reward"]) == len(data["total_lengths"]) == num_rows, "they are reshaped into groups"
     assert all(0 <= place < num_rows for place in data["partition"]), "rewards and lengths are looked up by it"
     for place, tokens in zip(data["partition"], data["tokens"], strict=True):
         assert data["total_lengths"][place] == len(tokens)
-    assert data["global_batch_sizes"] == [num_rows]
+    assert data["global_batch_sizes"] == [num_rows if num_rollouts is None else num_rollouts]
     assert data["num_microbatches"] == [len(data["micro_batch_indices"])]
     assert all(data["micro_batch_indices"]), "an empty micro-batch has nothing to join"
     assert sorted(i for one in data["micro_batch_indices"] for i in one) == list(range(count))

@@ -186,6 +186,24 @@ def test_what_slimes_own_function_gives_is_taken(samples: list[Sample], sides: b
             assert all(np.array_equal(a, b) for a, b in zip(data[key], before[key], strict=True)), key
 
 
+def fans_out(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
+    """As slime's own function converts samples of which two are one rollout."""
+    found = as_slimes_own(args, samples)
+    ids = [sample.rollout_id // 2 for sample in samples]
+    sums = [sum(sum(other.loss_mask) for other, two in zip(samples, ids, strict=True) if one == two) for one in ids]
+    metadata = [{"index": sample.index} for sample in samples]
+    return found | {"rollout_ids": ids, "rollout_mask_sums": sums, "raw_reward": ids, "metadata": metadata}
+
+
+def test_T10_a_function_may_say_rollouts_raw_rewards_and_train_metadata(samples: list[Sample]) -> None:
+    convert = Converter(config("fans_out"), f"{HERE}:fans_out")
+    for data in train_shares(with_sides(samples, {}), 2, convert=convert):
+        check_share(data, len(samples), num_rollouts=6)
+        assert data["rollout_ids"] == [place // 2 for place in data["partition"]]
+        assert data["metadata"] == [{"index": place} for place in data["partition"]]
+        assert data["raw_reward"] == [place // 2 for place in range(len(samples))]
+
+
 def test_a_teacher_cannot_be_changed(samples: list[Sample]) -> None:
     convert = Converter(config("teaches"), f"{HERE}:teaches")
     with pytest.raises(HookError, match=r"changed teacher_log_probs of sample toy/0/0/0"):

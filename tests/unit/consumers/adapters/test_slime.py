@@ -303,3 +303,45 @@ def test_a_column_may_not_replace_a_key(samples: list[Sample]) -> None:
 def test_sample_indices_count_on(samples: list[Sample]) -> None:
     [data] = shares(samples, 1, first_index=100)
     assert data["sample_indices"] == [100 + place for place in data["partition"]] == data["rollout_ids"]
+
+
+def test_T10_samples_of_one_rollout_share_its_id_and_what_they_are_divided_by(samples: list[Sample]) -> None:
+    ids = {one.id: 70 + i // 2 for i, one in enumerate(samples)}
+    generated = [sum(one.loss_mask) for one in samples]
+    sums = {ids[one.id]: sum(n for n, other in zip(generated, samples, strict=True) if ids[other.id] == ids[one.id])
+            for one in samples}  # fmt: skip
+    found = [*train_shares(make_batch(samples), 2, columns={"rollout_ids": ids})]
+    found += [train_data(make_batch(samples, dp_rank=1, dp_size=2), columns={"rollout_ids": ids})]
+    for data in found:
+        check_share(data, len(samples), num_rollouts=6)
+        assert data["rollout_ids"] == [ids[samples[place].id] for place in data["partition"]]
+        bears = [bool(mask.any()) for mask in data["loss_masks"]]
+        assert [
+            int(one) for one, loss in zip(data["rollout_mask_sums"], bears, strict=True) if loss
+        ] == [sums[one] for one, loss in zip(data["rollout_ids"], bears, strict=True) if loss]  # fmt: skip
+
+
+def test_a_sample_may_have_a_raw_reward_and_train_metadata_of_its_own(samples: list[Sample]) -> None:
+    about = {"turns": [1, 2], "tool": "python"}
+    columns: dict[str, Any] = {"raw_reward": {samples[3].id: 2.5}, "metadata": {samples[3].id: about}}
+    for data in train_shares(make_batch(samples), 2, columns=columns):
+        check_share(data, len(samples))
+        assert data["raw_reward"] == [2.5 if i == 3 else one.reward for i, one in enumerate(samples)]
+        assert data["metadata"] == [about if place == 3 else None for place in data["partition"]]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("rollout_ids", 1.5, "give an integer for every sample"),
+        ("rollout_ids", None, "give an integer for every sample"),
+        ("raw_reward", float("nan"), "give a finite number"),
+        ("raw_reward", "good", "give a finite number"),
+        ("metadata", 3, "give a dict"),
+    ],
+)
+def test_a_field_of_slimes_that_is_of_another_kind_is_refused(
+    samples: list[Sample], column: str, value: Any, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"columns\['{column}'\].*{samples[0].id}: {says}"):
+        train_shares(make_batch(samples), 1, columns={column: {samples[0].id: value}})
