@@ -1,12 +1,16 @@
 """Fixtures that all tests share, and which tests stay together when several processes run them."""
 
 import asyncio
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import uvloop
 
 from tests.integration.redis_fixtures import client, keys, redis_server
+from tests.integration.servers import BOTH, NAMES, VARIABLE, choose_server
 
 __all__ = ["client", "keys", "redis_server"]
 
@@ -16,6 +20,20 @@ pytest_plugins = ["tests.never_ending", "tests.plain_reports"]
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The event loop that workers run on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server_of_the_tests() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="penstock-server-") as folder:
+        choose_server(Path(folder))
+        yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of what a server must keep run on each server, unless one is chosen for all tests."""
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name in BOTH and "redis_server" in metafunc.fixturenames and VARIABLE not in os.environ:
+        metafunc.parametrize("redis_server", NAMES, indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks

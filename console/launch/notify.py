@@ -10,15 +10,17 @@ import logging
 import socket
 import threading
 import time
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.config.net.watching import NotifyConfig
 from penstock.errors import ConfigError
 from penstock.redaction import MASK, redact
+from penstock.system.extras import check_installed
 from penstock.system.run_folder import RunRecord
+
+if TYPE_CHECKING:
+    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ def check_notify(config: Config) -> None:
             "notify.url is masked in this file: give it again, as PENSTOCK_NOTIFY__URL or --notify.url=URL, or "
             "--notify.url=null to have nobody told."
         )
+    if config.notify.url is not None:
+        check_installed("aiohttp", "notify.url")
 
 
 def message(config: Config, record: RunRecord, summary: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +87,8 @@ def _run(config: NotifyConfig, url: str, body: dict[str, Any], failures: list[st
 
 async def _post_until(config: NotifyConfig, url: str, data: bytes) -> str:
     """Post until it is taken; '' or why it was not."""
+    import aiohttp
+
     failure, pause_s = "", PAUSE_S
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), trust_env=False) as session:
         for attempt in range(config.max_attempts):
@@ -95,8 +101,10 @@ async def _post_until(config: NotifyConfig, url: str, data: bytes) -> str:
     return f"{failure} ({config.max_attempts} tries)"
 
 
-async def _post(session: aiohttp.ClientSession, url: str, data: bytes, timeout_s: float) -> tuple[str, bool]:
+async def _post(session: "aiohttp.ClientSession", url: str, data: bytes, timeout_s: float) -> tuple[str, bool]:
     """One try: why it failed, or '', and whether another one may help."""
+    import aiohttp
+
     headers = {"Content-Type": "application/json", "User-Agent": "penstock"}
     try:
         async with (

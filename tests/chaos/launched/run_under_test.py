@@ -21,7 +21,7 @@ from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.connect import connect, connect_blocking
-from penstock.redis.server import read_address
+from penstock.redis.server import SERVERS, read_address
 from tests.chaos.cluster.processes import children, command_of
 from tests.chaos.places import ROOT
 
@@ -107,7 +107,7 @@ class RunUnderTest:
     def _child(self, part: str) -> int:
         for child in children(self.process.pid):
             words = command_of(child)
-            if (part == "redis" and "redis-server" in words) or f"penstock.cli {part} " in words:
+            if (part == "redis" and any(server in words for server in SERVERS)) or f"penstock.cli {part} " in words:
                 return child
         return 0
 

@@ -58,7 +58,7 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
 
 
 def test_queue_buffer_producer_and_console_need_no_extra() -> None:
-    parts = "buffer.main, producer.main, workers.fleet.main, penstock.redis.server"
+    parts = "buffer.main, producer.main, penstock.redis.server"
     done = run(f"import {parts}, console.cli.main, console.launch.run, penstock; penstock.Config, penstock.Job")
     assert done.returncode == 0, done.stderr
 
