@@ -51,14 +51,14 @@ class Judge:
 
     def _judge_one(self, sub: Subscription, group: Group, records: Sequence[SampleMeta]) -> list[Judged]:
         """What has to be recorded of one group: nothing where it is simply kept, or its end is still open."""
-        # Copies: a filter is anybody's code, and the records are still to become rows.
-        samples = sorted((replace(one) for one in records), key=lambda sample: sample.k)
+        # A filter may change what it is given; the records are still to become rows.
+        samples = sorted((one.copy_for_user() for one in records), key=lambda sample: sample.k)
+        reward = total_reward(sample.reward for sample in samples)
         verdict = self._filters.judge(
             sub.definition.filters, CompletedGroup(group.job, group.lane, group.wanted, tuple(samples))
         )
         if verdict.keep:
             return []
-        reward = total_reward(sample.reward for sample in samples)
         if verdict.error:
             return self._take_error(sub, group, verdict, len(samples), reward)
         judged = Judged(group.job, verdict.reason, False, len(samples), reward)

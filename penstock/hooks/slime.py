@@ -171,13 +171,13 @@ def number_of(name: str) -> int:
 
 def begun(sample: Sample, prompt: Any) -> Any:
     """A sample of which nothing is drawn yet, as slime has it; kept as ``sample.seen``."""
-    job = sample.job
+    job = sample.job.copy_for_user()
     sample.seen = sample_class()(
         group_index=number_of(job.id),
         index=number_of(sample.id),
         prompt=prompt,
         label=job.raw_label,
-        metadata=dict(job.metadata),
+        metadata=job.metadata,
         session_id=sample.id,
     )
     return sample.seen

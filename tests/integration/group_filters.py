@@ -12,6 +12,17 @@ def not_all_wrong(group: CompletedGroup) -> tuple[bool, str]:
     return max(group.rewards) > 0, "all_wrong"
 
 
+def overwrites(group: CompletedGroup) -> tuple[bool, str]:
+    """Reject groups whose rewards are equal, and change every field of every record."""
+    keep = len(set(group.rewards)) > 1
+    for sample in group.samples:
+        sample.loss_by_version.clear()
+        sample.reward_info["changed"] = True
+        for name in type(sample).__slots__:
+            setattr(sample, name, None)
+    return keep, "equal"
+
+
 def raises(group: CompletedGroup) -> bool:
     raise ZeroDivisionError("no lengths")
 

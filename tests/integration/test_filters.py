@@ -94,6 +94,22 @@ def test_I1_a_dropped_group_frees_its_place_is_in_the_ledger_and_reaches_the_tra
     assert audit(client, keys).ok
 
 
+def test_a_filter_that_overwrites_its_group_changes_nothing_of_the_buffers_records(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    config = filtered(redis_server.url, keys, tmp_path, f"{HERE}:overwrites")
+    with buffering(config), producing(config), Trainer(config) as trainer:
+        publish(trainer)
+        first, second, third = Grader(client, keys).grade_next(SAME, MIXED, MIXED)
+        batch = step(trainer)
+        assert jobs_of(batch) == [second, third], f"{first} is rejected, and its reward is counted"
+        metrics = Ledger().metrics(batch.manifest)
+        assert metrics["rollout/dynamic_filter/drop_equal"] == 1
+        assert metrics["rollout/reward_before_filters"] == pytest.approx((1 + 1 + 0 + 1 + 0 + 1) / 6)
+        assert [(row.reward, row.num_loss) for row in batch.rows] == [(reward, 2) for reward in (0.0, 1.0, 0.0, 1.0)]
+    assert audit(client, keys).ok
+
+
 def test_filters_are_a_subscriptions_own_and_a_later_batch_tells_only_what_is_new(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, HookError
 from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, begun
 from penstock.names import Lane
+from penstock.protocol.records.codec import copy_plain
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
@@ -138,7 +139,7 @@ class Maker:
     async def _ask(self, begun: Sequence[_Begun]) -> list[Any]:
         """What the function gives for each."""
         job, hook = begun[0].sample.job, self._hook
-        sampling = sampling_for(job, self._config.rollout) | {
+        sampling = copy_plain(sampling_for(job, self._config.rollout)) | {
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,

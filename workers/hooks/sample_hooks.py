@@ -1,6 +1,5 @@
 """``hooks.sample``: functions of the user's that are asked with each drawn sample before its reward."""
 
-from dataclasses import replace
 from typing import Any
 
 from penstock.config import Config
@@ -12,12 +11,11 @@ from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.words import shown
 from workers.hooks.calls import called
+from workers.hooks.read_back import field_of, read_mask, read_seen
 from workers.rewards.outcomes import number_of
 
 #: What stays as it was drawn.
 _DRAWN = ("tokens", "logprobs", "generated", "versions", "prompt_length")
-#: What a hook is given copies of.
-_LISTS = ("tokens", "logprobs", "generated", "versions", "loss_mask", "turns", "sides", "reward_info")
 
 
 class SampleHooks:
@@ -47,21 +45,26 @@ class SampleHooks:
 
     async def _apply(self, hook: Hook, sample: Sample, what: str) -> None:
         # A copy: what is kept of a sample whose hook fails, or still runs, must be what was drawn.
-        given = replace(sample, **{name: _copy(getattr(sample, name)) for name in _LISTS})
+        given = sample.copy_for_user()
         if hook.form.is_slime:
             await self._ask_slime(hook, given, what)
         else:
             await called(lambda: hook.function(given), self._limit_s, what)
-        if changed := [name for name in _DRAWN if getattr(given, name) != getattr(sample, name)]:
+        if changed := [name for name in _DRAWN if field_of(given, name) != getattr(sample, name)]:
             raise HookError(
                 JobFailure.HOOK_UNPROVEN,
                 f"{what} changed {', '.join(changed)} of what was drawn: it may take loss off tokens, no more.",
             )
-        mask = _checked_mask(given.loss_mask, sample.loss_mask, what)
-        if given.reward is not None:
-            reward, info = number_of(given.reward, sample.id, hook.name, self._key)
-            sample.reward, sample.reward_info = reward, given.reward_info | info
-        sample.loss_mask, sample.sides, sample.seen = mask, given.sides, given.seen
+        try:
+            mask = read_mask(field_of(given, "loss_mask"), sample.loss_mask)
+        except ValueError as exc:
+            raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} {exc}") from exc
+        if (set_ := field_of(given, "reward")) is not None:
+            reward, info = number_of(set_, sample.id, hook.name, self._key)
+            sample.reward, sample.reward_info = reward, _map_of(given, "reward_info", what) | info
+        sample.sides = _map_of(given, "sides", what)
+        sample.loss_mask = mask
+        read_seen(given, sample)
 
     async def _ask_slime(self, hook: Hook, sample: Sample, what: str) -> None:
         made, at = seen(sample), sample.prompt_length
@@ -79,15 +82,8 @@ class SampleHooks:
         sample.reward = made.reward
 
 
-def _checked_mask(mask: Any, before: list[int], what: str) -> list[int]:
-    if not isinstance(mask, list) or len(mask) != len(before) or any(new not in (0, 1) for new in mask):
-        raise HookError(
-            JobFailure.HOOK_UNPROVEN, f"{what} made a loss_mask that has no 0 or 1 for each of {len(before)} tokens."
-        )
-    if any(new and not old for new, old in zip(mask, before, strict=True)):
-        raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} put loss on tokens that had none.")
-    return [int(new) for new in mask]
-
-
-def _copy(value: Any) -> Any:
-    return value.copy() if isinstance(value, (list, dict)) else value
+def _map_of(given: Sample, name: str, what: str) -> dict[str, Any]:
+    value = field_of(given, name)
+    if not isinstance(value, dict):
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} set {name} to {shown(value)}, which is not a map.")
+    return value

@@ -31,6 +31,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
 from penstock.words import said, shown, writable
 from workers.hooks.open_calls import CODE, calling
+from workers.hooks.read_back import read_back
 from workers.rewards.judges import PARAMETER, Judges, takes_judges
 
 T = TypeVar("T")
@@ -85,6 +86,21 @@ async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) 
         ) from None
     except Raised as exc:
         raise EnvironmentRaised(f"{what} {exc}.") from exc
+
+
+async def step(environment: Environment, sample: Sample, timeout_s: float, what: str) -> Observation | None:
+    """Ask an environment with a copy of ``sample``, and read back what it may set. Waits as ``within``.
+
+    Raises:
+        EnvironmentTimeout, EnvironmentRaised: as ``within`` and ``checked``, and where it set a field to another type.
+    """
+    given = sample.copy_for_user()
+    answer = await within(timeout_s, lambda: environment.step(given), what)
+    try:
+        read_back(given, sample)
+    except ValueError as exc:
+        raise EnvironmentRaised(f"{what} {exc}") from exc
+    return checked(answer, what)
 
 
 def checked(observation: object, what: str) -> Observation | None:

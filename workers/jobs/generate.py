@@ -18,7 +18,7 @@ from penstock.weights.pictures import Pictures
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
 from workers.engine import ABORT_AGAIN_S, Engine, Segment
-from workers.jobs.environments import Environment, Observation, checked, within
+from workers.jobs.environments import Environment, Observation, step, within
 from workers.jobs.routed_experts import check_rows, is_told, keep_rows
 from workers.jobs.sampling import sampling_for
 from workers.jobs.stops import StopRule
@@ -153,7 +153,7 @@ class _Maker:
     async def run(self, environment: Environment | None) -> None:
         self.begin(environment)
         if environment is not None:
-            await self.within(lambda: environment.reset(self.sample.job), "reset")
+            await self.within(lambda: environment.reset(self.sample.job.copy_for_user()), "reset")
         while True:
             if not await self.draw_turn():
                 self.sample.status = SampleStatus.ABORTED
@@ -162,8 +162,7 @@ class _Maker:
                 break
             if self.pictures is not None and self.pictures.ended(self.sample):
                 break
-            answer = await self.within(lambda: environment.step(self.sample), "step")
-            observation = checked(answer, self.naming("step"))
+            observation = await step(environment, self.sample, self.environment_timeout_s, self.naming("step"))
             if observation is None or observation.done:
                 break
             if self.sample.num_turns >= self.max_turns or not self.observe(observation):

@@ -50,11 +50,12 @@ def awaiting(
             raise ConfigError(f"reward {name} has a parameter judges, which are asked with await: make it async.")
 
         async def ask(given: T) -> Any:
+            what = of(given)  # the function may overwrite what it is given
             try:
                 return await function(given, judges=judges)
             except JudgeError as exc:
                 away = exc.judge if isinstance(exc, JudgeAway) else ""
-                raise NotJudged(exc.outcome, f"{of(given)}: reward {name}: {exc}.", away) from exc
+                raise NotJudged(exc.outcome, f"{what}: reward {name}: {exc}.", away) from exc
 
         return ask
     if is_async(function):

@@ -21,6 +21,7 @@ from penstock.redaction import MASK
 from penstock.system.user_code import bounded
 from penstock.words import shown
 from workers.hooks.open_calls import CODE, calling
+from workers.hooks.read_back import read_seen
 from workers.hooks.repeats import Repeats
 from workers.rewards import steps
 from workers.rewards.allowed import import_reward
@@ -225,8 +226,20 @@ class Rewards:
             return self.checks.asking(name)
         if kind is None:
             assert function is not None
-            return awaiting(function, name, lambda sample: f"sample {sample.id}", self.judges)
+            return self._own(function, name)
         return self._slow(name) if kind.is_slow else self._quick(kind, name)
+
+    def _own(self, function: Callable[..., Any], name: str) -> RewardFunction:
+        """Call a function of the user's with a copy of the sample."""
+        asked: RewardFunction = awaiting(function, name, lambda one: f"sample {one.id}", self.judges)
+
+        async def call(sample: Sample) -> Any:
+            given = sample.copy_for_user()
+            value = await asked(given)
+            read_seen(given, sample)
+            return value
+
+        return call
 
     def _quick(self, kind: Kind, name: str) -> RewardFunction:
         async def call(sample: Sample) -> Any:

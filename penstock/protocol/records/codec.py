@@ -27,6 +27,15 @@ def pack(value: Any) -> bytes:
     return bytes(msgpack.packb(value, use_bin_type=True))
 
 
+def copy_plain(value: Any) -> Any:
+    """Return ``value`` with its lists and maps copied, nested ones included. Other values are shared."""
+    if isinstance(value, dict):
+        return {key: copy_plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [copy_plain(one) if isinstance(one, (list, dict)) else one for one in value]
+    return value
+
+
 def unpack(data: bytes, what: str) -> Any:
     """Decode one msgpack record; raises ProtocolError that names ``what`` on anything else or on too much."""
     _check_size(data, what)

@@ -1,10 +1,11 @@
 """A job: what a producer admits, and a worker answers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from penstock.names import MAX_ANSWERS, Lane
+from penstock.protocol.records.codec import copy_plain
 from penstock.protocol.records.field_checks import bounds
 from penstock.protocol.records.record import Record
 
@@ -86,6 +87,10 @@ class Job(Record):
     #: Image files of the prompt in the order of their placeholders, as bytes (``records/images.py``).
     images: list[bytes] = field(default_factory=list)
 
+    def copy_for_user(self) -> "Job":
+        """Return a copy that user code may change: it shares no list or map with this job."""
+        return replace(self, **{name: copy_plain(getattr(self, name)) for name in _LISTS_AND_MAPS})
+
     @property
     def raw_label(self) -> Any:
         """The label with the type that it has in the dataset."""
@@ -102,3 +107,7 @@ class Job(Record):
     @property
     def index(self) -> int:
         return int(self.id.rsplit("/", 2)[2])
+
+
+#: Fields of a job that hold lists or maps.
+_LISTS_AND_MAPS = ("prompt_ids", "metadata", "sampling", "answers", "label_value", "images")

@@ -1,10 +1,11 @@
 """A sample: one answer, while a worker makes it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
 from penstock.errors import ProtocolError
+from penstock.protocol.records.codec import copy_plain
 from penstock.protocol.records.job import Job
 
 #: Pauses of a sample that are told.
@@ -96,6 +97,13 @@ class Sample:
     def id(self) -> str:
         return f"{self.job.id}/{self.k}"
 
+    def copy_for_user(self) -> "Sample":
+        """Return a copy that user code may change: it shares nothing with this sample but ``seen``, user code's own."""
+        lists = {name: getattr(self, name).copy() for name in _LISTS}
+        nested = {name: copy_plain(getattr(self, name)) for name in ("pauses", "reward_info")}
+        sides = {name: side.copy() if hasattr(side, "copy") else side for name, side in self.sides.items()}
+        return replace(self, job=self.job.copy_for_user(), pictures=None, sides=sides, **lists, **nested)
+
     def append(
         self, tokens: list[int], *, version: int = -1, logprobs: list[float] | None = None, loss: bool = True
     ) -> None:
@@ -109,3 +117,7 @@ class Sample:
         self.generated.extend([1 if drawn else 0] * count)
         self.loss_mask.extend([1 if drawn and loss else 0] * count)
         self.versions.extend([version if drawn else -1] * count)
+
+
+#: Fields of a sample that hold lists of numbers or texts.
+_LISTS = ("tokens", "logprobs", "generated", "loss_mask", "versions", "turns")

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS, is_name
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack, unpack, unpack_each
+from penstock.protocol.records.codec import copy_plain, pack, unpack, unpack_each
 from penstock.protocol.records.field_checks import checks_of, pairs
 from penstock.protocol.records.record import Record, defaults_of, values_of
 from penstock.words import shown
@@ -85,6 +85,10 @@ class SampleMeta(Record):
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "") -> "SampleMeta":
         return _meta(unpack(data, what or cls.__name__), what or cls.__name__)
+
+    def copy_for_user(self) -> "SampleMeta":
+        """Return a copy that user code may change: it shares no list or map with this record."""
+        return SampleMeta(*(copy_plain(value) for value in values_of(SampleMeta)(self)))
 
     @property
     def num_loss(self) -> int:

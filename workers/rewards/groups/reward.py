@@ -123,7 +123,12 @@ def _load(name: str, judges: Judges) -> GroupFunction:
     if own is None:
         function = find_function(name, "reward.group")
         check_hook("reward.group", name, function)
-        return awaiting(function, name, lambda samples: f"group {samples[0].job.id}", judges)
+        asked: GroupFunction = awaiting(function, name, lambda samples: f"group {samples[0].job.id}", judges)
+
+        async def ask(samples: Sequence[Sample]) -> Any:
+            return await asked([sample.copy_for_user() for sample in samples])
+
+        return ask
 
     async def call(samples: Sequence[Sample]) -> Sequence[float]:
         return own(samples)
