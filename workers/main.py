@@ -13,8 +13,9 @@
 | logs | time | - (the engine's log begins anew when it is too long) |
 
 The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
-``worker.drain_timeout_s``. Either way prefixes are kept then and jobs handed back without a charge; only a process that
-is killed leaves its leases to run out.
+``worker.drain_timeout_s``. Either way prefixes are kept then and jobs handed back: without a charge by a worker that
+drains, and charged from the third worker on that dies of an error under them. Only a process that is killed leaves its
+leases to run out.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ from penstock.system.telemetry import open_spans
 from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
 from penstock.weights.tokenizer import load_tokenizer
+from penstock.words import said
 from workers.caretaker import Caretaker
 from workers.engine import Engine
 from workers.hooks.generate import Generating
@@ -196,16 +198,20 @@ class Worker:
         )
         tasks = [asyncio.create_task(work, name=name) for name, work in parts]
         stop = asyncio.create_task(self._draining.wait(), name="stop")
+        death = ""
         try:
             first: set[asyncio.Future[Any]] = {*tasks, self.held.failed, stop}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             self._raise_what_died(tasks)
             await self._finish(tasks)
             self._raise_what_died(tasks)
+        except BaseException as exc:
+            death = said(exc)
+            raise
         finally:
             self._draining.set()
             try:
-                await self._hand_back()
+                await self._hand_back(death)
             finally:
                 for task in (*tasks, stop):
                     task.cancel()
@@ -248,13 +254,17 @@ class Worker:
         await self.intake.settled()
         await self.held.ended()
 
-    async def _hand_back(self) -> None:
-        """Keep prefixes, hand every job back without a charge, and whatever else is ours without our knowing."""
-        self.held.release()
+    async def _hand_back(self, death: str) -> None:
+        """Keep prefixes, and hand back every job and every lease that no held job has.
+
+        Args:
+            death: the error that ends this worker; '': it drains, and no job is charged.
+        """
+        self.held.release(death)
         try:
             async with asyncio.timeout(HAND_BACK_S):
                 await self._all_ended()
-                await self.intake.sweep_own()
+                await self.intake.sweep_own(death)
         except TimeoutError:
             log.error("%d jobs could not be handed back in %g s: their leases run out", len(self.held), HAND_BACK_S)
 

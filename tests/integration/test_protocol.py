@@ -11,7 +11,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.drawn import Drawn
-from penstock.protocol.scripts import run
+from penstock.protocol.scripts import RawLease, run
 from penstock.redis.server import RedisServer
 from tests.integration import play
 
@@ -202,6 +202,33 @@ def test_poison_job_goes_to_suspect_after_two_crashes_and_is_buried_by_the_third
     assert (letter[b"reason"], letter[b"crashes"], letter[b"detail"]) == (b"crashed", b"3", b"boom")
     assert [held.job for held in play.lease(client, keys, most=9)] == [innocent.job]
     play.assert_conserved(client, keys)
+
+
+def _hand_back(client: redis.Redis, keys: Keys, held: RawLease, by: str, death: str) -> None:
+    if by == "release":
+        assert run(client, scripts.release(keys, held.job, held.token, worker="w1", death=death))
+    else:
+        assert run(client, scripts.abandon(keys, held.lane, "w1", [], death=death)) == [held.job]
+
+
+@pytest.mark.parametrize("by", ["release", "abandon"])
+def test_the_third_worker_that_dies_of_an_error_under_a_job_charges_it_and_the_fourth_buries_it(
+    client: redis.Redis, keys: Keys, by: str
+) -> None:
+    play.admit(client, keys, [play.job(0)])
+    lanes = []
+    for death in ("", "first", "", "second", "third", "", "fourth"):
+        held = play.lease(client, keys, "w1")[0]
+        lanes.append((held.lane, held.crashes))
+        _hand_back(client, keys, held, by, death)
+        play.assert_conserved(client, keys)
+    drained = [("train", 0), *[("resume", 0)] * 4]
+    assert lanes == [*drained, ("suspect", 2), ("suspect", 2)], "a worker that drains charges nobody"
+    letter = client.xrange(keys.dead)[0][1]
+    says = b"its worker died of an error 4 times while it ran; the last one: fourth"
+    assert (letter[b"reason"], letter[b"crashes"], letter[b"detail"]) == (b"crashed", b"3", says)
+    assert run(client, scripts.requeue(keys, held.job, "policy"))
+    assert client.hmget(keys.group(held.job), "cr", "wd") == [None, None]
 
 
 def test_one_suspect_at_a_time_per_worker(client: redis.Redis, keys: Keys) -> None:

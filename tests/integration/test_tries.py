@@ -29,6 +29,10 @@ def abandon(client: redis.Redis, keys: Keys, held: RawLease) -> object:
     return run(client, scripts.abandon(keys, held.lane, "w1", []))
 
 
+def die(client: redis.Redis, keys: Keys, held: RawLease) -> object:
+    return run(client, scripts.release(keys, held.job, held.token, worker="w1", death="an error"))
+
+
 def fail(client: redis.Redis, keys: Keys, held: RawLease) -> object:
     call = scripts.fail(keys, held.job, held.token, "w1", reason="a:b;c", detail="", max_attempts=2, retry_ms=1)
     return run(client, call)
@@ -66,6 +70,7 @@ def commit(client: redis.Redis, keys: Keys, held: RawLease) -> object:
     ("verb", "end"),
     [
         (release, "released"),
+        (die, "died"),
         (abandon, "unheard"),
         (fail, "failed a_b_c"),
         (crash, "crashed"),

@@ -81,7 +81,7 @@ class Charge:
             case PayloadError():
                 await self._fail(failure, JobFailure.PAYLOAD_ERROR, str(failure))
             case _:
-                # A defect of ours, or a sample that a user's code has changed: the job keeps the traceback.
+                # A defect of penstock: the job keeps the traceback.
                 await self._fail(failure, JobFailure.RAISED, detail)
 
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:

@@ -14,7 +14,6 @@ A sample that failed ends its job only when its siblings are through, but for wh
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -87,6 +86,8 @@ class HeldJob:
         #: True once the lease is known to be another's.
         self.lost = False
         self._releasing = False
+        #: The error that ends the worker; '' unless it dies.
+        self._death = ""
         self._leased_s = time.time()
         #: How it ended, as its span says.
         self._end = "committed"
@@ -142,9 +143,13 @@ class HeldJob:
             write.cancel()
         self._stop()
 
-    def release(self) -> None:
-        """Hand the job back with what was drawn so far, without a charge."""
-        self._releasing = True
+    def release(self, death: str = "") -> None:
+        """Hand the job back with what was drawn so far.
+
+        Args:
+            death: the error that ends the worker; '': the job is not charged.
+        """
+        self._releasing, self._death = True, death
         self._stop()
 
     def _stop(self) -> None:
@@ -334,17 +339,15 @@ class HeldJob:
     async def _hand_back(self) -> None:
         await self._keep_prefixes()
         services = self._services
-        await services.control.call(scripts.release(services.keys, self.job, self.lease.token, self._drawn()))
+        call = scripts.release(
+            services.keys, self.job, self.lease.token, self._drawn(), worker=services.worker, death=self._death
+        )
+        await services.control.call(call)
         services.tally.handed_back += 1
 
     def _drawn(self) -> dict[int, Drawn]:
         """What there is to tell of the samples that are not committed."""
-        told = {}
-        for k in self.samples:
-            # A user's code is given the sample, and may have made anything of it.
-            with contextlib.suppress(TypeError):
-                told[k] = self._prefixes[k].told(at_end=True)
-        return told
+        return {k: self._prefixes[k].told(at_end=True) for k in self.samples}
 
     async def _keep_prefixes(self) -> None:
         """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""
@@ -356,8 +359,7 @@ class HeldJob:
             except QueueFull as exc:
                 log.warning("the prefix of sample %s is lost: %s", sample.id, exc)
                 return
-            # A user's code is given the sample, and may have made anything of it.
-            except (PayloadError, TypeError) as exc:
+            except PayloadError as exc:
                 log.warning("the prefix of sample %s/%d is lost: %s", self.job, k, said(exc))
 
     async def _settle(self) -> None:

@@ -81,10 +81,10 @@ class HeldJobs(Mapping[str, HeldJob]):
                 held.lose()
         self._doubtful = gone
 
-    def release(self) -> None:
-        """Hand every job back without a charge; returns at once."""
+    def release(self, death: str = "") -> None:
+        """Hand every job back; returns at once. ``death`` is the error that ends the worker, '' where it drains."""
         for held in list(self.values()):
-            held.release()
+            held.release(death)
 
     async def ended(self) -> None:
         """Wait until none is held."""

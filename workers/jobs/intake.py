@@ -87,14 +87,20 @@ class Intake:
         async with self._leasing:
             pass
 
-    async def sweep_own(self) -> None:
-        """A lease whose reply was lost belongs to us without our knowing: hand it back."""
+    async def sweep_own(self, death: str = "") -> None:
+        """Hand back leases that no held job has: their reply was lost, or the job's own task ended the worker.
+
+        Args:
+            death: the error that ends the worker; '': none does.
+        """
         services = self._services
+        why = f"the worker dies: {death}" if death else "the reply to its lease was lost"
         async with self._leasing:
             known = [job for job, held in self._held.items() if not held.lost]
             for lane in LANES:
-                for job in await services.control.call(scripts.abandon(services.keys, lane, services.worker, known)):
-                    log.warning("job %s went back to the queue: the reply to its lease was lost", job)
+                call = scripts.abandon(services.keys, lane, services.worker, known, death=death)
+                for job in await services.control.call(call):
+                    log.warning("job %s went back to the queue: %s", job, why)
 
     async def _until_worth_a_look(self, stop: "asyncio.Task[Any]") -> None:
         services = self._services

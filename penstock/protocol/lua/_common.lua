@@ -9,6 +9,7 @@ local GROUP = 'workers'
 local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
 local TRIES_MAX = 16 -- tries of a job that are told of; of earlier ones their number
 local RATE_GROUPS, RATE_LINES = 8, 4096 -- latest groups of a prompt that are kept, a byte each; prompts of one string
+local DEATHS_MAX = 3 -- deaths of workers by an error under one job, from which on it is charged with each
 local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is lost is found by the next look
 
 local function group_key_of(prefix, job) return prefix .. 'group:' .. job end
@@ -256,6 +257,27 @@ local function crashed(prefix, job, lane, body, detail, worker, sure, version)
   local nb = redis.call('HGET', key, 'nb')
   local target = (crashes >= 2 or lane == 'suspect') and 'suspect' or 'resume'
   put_entry(prefix, target, job, nb, body)
+  return target
+end
+
+-- End a lease whose worker hands it back, and queue the job again; returns its new lane, or 'dead'. The caller has taken
+-- its entry and ended its try. `death`: the error that ends the worker, '' where it drains. An error does not say which of
+-- the worker's jobs caused it, so nobody is charged with the first two; a job that three workers died under is charged
+-- with a crash for that death and one for those before, which makes it a suspect.
+local function handed_back(prefix, job, lane, body, worker, death)
+  local key = group_key_of(prefix, job)
+  if death ~= '' then
+    local deaths = redis.call('HINCRBY', key, 'wd', 1)
+    if deaths == DEATHS_MAX then redis.call('HINCRBY', key, 'cr', 1) end
+    if deaths >= DEATHS_MAX then
+      local detail = 'its worker died of an error ' .. deaths .. ' times while it ran; the last one: ' .. death
+      return crashed(prefix, job, lane, body, detail, worker, true, '')
+    end
+  end
+  leave_inflight(prefix, job)
+  local target = lane == 'suspect' and 'suspect' or 'resume'
+  put_entry(prefix, target, job, redis.call('HGET', key, 'nb'), body)
+  count(prefix, 'released')
   return target
 end
 

@@ -17,7 +17,7 @@ local nb = redis.call('HGET', clock_key, clock_field) or '0'
 local seq = count(prefix, 'seq:' .. g[3])
 redis.call('HSET', group_key, 'nb', nb, 'seq', seq)
 if g[5] then redis.call('ZADD', prefix .. 'unfinished:' .. g[3], seq, job) end
-redis.call('HDEL', group_key, 'att', 'cr', 't0')
+redis.call('HDEL', group_key, 'att', 'cr', 'wd', 't0')
 if g[3] == 'train' then redis.call('HINCRBY', prefix .. 'cohorts', nb, 1) end
 local begun = tonumber(g[4] or 0) > 0 or g[6]
 if begun and g[3] == 'train' then redis.call('ZADD', prefix .. 'inflight', g[7], job) end

@@ -30,6 +30,8 @@ class TryEnd(StrEnum):
     COMMITTED = "committed"
     #: The worker handed it back: it was stopped, or its engine was restarted.
     RELEASED = "released"
+    #: Its worker died of an error, and handed it back.
+    DIED = "died"
     #: The reply to its lease was lost, and the worker handed it back.
     UNHEARD = "unheard"
     #: Nobody renewed its lease.

@@ -201,18 +201,23 @@ def _flat(told: Mapping[int, Drawn]) -> list[Value]:
     return [part for k, drawn in told.items() for part in (k, str(drawn))]
 
 
-def release(keys: Keys, job: str, token: str, told: Mapping[int, Drawn] = NOTHING) -> Call[bool]:
-    """Hand a job back without a charge. False: the lease is lost.
+def release(
+    keys: Keys, job: str, token: str, told: Mapping[int, Drawn] = NOTHING, *, worker: str = "", death: str = ""
+) -> Call[bool]:
+    """Hand a job back, without a charge unless workers die under it. False: the lease is lost.
 
     Args:
         told: what was drawn of each sample that is not committed, by k.
+        death: the error that ends the worker; '': it drains. From the third worker on that dies so the job is charged.
     """
-    return Call(script("release"), [keys.group(job)], [keys.prefix, job, token, *_flat(told)], bool)
+    argv = [keys.prefix, job, token, worker, writable(death, MAX_DETAIL), *_flat(told)]
+    return Call(script("release"), [keys.group(job)], argv, lambda went: text(went) != "lost")
 
 
-def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str]) -> Call[list[str]]:
-    """Release what is pending for this worker and not among ``known``."""
-    return Call(script("abandon"), [keys.jobs(lane)], [keys.prefix, lane, worker, *known], texts)
+def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str], *, death: str = "") -> Call[list[str]]:
+    """Release what is pending for this worker and not among ``known``; ``death`` is as in ``release``."""
+    argv = [keys.prefix, lane, worker, writable(death, MAX_DETAIL), *known]
+    return Call(script("abandon"), [keys.jobs(lane)], argv, texts)
 
 
 #: Engines that died on a publication on which none finished anything, until it is set aside. One job that kills engines
