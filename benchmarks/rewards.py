@@ -5,6 +5,8 @@
 - *pool*: a reward that takes no time, asked of a warm pool over Redis, one at a time; all of it is the pool's overhead.
 - *jail*: an answer's program against one test, in each jail that holds here and in none, one at a time and in turns, so
   that what drifts weighs on all alike. One that does not hold is told of with its reason.
+- *own process*: CPU time of worker and reward process per reward that takes no time, with and without
+  ``reward.own_process``, for samples of 50 and 3,072 tokens; 64 rewards are under way at once.
 - *hangs*: checks at a steady rate by a pool of ``--slots``, in legs without hangs and legs in which one check in ten
   hangs until its limit, in turns (A B, B A); the time of the others, from the question to the answer. Ratios are of the
   two legs of a pair, with their 95 % interval, and ``null`` is the same of neighbours of one leg.
@@ -65,6 +67,8 @@ _LIMIT_S = 5.0
 _JAILS = ("none", "bwrap", "namespaces", "filters")
 #: As ``make bubblewrap`` unpacks it.
 _BUBBLEWRAP = Path(".bubblewrap/usr/bin").absolute()
+#: Tokens of samples whose rewards' CPU time is measured, and how many are computed at once.
+_LENGTHS, _AT_ONCE = (50, 3072), 64
 _CALM, _HUNG = LEGS = ("no hangs", "with hangs")
 #: One check in so many hangs.
 _EVERY = 10
@@ -98,6 +102,7 @@ def main(
     report.rows += asyncio.run(_kinds(quick, checks))
     jails, report.notes = asyncio.run(_jails(checks))
     report.rows += [_row(f"jail {kind}", times) for kind, times in jails.items()]
+    cpu = asyncio.run(_cpu(quick))
     with TemporaryDirectory(prefix="penstock-bench-") as folder, redis_server() as url:
         pool = asyncio.run(_pool(url, Path(folder), checks))
         legs = asyncio.run(_hangs(url, Path(folder), hang_checks, rate, slots, pairs))
@@ -106,6 +111,7 @@ def main(
     report.keys = {
         "pool_overhead_p50_ms": pool["p50_ms"],
         "jail_adds_p50_ms": {kind: p50 - medians["none"] for kind, p50 in medians.items() if kind != "none"},
+        "cpu_ms_per_reward": cpu,
         **_ratios(legs),
     }
     report.notes.append(
@@ -157,6 +163,40 @@ async def _jails(checks: int) -> tuple[dict[str, list[float]], list[str]]:
     for processes in asked.values():
         await processes.close()
     return times, notes
+
+
+async def _cpu(count: int) -> dict[str, float]:
+    """Milliseconds of CPU time per reward, of the worker and its reward process together."""
+    found = {}
+    for length in _LENGTHS:
+        for own in (False, True):
+            rewards = Rewards(RewardConfig(function=NOTHING, own_process=own))
+            samples = [_drawn(index, length) for index in range(_AT_ONCE)]
+            await asyncio.gather(*map(rewards.score, samples))
+            began, rounds = _cpu_s(), max(1, count // _AT_ONCE)
+            for _ in range(rounds):
+                await asyncio.gather(*map(rewards.score, samples))
+            used = _cpu_s() - began
+            await rewards.close()
+            found[f"{length} tokens, {'own process' if own else 'in the worker'}"] = 1000 * used / rounds / _AT_ONCE
+    return found
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and its descendants that run."""
+    ticks, pids = 0, [str(os.getpid())]
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+        pids += [one for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _drawn(index: int, length: int) -> Sample:
+    made = Sample(Job(f"bench/0/{index}", 1, prompt="x" * 200), 0, text="word " * length, prompt_length=20)
+    made.append([17] * 20)
+    made.append([at * 7919 % 150_000 for at in range(length)], version=3, logprobs=[-at / 7919 for at in range(length)])
+    return made
 
 
 def _interpreter() -> str | None:

@@ -153,6 +153,9 @@ class RewardConfig(Section):
     died_window: Annotated[int, Field(ge=1, le=10_000)] = 100
     #: See ``max_died_share``.
     died_from: Positive = 20
+    #: Rewards given by import path run in one process beside the worker, which a reward cannot harm (docs/rewards.md);
+    #: those that ask judges, and ``group``, stay in the worker. Costs CPU time per reward.
+    own_process: bool = False
     #: Processes of slow rewards by name per worker, with pool.kind process.
     processes: Positive = 2
     #: Where rewards are computed.
@@ -162,6 +165,12 @@ class RewardConfig(Section):
     def _parts_stand_alone(self) -> Self:
         if self.parts and not self.is_default("function"):
             raise ValueError(f"parts take the place of function {self.function}: name it among them, or remove one")
+        return self
+
+    @model_validator(mode="after")
+    def _own_process_is_used(self) -> Self:
+        if self.own_process and self.pool.kind == "rq":
+            raise ValueError("own_process: true has no effect with pool.kind rq, which runs rewards apart: remove one")
         return self
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ DEATHS_WINDOW_S = 60.0
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,12 @@ def die_with_parent(parent: int | None = None) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all descendants whose own parent ends (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

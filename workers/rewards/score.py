@@ -26,6 +26,7 @@ from workers.hooks.repeats import Repeats
 from workers.rewards import steps
 from workers.rewards.allowed import import_reward
 from workers.rewards.calls import NotJudged, awaiting, patiently
+from workers.rewards.child.client import RewardProcess
 from workers.rewards.choice import chosen
 from workers.rewards.groups.reward import GroupReward
 from workers.rewards.jail.asking import check_jail
@@ -90,6 +91,11 @@ class Rewards:
         self.judges = Judges(config.judges, waits=waits)
         self.group = GroupReward(config, self.judges)
         self._repeats = Repeats()
+        #: For rewards given by import path, with ``own_process``.
+        self._process: RewardProcess | None = None
+        self._apart: set[str] = set()
+        if config.own_process:
+            self._process = RewardProcess(args or Namespace(), timeout_s=config.timeout_s, key=config.key)
         if checks is None:
             check_packages((*config.names, *allowed))
             if needs_jail((*config.names, *allowed)):
@@ -149,6 +155,8 @@ class Rewards:
             await self.checks.close()
         await self.remote.close()
         await self.judges.close()
+        if self._process is not None:
+            await self._process.close()
         if self.processes is not None:
             await self.processes.close()
             self.processes = None
@@ -186,6 +194,8 @@ class Rewards:
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
                 with calling(CODE, f"reward {name} of sample {sample.id}"):
+                    if name in self._apart:
+                        return await function(sample)
                     return await patiently(lambda: self._call(function, sample, name), self.judges)
             except RewardError:
                 raise
@@ -226,6 +236,9 @@ class Rewards:
             return self.checks.asking(name)
         if kind is None:
             assert function is not None
+            if self._process is not None and not takes_judges(function):
+                self._apart.add(name)
+                return self._process.asking(name)
             return self._own(function, name)
         return self._slow(name) if kind.is_slow else self._quick(kind, name)
 

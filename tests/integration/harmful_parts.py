@@ -1,0 +1,68 @@
+"""Rewards that harm the process they run in, named by import path in the tests of ``reward.own_process``."""
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from penstock.protocol.records.sample import Sample
+
+
+def _folder() -> Path:
+    return Path(os.environ["PENSTOCK_TEST_FOLDER"])
+
+
+def good(sample: Sample) -> float:
+    return float(sum(sample.generated))
+
+
+async def good_in_the_loop(sample: Sample) -> float:
+    await asyncio.sleep(0)
+    return float(sum(sample.generated))
+
+
+def holds_the_gil(sample: Sample) -> float:
+    """Sleep in C, with the interpreter's lock held."""
+    (_folder() / "held").touch()
+    ctypes.PyDLL(None).sleep(600)
+    return 0.0
+
+
+def stops_itself(sample: Sample) -> float:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 0.0
+
+
+def kills_itself(sample: Sample) -> float:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0.0
+
+
+def closes_files(sample: Sample) -> float:
+    os.closerange(0, 1024)
+    time.sleep(600)
+    return 0.0
+
+
+def limits_files(sample: Sample) -> float:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    return 0.0
+
+
+def limits_recursion(sample: Sample) -> float:
+    sys.setrecursionlimit(60)
+    return 0.0
+
+
+def starts_children(sample: Sample) -> float:
+    """Leave a child in this session and one in its own, name both, and hold the interpreter's lock."""
+    ours, own = (subprocess.Popen(["sleep", "600"], start_new_session=apart) for apart in (False, True))
+    made = _folder() / "children.new"
+    made.write_text(f"{os.getpid()} {os.getppid()} {ours.pid} {own.pid}")
+    made.rename(_folder() / "children")
+    return holds_the_gil(sample)

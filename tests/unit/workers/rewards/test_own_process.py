@@ -1,0 +1,87 @@
+"""``reward.own_process``: what runs in the process of rewards, and what comes back from it."""
+
+import os
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.config import RewardConfig
+from penstock.errors import RewardError
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from workers.rewards.judges import Judges
+from workers.rewards.score import Rewards
+
+HERE = "tests.unit.workers.rewards.test_own_process"
+
+
+def where(sample: Sample) -> dict[str, Any]:
+    return {"score": 1.0, "pid": os.getpid(), "tokens": sample.tokens, "logprobs": sample.logprobs}
+
+
+async def judged(sample: Sample, judges: Judges) -> dict[str, Any]:
+    return {"score": float(len(judges)), "pid": os.getpid()}
+
+
+def slime(args: Any, sample: Any) -> float:
+    return float(args.weight * sample.response_length)
+
+
+def raises(sample: Sample) -> float:
+    raise ArithmeticError("of its own")
+
+
+@asynccontextmanager
+async def rewards(name: str, **over: Any) -> AsyncIterator[Rewards]:
+    made = Rewards(RewardConfig(function=f"{HERE}:{name}", own_process=True, **over), args=Namespace(weight=2))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def sample() -> Sample:
+    made = Sample(Job("d/0/0", 1, prompt="p", metadata={"bytes": b"x"}), 0, prompt_length=1)
+    made.append([3])
+    made.append([4, 5], version=1, logprobs=[-0.5, -0.25])
+    return made
+
+
+async def test_a_reward_runs_in_another_process_with_the_sample_as_it_was_generated() -> None:
+    async with rewards("where") as made:
+        one, two = sample(), sample()
+        await made.score(one)
+        await made.score(two)
+    assert one.reward == 1.0
+    assert (one.reward_info["tokens"], one.reward_info["logprobs"]) == ([3, 4, 5], [0.0, -0.5, -0.25])
+    assert one.reward_info["pid"] == two.reward_info["pid"] != os.getpid()
+
+
+async def test_a_reward_that_asks_judges_stays_in_the_worker() -> None:
+    async with rewards("judged", judges=[{"name": "taste", "url": "http://127.0.0.1:1"}]) as made:
+        one = sample()
+        await made.score(one)
+    assert (one.reward, one.reward_info["pid"]) == (1.0, os.getpid())
+
+
+async def test_a_reward_of_slimes_signature_receives_args() -> None:
+    async with rewards("slime") as made:
+        one = sample()
+        await made.score(one)
+    assert one.reward == 4.0
+
+
+async def test_T11_a_reward_that_raises_is_a_failure_with_its_traceback() -> None:
+    async with rewards("raises") as made:
+        with pytest.raises(RewardError, match=r"reward .*:raises raised ArithmeticError: of its own") as caught:
+            await made.score(sample())
+    assert caught.value.outcome == "reward_raised"
+
+
+def test_own_process_is_refused_beside_the_verifier_pool() -> None:
+    with pytest.raises(ValidationError, match=r"own_process: true has no effect with pool\.kind rq"):
+        RewardConfig(own_process=True, pool={"kind": "rq"})
