@@ -40,6 +40,7 @@ from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
+from penstock.redis.refusals import KeysLost
 from penstock.system import telemetry
 from penstock.system.metrics.server import serve
 from penstock.system.tokens import new_token
@@ -100,8 +101,6 @@ class Buffer:
         """Lead whenever nobody else does. Blocks until ``stop``."""
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
-            for call in seeds(self._keys, self._config.redis):
-                self._control.call(call)
             while not self._stopping.is_set():
                 self._stand_by()
             self._attendance.end()
@@ -139,8 +138,12 @@ class Buffer:
             self._pause()
         except PASSING as exc:
             # Whatever Redis holds when it is back is the truth: lead and load anew.
-            log.warning("a server does not answer (%s); starting over when it does", exc)
-            self._waiting("buffer:servers").for_(f"a server that does not answer: {redact(str(exc))}")
+            if isinstance(exc, KeysLost):
+                log.error("nothing is decided before Redis has its keys back: %s", exc)
+                self._waiting("buffer:state").for_(f"the keys of the run: {exc}")
+            else:
+                log.warning("a server does not answer (%s); starting over when it does", exc)
+                self._waiting("buffer:servers").for_(f"a server that does not answer: {redact(str(exc))}")
             self._pause()
             self._control.do(lambda client: client.ping())
         finally:
@@ -153,6 +156,8 @@ class Buffer:
     def _lead(self, lead: Leadership) -> None:
         """Lead until the lease is lost, Redis restarts, or ``stop``."""
         started = self._run_id()
+        for call in seeds(self._keys, self._config.redis):
+            scripts.run(self.client, call)
 
         def alive() -> None:
             self._renew(lead, started)

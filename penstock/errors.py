@@ -3,7 +3,8 @@
 PenstockError
 ├── ConfigError            the user's configuration cannot work; says what to change (exit code 2)
 ├── QueueUnavailable       Redis cannot be reached, or does not answer as it should
-│   └── QueueRefused       Redis answers, and refuses us (password, rights) or is too old: waiting changes nothing
+│   ├── QueueRefused       Redis answers, and refuses us (password, rights) or is too old: waiting changes nothing
+│   └── QueueLost          Redis answers, and lost keys of the run; names them and how to recover
 ├── QueueFull              Redis is near maxmemory; the caller keeps what it holds and tries again
 ├── DiskFull               a file system has no room; the caller waits and tries again
 ├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
@@ -45,6 +46,10 @@ class QueueUnavailable(PenstockError):
 
 class QueueRefused(QueueUnavailable):
     """Redis answers, and refuses the password or this user's rights, or is too old: waiting changes nothing."""
+
+
+class QueueLost(QueueUnavailable):
+    """Redis answers, and lost keys of the run, as after FLUSHALL, a deletion or an eviction. The text names them."""
 
 
 class QueueFull(PenstockError):

@@ -39,6 +39,7 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
+from penstock.redis.loss import policy_trouble
 from penstock.redis.memory import is_full
 from penstock.system import telemetry
 from penstock.system.extras import check_installed
@@ -146,6 +147,8 @@ class Producer:
         version = self._count(self._keys.clock, self._version_field, "The newest version")
         if not version:
             return f"the first publication of model {self._config.model.name}, by the trainer"
+        if trouble := self._control.do(policy_trouble):
+            return trouble
         if self._is_full():
             return "room in Redis, which is above 85 % of its maxmemory: sweep, or more memory"
         if burned := self._control.do(lambda client: user_failures.too_many(client, self._keys, self._config.reward)):

@@ -43,7 +43,10 @@ class Target:
             self.client = connect(url, timeout_s=timeout_s or TIMEOUT_S)
         except QueueUnavailable as exc:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
-        if not self.client.exists(self.keys.jobs(Lane.TRAIN), self.keys.subs, self.keys.source, self.keys.clock):
+        keys = self.keys
+        # Parts show that they are present where Redis lost everything else.
+        shown = (keys.workers, keys.parts, keys.trainers)
+        if not self.client.exists(keys.jobs(Lane.TRAIN), keys.subs, keys.source, keys.clock, *shown):
             raise RunUnknown(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
         try:
             scripts.run(self.client, scripts.check_schema(self.keys))

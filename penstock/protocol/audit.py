@@ -23,6 +23,7 @@ from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import Recount, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.commands import Client
+from penstock.redis.loss import Loss, loss
 from penstock.redis.scan import scan_keys
 from penstock.words import shown
 
@@ -67,6 +68,8 @@ def audit(client: Client, keys: Keys, at: Callable[[int, int], None] = lambda _d
         at: called with how many groups were looked at, and how many there are.
     """
     report = AuditReport(run(client, scripts.recount(keys)))
+    if found := run(client, loss(keys)).keys:
+        report.tell("redis", f"it lost {Loss(found)}")
     live = _check_groups(client, keys, report, at)
     if report.recount.difference:
         many, which = abs(report.recount.difference), "missing" if report.recount.difference > 0 else "too many"

@@ -4,6 +4,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.names import LANES, Lane
@@ -20,10 +22,12 @@ from penstock.protocol.records.small_maps import (
     unpack_map,
     value_shown,
 )
+from penstock.protocol.scripts import run
 from penstock.protocol.tokens import tokens_of
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
-from penstock.redis.refusals import disk_trouble
+from penstock.redis.loss import loss, policy_trouble
+from penstock.redis.refusals import RECOVERY, disk_trouble, is_lost
 from penstock.words import shown
 
 #: Jobs named of those that engines died of.
@@ -73,7 +77,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "pauses": [asdict(one) for one in parse_pauses(found["paused"], found["paused_by"], time.time())],
         "suspects": [name_shown(fields.get(b"id", b"")) for _, fields in found["suspects"]],
         "leader": {"epoch": _count(leader.get(b"epoch", b"0"))} if leader else None,
-        "waits": [*_storage(client), *_waits(client, keys)],
+        "waits": [*_storage(client, keys), *_waits(client, keys)],
         "subs": definitions,
     }
 
@@ -96,10 +100,15 @@ def _read(client: Client, keys: Keys) -> dict[str, Any]:
     return {"lengths": answers[: len(LANES)], **dict(zip(names, answers[len(LANES) :], strict=True))}
 
 
-def _storage(client: Client) -> list[dict[str, Any]]:
-    """Where Redis takes no writes nothing can be written of what they wait for: all wait for the same."""
-    trouble = disk_trouble(client)
-    return [{"who": "redis", "what": f"{trouble}; no part can write before", "since_s": 0.0}] if trouble else []
+def _storage(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """What blocks all parts: Redis takes no writes, lost keys of the run, or may delete some at any time."""
+    if trouble := disk_trouble(client):
+        what = f"{trouble}; no part can write before"
+    elif found := run(client, loss(keys)):
+        what = f"what Redis lost: {found}. {RECOVERY}"
+    else:
+        what = policy_trouble(client)
+    return [{"who": "redis", "what": what, "since_s": 0.0}] if what else []
 
 
 def _waits(client: Client, keys: Keys) -> list[dict[str, Any]]:
@@ -111,9 +120,19 @@ def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str
     lanes = {}
     for lane, length in zip(LANES, lengths, strict=True):
         # Lag is unknown once an undelivered entry was deleted: the backlog is what is not pending.
-        leased = int(client.xpending(keys.jobs(lane), GROUP)["pending"]) if length else 0
+        leased = _num_pending(client, keys.jobs(lane)) if length else 0
         lanes[lane.value] = {"queued": length - leased, "leased": leased}
     return lanes
+
+
+def _num_pending(client: Client, stream: str) -> int:
+    """Entries that were delivered; 0 where the group is lost, which ``loss`` says."""
+    try:
+        return int(client.xpending(stream, GROUP)["pending"])
+    except ResponseError as exc:
+        if is_lost(exc):
+            return 0
+        raise
 
 
 def _subs(client: Client, keys: Keys, subs: dict[bytes, bytes]) -> list[dict[str, Any]]:

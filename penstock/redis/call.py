@@ -1,19 +1,25 @@
 """What a verb is on the wire: its script, a call of it, and how it is sent."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
 from penstock.redis.commands import AsyncClient, Client, Encodable
-from penstock.redis.refusals import is_demoted, is_wrong_type, passing
+from penstock.redis.refusals import KeysLost, is_demoted, is_wrong_type, passing
+
+if TYPE_CHECKING:
+    from penstock.redis.loss import Loss
 
 T = TypeVar("T")
+#: How keys of a run begin.
+_RUN = re.compile(r"penstock:\{([^}]+)\}:")
 Value = Encodable
 
 
@@ -58,7 +64,10 @@ def run(client: Client, call: Call[T]) -> T:
     except ResponseError as exc:
         if is_demoted(exc):
             client.connection_pool.disconnect(inuse_connections=False)
-        raise translate(exc, call.script.name) from exc
+        error = translate(exc, call.script.name)
+        if (look := _look_for_loss(call, error)) is not None and (found := run(client, look)):
+            error = found.error()
+        raise error from exc
     return call.parse(answer)
 
 
@@ -72,8 +81,24 @@ async def run_async(client: AsyncClient, call: Call[T]) -> T:
     except ResponseError as exc:
         if is_demoted(exc):
             await client.connection_pool.disconnect(inuse_connections=False)
-        raise translate(exc, call.script.name) from exc
+        error = translate(exc, call.script.name)
+        if (look := _look_for_loss(call, error)) is not None and (found := await run_async(client, look)):
+            error = found.error()
+        raise error from exc
     return call.parse(answer)
+
+
+def _look_for_loss(call: Call[Any], error: Exception) -> "Call[Loss] | None":
+    """Return the call that says what the run lost, where that may be why a verb failed; else None."""
+    # Its texts come from here.
+    from penstock.protocol.keys import Keys
+    from penstock.redis.loss import loss
+
+    run_name = _RUN.match(call.keys[0]) if call.keys else None
+    may_be = isinstance(error, KeysLost) or (isinstance(error, ResponseError) and "user_script" in str(error))
+    if run_name is None or call.script.name == "missing_keys" or not may_be:
+        return None
+    return loss(Keys(run_name[1]))
 
 
 def translate(exc: Exception, verb: str) -> Exception:

@@ -25,12 +25,12 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
-from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
+from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLost, QueueRefused, QueueUnavailable
 from penstock.payloads.addresses import is_folder
 from penstock.redaction import know_url, redact
 from penstock.redis import sentinel
 from penstock.redis.commands import AsyncClient, Client
-from penstock.redis.refusals import AsyncParser, DiskRefused, NamingRedis, Parser
+from penstock.redis.refusals import AsyncParser, DiskRefused, KeysLost, NamingRedis, Parser
 
 #: Oldest Redis whose semantics penstock is built on; the embedded server's.
 MIN_VERSION = (6, 2)
@@ -165,6 +165,8 @@ def translate(exc: Exception, url: str) -> PenstockError:
                 f"The sentinels at {at} do not answer, or know no primary of this name that is up: a failover may be "
                 "under way; else correct redis.url."
             )
+        case KeysLost():
+            return QueueLost(f"{str(exc).rstrip('.')}.")
         case DiskRefused():
             return QueueUnavailable(
                 f"Redis at {at} takes no writes, because its disk does not take them ({redact(str(exc)).rstrip('.')}): "

@@ -18,14 +18,14 @@ from penstock.errors import PenstockError, QueueRefused, QueueUnavailable
 from penstock.redis import connect
 from penstock.redis.call import Call, run, run_async
 from penstock.redis.commands import AsyncClient, Client
-from penstock.redis.refusals import DiskRefused, passing
+from penstock.redis.refusals import DiskRefused, KeysLost, passing
 from penstock.system.backoff import pause_s
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: What passes by itself: a server that restarts, loads, has just been demoted, or waits for room on its disk.
-PASSING = (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError, DiskRefused)
+#: What passes: a server restarts, loads, was demoted, waits for room on its disk, or has to get lost keys back.
+PASSING = (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError, DiskRefused, KeysLost)
 FIRST_WAIT_S, LONGEST_WAIT_S, SAY_EVERY_S = 0.02, 1.0, 10.0
 
 

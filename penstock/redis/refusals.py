@@ -14,9 +14,19 @@ from redis.asyncio.connection import DefaultParser as AsyncDefaultParser
 from redis.connection import DefaultParser
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from penstock.errors import PenstockError, ProtocolError, QueueUnavailable
+from penstock.errors import PenstockError, ProtocolError, QueueLost, QueueUnavailable
 from penstock.redis.commands import Client
 from penstock.words import shown
+
+#: How a run goes on whose Redis lost keys of it.
+RECOVERY = (
+    "Restore Redis from its append-only file or a backup: parts then continue, trainers from a checkpoint that fits; "
+    "or stop all parts and begin anew with `penstock run --fresh`"
+)
+
+
+class KeysLost(ResponseError):
+    """The server lost keys of the run, as after FLUSHALL, a deletion or an eviction. It passes when they are back."""
 
 
 class DiskRefused(ResponseError):
@@ -30,11 +40,18 @@ def is_demoted(exc: object) -> bool:
 
 def passing(exc: object) -> ResponseError | None:
     """The refusal that an error of redis-py stands for, where it is one that passes."""
-    if isinstance(exc, DiskRefused | ReadOnlyError):
+    if isinstance(exc, DiskRefused | ReadOnlyError | KeysLost):
         return exc
+    if is_lost(exc):
+        return KeysLost(f"Redis lost a stream of the run, or its consumer group ({exc}). {RECOVERY}")
     if isinstance(exc, ResponseError) and "MISCONF" in str(exc):
         return DiskRefused(str(exc).rpartition("MISCONF ")[2])
     return ReadOnlyError(str(exc)) if is_demoted(exc) else None
+
+
+def is_lost(exc: object) -> bool:
+    """True when a command, or a verb, met a stream or a consumer group that does not exist."""
+    return isinstance(exc, ResponseError) and ("NOGROUP" in str(exc) or "no such key" in str(exc))
 
 
 def is_wrong_type(exc: object) -> bool:
@@ -62,6 +79,8 @@ def in_words(exc: Exception) -> PenstockError | None:
             f"A key in Redis is of another type than penstock gives it ({exc}): find out what else writes to this "
             "Redis, and delete the key, or begin the run anew."
         )
+    if isinstance(exc, KeysLost) or is_lost(exc):
+        return QueueLost(f"{str(passing(exc)).rstrip('.')}.")
     if isinstance(exc, redis.ConnectionError | redis.TimeoutError):
         reason = str(exc).rstrip(".")
         return QueueUnavailable(

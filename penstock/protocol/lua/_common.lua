@@ -107,8 +107,18 @@ end
 -- is never behind one which it may not: a stream alone is read from its head.
 local function line_up(prefix, lane, eid, nb) redis.call('ZADD', line_key_of(prefix, lane), nb, place_of(eid)) end
 
+-- Have jobs been admitted? From then on every lane has its stream.
+local function has_jobs(prefix) return redis.call('HEXISTS', prefix .. 'counters', 'admitted') == 1 end
+
+-- Stop a verb before it uses a stream that was deleted: an entry that is added to it would make it without its group.
+local function require_lane(prefix, lane)
+  local key = lane_key_of(prefix, lane)
+  if redis.call('EXISTS', key) == 0 and has_jobs(prefix) then error('NOGROUP the stream ' .. key .. ' was deleted') end
+end
+
 -- Take a job's entry out of its lane; its body, or nil if the entry is gone.
 local function take_entry(prefix, lane, eid)
+  require_lane(prefix, lane)
   local key = lane_key_of(prefix, lane)
   redis.call('ZREM', line_key_of(prefix, lane), place_of(eid))
   local found = redis.call('XRANGE', key, eid, eid)
@@ -143,6 +153,7 @@ end
 
 -- Put a job onto a lane as queued; the caller has taken it out of where it was.
 local function put_entry(prefix, lane, job, nb, body)
+  require_lane(prefix, lane)
   local eid = redis.call('XADD', lane_key_of(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
   line_up(prefix, lane, eid, nb)
   local key = group_key_of(prefix, job)

@@ -38,6 +38,7 @@ if revision ~= '-1' then
 end
 if room <= 0 then return {'closed', 0, position, tightest} end
 begin(prefix)
+require_lane(prefix, lane)
 local nb = redis.call('HGET', clock_key, clock_field) or '0'
 local queued, offered, taken, skipped = 0, 0, 0, {}
 

@@ -28,6 +28,7 @@ if g[1] ~= 'leased' or g[2] ~= token then
   count(prefix, 'refused')
   return {'lost', 0, again, 0}
 end
+require_lane(prefix, g[7])
 local oldest = tonumber(g[4] or -1)
 local seen, fields, records, partials, drawn, heard = {}, {}, {}, {}, {g[9] or nil}, 0
 local told = g[10] and redis.call('HMGET', group_key, unpack(words)) or {}

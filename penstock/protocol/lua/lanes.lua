@@ -1,5 +1,5 @@
--- lanes: the job streams and their consumer group are there (any part, at its start). A run of another schema is left
--- alone.
+-- lanes: make the job streams and their consumer group (any part, at its start). A run of another schema is left alone,
+-- and a lane that is missing once jobs were admitted was lost: making it anew would hide that.
 -- KEYS: each lane's jobs:LANE
 -- ARGV: prefix
 -- Returns: {schema of the run (0: none, -1: it cannot be read), schema of the caller}
@@ -15,6 +15,7 @@ for _, key in ipairs(KEYS) do
   if redis.call('EXISTS', key) == 1 then
     for _, g in ipairs(redis.call('XINFO', 'GROUPS', key)) do there = there or field(g, 'name') == GROUP end
   end
+  if not there and has_jobs(prefix) then error('NOGROUP the stream ' .. key .. ', or its group, was deleted') end
   if not there then redis.call('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM') end
 end
 return {schema, SCHEMA}

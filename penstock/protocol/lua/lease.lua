@@ -54,6 +54,7 @@ end
 
 for i = 0, #KEYS - first_lane_key do
   local key, lane = KEYS[first_lane_key + i], ARGV[first_lane + i]
+  require_lane(prefix, lane)
   local open = redis.call('SISMEMBER', paused_key, lane) == 0
   while open and #leased < most do
     local limited = lane == 'suspect'

@@ -16,6 +16,7 @@ if g[1] ~= 'leased' or g[2] ~= token then
   return 'lost'
 end
 if g[7] ~= '1' or g[4] ~= g[3] then return 'missing' end
+require_lane(prefix, g[5])
 redis.call('SET', meta_key, records)
 redis.call('HSET', group_key, 'rw', token)
 complete(prefix, job, g[5], g[6])
