@@ -156,8 +156,12 @@ class Engine(Protocol):
     def num_running(self) -> int:
         """Requests for tokens sent and not answered."""
 
-    def silent(self, limit_s: float) -> list[tuple[str, float]]:
-        """(name, seconds) of requests for tokens of which nothing was heard for ``limit_s``, longest first."""
+    def silent(self, limit_s: float | None) -> list[tuple[str, float]]:
+        """(name, seconds) of requests for tokens of which nothing was heard for ``limit_s``, longest first.
+
+        Args:
+            limit_s: None: for 10 s, of one that is older than three answers of all its tokens would take.
+        """
 
     def describe(self) -> list[EnginePresence]:
         """Its servers with their states, for presence; [] of one that is a single server."""

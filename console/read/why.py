@@ -4,7 +4,8 @@
 
 Every wait names the next part in its words, or none where it is the end. A chain ends in a part that is gone or silent,
 in a person's pause, in a cause (a closed gate, a full disk, an engine in a crash loop), in a part that is at work, or
-where it comes back to itself. Pure: it reads a snapshot (``penstock.protocol.snapshot``) and nothing else.
+where it comes back to itself. A part that is silent is reported before all waits; an engine that refuses a version is a
+cause. Pure: it reads a snapshot (``penstock.protocol.snapshot``) and nothing else.
 """
 
 import re
@@ -12,12 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
+from console.read.silence import silences
+from penstock.protocol.presence import SILENT_S, WorkerPresence, WorkerState
 
 #: The first part that a wait names is the one that it waits for.
 _PART = re.compile(r"\b(trainer|buffer|producer|worker)s?\b(?::([\w.\-]+))?")
 #: Of a buffer that is short of groups: those that there are may be held back.
 _NOTHING_COMES = re.compile(r"\b0( jobs)? are queued or running")
+#: Where a part that fell silent ends a chain.
+_SILENT = re.compile(r"\bhas been silent for\b")
+#: What waits of a worker say whose engine refuses a version.
+_REFUSALS = ("that can be loaded;", "to be loaded once more", "to be announced again")
 #: States of a worker in which it draws nothing until somebody mends it.
 _SICK = (
     WorkerState.CRASH_LOOP,
@@ -61,7 +67,10 @@ class Chain:
 
 def chains(state: Mapping[str, Any]) -> list[Chain]:
     """A chain for every wait that no other chain holds, longest wait first."""
-    waits = [Link(one["who"], one["what"], float(one["since_s"])) for one in state["waits"]]
+    silent = [Link(*one) for one in silences(state)]
+    # What nobody confirms is the wait of a process that was killed, or is frozen.
+    live = [one for one in state["waits"] if one.get("age_s", 0.0) < SILENT_S]
+    waits = silent + [Link(one["who"], one["what"], float(one["since_s"])) for one in live]
     found = [_follow(state, waits, first) for first in waits]
     held = {link.who for chain in found for link in chain.links[1:]}
     roots = [chain for chain in found if chain.links[0].who not in held]
@@ -71,7 +80,10 @@ def chains(state: Mapping[str, Any]) -> list[Chain]:
         if chain.links[0].who not in shown:
             roots.append(chain)
             shown |= {link.who for link in chain.links}
-    return roots
+    # A part whose absence ends a chain needs none of its own.
+    absent = {kind for chain in roots for kind in _LOOKS if _SILENT.search(chain.end) and f": {kind} on " in chain.end}
+    roots = [chain for chain in roots if chain.links[0] not in silent or chain.links[0].who not in absent]
+    return sorted(roots, key=lambda chain: chain.links[-1] not in silent and not _SILENT.search(chain.end))
 
 
 def _follow(state: Mapping[str, Any], waits: Sequence[Link], first: Link) -> Chain:
@@ -92,7 +104,12 @@ def _follow(state: Mapping[str, Any], waits: Sequence[Link], first: Link) -> Cha
         if step.who == last.who:
             return chain  # it names its own kind, as in "start the producer again": its words are the cause
         if step.who in seen:
-            chain.end = f"which leads back to {step.who}: these wait for one another"
+            refusal = _refusal(state, waits)
+            if isinstance(refusal, Link) and refusal.who not in seen:
+                chain.links.append(refusal)
+            else:
+                circle = f"which leads back to {step.who}: these wait for one another"
+                chain.end = refusal if isinstance(refusal, str) else circle
             return chain
         seen.add(step.who)
         chain.links.append(step)
@@ -147,11 +164,11 @@ def _look_at_buffer(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
     if state["leader"] is None:
         return _absence(state, "buffer", "no buffer leads")
     told = _longest(waits, f"buffer:{name}" if name else "buffer:") or _longest(waits, "buffer:state")
-    return told or "the buffer is at work"
+    return _named(waits, "buffer") or told or "the buffer is at work"
 
 
 def _look_at_producer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
-    if not any(one["part"] == "producer" and one["age_s"] < FRESH_S for one in state["parts"]):
+    if not any(one["part"] == "producer" and one["age_s"] < SILENT_S for one in state["parts"]):
         return _absence(state, "producer", "there is no producer")
     return _longest(waits, "producer") or "the producer is at work"
 
@@ -176,20 +193,43 @@ def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
     workers: list[WorkerPresence] = state["workers"]
     if not workers:
         return "there is no worker: start one"
-    if all(one.state in _SICK for one in workers):
-        worst = min(workers, key=lambda one: _SICK.index(WorkerState(one.state)))
-        told = _longest(waits, f"worker:{worst.name}")
-        return told or f"worker {worst.name} is in the state {worst.state}{_because(worst)}"
-    if running := sum(one.running for one in workers):
+    present = [one for one in workers if _named(waits, f"worker:{one.name}") is None or one.age_s < SILENT_S]
+    if not present:
+        return _named(waits, f"worker:{workers[0].name}") or "there is no worker: start one"
+    if all(one.state in _SICK for one in present):
+        worst = min(present, key=lambda one: _SICK.index(WorkerState(one.state)))
+        told = _longest(waits, f"worker:{worst.name}", but=(":intake",))
+        return _refusal(state, waits) or told or f"worker {worst.name} is in the state {worst.state}{_because(worst)}"
+    if running := sum(one.running for one in present):
         # One that hangs has said so.
         stuck = _longest(waits, "worker:", ("sent nothing for", "its event loop"))
         return stuck or f"workers are at work: {running} samples are being drawn"
     # Who has taken jobs and draws none of them knows more than who looks for some.
     return (
-        _longest(waits, "worker:", but=(":intake",))
+        _silent_worker(state, waits)
+        or _refusal(state, waits)
+        or _longest(waits, "worker:", but=(":intake",))
         or _longest(waits, "worker:")
         or (f"{state['delayed']} jobs are tried again later" if state["delayed"] else "workers are at work")
     )
+
+
+def _silent_worker(state: Mapping[str, Any], waits: Sequence[Link]) -> Link | None:
+    """A worker that says nothing any more: jobs that it holds are not taken over before their leases end."""
+    silent = (one for one in state["workers"] if one.age_s >= SILENT_S)
+    return next((link for one in silent if (link := _named(waits, f"worker:{one.name}"))), None)
+
+
+def _refusal(state: Mapping[str, Any], waits: Sequence[Link]) -> Link | str | None:
+    """That an engine refuses a version: its worker's wait for another one, or what it shows of itself."""
+    if (link := _longest(waits, "worker:", _REFUSALS)) is not None:
+        return link
+    refusing = (one for one in state["workers"] if one.state == WorkerState.CANNOT_LOAD and one.age_s < SILENT_S)
+    return next((f"worker {one.name} is in the state {one.state}{_because(one)}" for one in refusing), None)
+
+
+def _named(waits: Sequence[Link], who: str) -> Link | None:
+    return next((link for link in waits if link.who == who), None)
 
 
 def paused_lanes(state: Mapping[str, Any]) -> list[str]:
@@ -224,8 +264,8 @@ def _longest(
 
 def _absence(state: Mapping[str, Any], part: str, said: str) -> str:
     """That a part is not there, with the ones that were and went silent."""
-    silent = [one for one in state["parts"] if one["part"] == part and one["age_s"] >= FRESH_S]
-    beating = [one for one in state["parts"] if one["part"] == part and one["age_s"] < FRESH_S]
+    silent = [one for one in state["parts"] if one["part"] == part and one["age_s"] >= SILENT_S]
+    beating = [one for one in state["parts"] if one["part"] == part and one["age_s"] < SILENT_S]
     if beating:
         return f"{said}: {part} on {beating[0]['host']} (pid {beating[0]['pid']}) has just started, or was just killed"
     if not silent:

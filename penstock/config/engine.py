@@ -54,8 +54,9 @@ class EngineConfig(Section):
     crash_loop_window_s: Seconds = 600.0
     #: Longest wait for one answer.
     request_timeout_s: Seconds = 3600.0
-    #: A request of which nothing was heard for so long is named by `penstock why`, with its worker and job.
-    slow_request_s: Seconds = 120.0
+    #: A request of which nothing was heard for so long is named by `penstock why`, with its worker and job. null: one
+    #: that is older than 10 s and than three times max_new_tokens / (tokens/s of one request, as measured).
+    slow_request_s: Seconds | None = None
     #: None: as the server shows. false: treat it as one that does not report version spans.
     reports_spans: bool | None = None
     #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` has it, else scaled; for a server

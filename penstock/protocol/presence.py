@@ -17,9 +17,10 @@ from penstock.protocol.records.small_maps import name_in, name_shown
 from penstock.redis.commands import Client
 from penstock.words import shown
 
-#: Nobody counts on a process whose record is older: no trainer waits for such a worker or keeps weights for it, and
-#: whoever asks why a run stands is told of a part that is silent.
+#: Nobody counts on a process whose record is older: no trainer waits for such a worker or keeps weights for it.
 FRESH_S = 10.0
+#: Who asks why a run stalls is told of a part that is silent for longer: parts show themselves every 2 s at least.
+SILENT_S = 5.0
 #: It is shown, and may come back, for longer; a process whose record is older than this is gone.
 GONE_S = 15.0
 

@@ -113,7 +113,9 @@ def _storage(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 def _waits(client: Client, keys: Keys) -> list[dict[str, Any]]:
     waits, now = read_waits(client, keys), time.time()
-    return [{"who": one.who, "what": one.what, "since_s": max(0.0, now - one.since_s)} for one in waits]
+    return [
+        {"who": one.who, "what": one.what, "since_s": max(0.0, now - one.since_s), "age_s": one.age_s} for one in waits
+    ]
 
 
 def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str, int]]:
@@ -149,7 +151,15 @@ def _sub(client: Client, keys: Keys, name: str) -> dict[str, Any]:
     except ProtocolError as exc:
         return {"name": name, "unreadable": str(exc), "owned": owned}
     known = {name_shown(key): value_shown(value) for key, value in raw.items() if key != b"owner"}
-    return {**known, "name": name, "owned": owned}
+    # Both by the server's clock: its trainer renews its lease every 2 s, and notes when.
+    renewed_ms = count_shown(raw.get(b"seen")) or 0
+    silent_s = max(0.0, _now_ms(client) - renewed_ms) / 1000 if renewed_ms and owned else 0.0
+    return {**known, "name": name, "owned": owned, "silent_s": silent_s}
+
+
+def _now_ms(client: Client) -> float:
+    seconds, microseconds = client.time()
+    return seconds * 1000 + microseconds / 1000
 
 
 def _count(value: bytes) -> int:

@@ -1,5 +1,6 @@
 """Named waits (I8): whoever waits longer than a moment has said what for, where `penstock why` finds it."""
 
+import re
 import time
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ MOMENT_S = 0.5
 CONFIRM_S = 2.0
 #: Most characters of what is waited for.
 MAX_WHAT = 4000
+#: What a cause is known by leaves out: what stands in parentheses, and counts; not numbers that name a subject.
+_ASIDE = re.compile(r"\([^()]*\)")
+_COUNT = re.compile(r"(?<![\w/:.@#-])(?<!version )(?<!batch )(?<!rank )(?<!port )(?<!pid )\d[\d,.]*(?![\w/:@#-])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,19 @@ class Wait:
     #: How many of what it waits for have come, and how many it needs; None where they are not counted.
     count: int | None = None
     needed: int | None = None
+    #: For how long it has not been confirmed: a process that waits confirms it every ``CONFIRM_S``.
+    age_s: float = 0.0
+
+
+def cause_of(what: str) -> str:
+    """Return what tells one cause from another: the sentence without counts and parentheses."""
+    return _COUNT.sub("#", _ASIDE.sub("", what))
 
 
 class Waiting:
-    """What one waiter waits for. Cheap to call in a loop; writes at most every ``CONFIRM_S`` unless words change.
+    """What one waiter waits for. Its clock belongs to the cause: it restarts when that changes, not when counts do.
+
+    Cheap to call in a loop; writes at most every ``CONFIRM_S`` unless words change.
 
     Who says it once and then blocks has somebody else call ``tick`` meanwhile.
     """
@@ -45,8 +58,9 @@ class Waiting:
         self._client = client
         self._keys = keys
         self.who = who
-        self._what = self._told_what = ""
-        self._since = self._told = 0.0
+        self._what = self._told_what = self._next_cause = ""
+        #: When it began, was last said and last shown; when another cause was said first. Unix time, 0: never.
+        self._since = self._said = self._told = self._next_since = 0.0
         self._counts: dict[str, int] = {}
 
     def for_(self, what: str, since_s: float = 0.0, *, count: int | None = None, needed: int | None = None) -> None:
@@ -60,11 +74,28 @@ class Waiting:
         if not what:
             self.end()
             return
-        self._what = what
-        counts = {"count": count, "needed": needed}
-        self._counts = {name: value for name, value in counts.items() if value is not None}
-        self._since = since_s or self._since or time.time()
+        if since_s or self._is_its_turn(what):
+            self._since = since_s or self._since
+            self._what = what
+            counts = {"count": count, "needed": needed}
+            self._counts = {name: value for name, value in counts.items() if value is not None}
         self.tick()
+
+    def _is_its_turn(self, what: str) -> bool:
+        """Return whether ``what`` is shown: the cause so far, or another one that lasts for longer than a moment.
+
+        A reason that passes at once neither hides the cause nor restarts its clock.
+        """
+        now, cause = time.time(), cause_of(what)
+        if self._what and cause == cause_of(self._what):
+            self._next_cause, self._said = "", now
+            return True
+        if cause != self._next_cause:
+            self._next_cause, self._next_since = cause, now
+        if self._what and now - self._next_since < MOMENT_S and now - self._said < CONFIRM_S:
+            return False
+        self._since, self._said, self._next_cause = self._next_since, now, ""
+        return True
 
     def tick(self) -> None:
         """Show, or confirm, what is waited for, if it is due."""
@@ -81,8 +112,8 @@ class Waiting:
         """No longer waiting."""
         if self._told:
             self._write(None)
-        self._what = self._told_what = ""
-        self._since = self._told = 0.0
+        self._what = self._told_what = self._next_cause = ""
+        self._since = self._said = self._told = self._next_since = 0.0
 
     def _write(self, value: dict[str, object] | None) -> None:
         try:
@@ -114,4 +145,4 @@ def _wait(name: bytes, raw: bytes) -> tuple[Wait, float]:
     if not isinstance(what, str):
         raise ProtocolError(f"{record} does not say what for.")
     count, needed = (count_in(value, field, record) if field in value else None for field in ("count", "needed"))
-    return Wait(who, what[:MAX_WHAT], since, count, needed), at
+    return Wait(who, what[:MAX_WHAT], since, count, needed, max(0.0, time.time() - at)), at

@@ -106,6 +106,19 @@ async def test_I8_a_request_that_hangs_is_named_long_before_its_time_is_over(
         assert f"worker:{worker.name}:requests".encode() in client.hkeys(keys.waits)
 
 
+async def test_I8_a_request_that_hangs_is_named_by_the_rate_of_others_without_a_limit_of_ones_own(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.sglang.under_way.SHORTEST_S", 0.5)
+    fake.behaviour[IDS["z"]] = "hang"
+    good = admit(client, keys, [job(1)])
+    async with working(config(engine={"request_timeout_s": 3600.0})):
+        await until(all_in(client, keys, good, "ready"))
+        admit(client, keys, [job(0, "z", n=1)])
+        says = await until(lambda: waits_of(client, keys, "requests"), "long before 120 s", 60)
+        assert "was asked for sample d/0/0/0 of job d/0/0, and sent nothing for" in says
+
+
 async def test_a_request_that_the_engine_refuses_is_not_tried_again(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:

@@ -53,8 +53,8 @@ class SglangClient(SglangControls):
         """Requests for tokens sent and not answered."""
         return len(self.under_way)
 
-    def silent(self, limit_s: float) -> list[tuple[str, float]]:
-        """(name, seconds) of requests for tokens of which nothing was heard for ``limit_s``, longest first."""
+    def silent(self, limit_s: float | None) -> list[tuple[str, float]]:
+        """(name, seconds) of requests for tokens that hang, longest first; as ``UnderWay.silent``."""
         return self.under_way.silent(limit_s)
 
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
@@ -110,13 +110,14 @@ class SglangClient(SglangControls):
             alone = self.changes_in_place and not self.info.reports_spans
             body["extra_key"] = f"{self._namespace}.{wire_rid}" if alone else self._namespace
         sent = self.version
-        with self.under_way.sent(rid, wire_rid):
+        with self.under_way.sent(rid, wire_rid, most=most_tokens(body)):
             if heard is None:
                 answer = await self.call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
             else:
                 body["sampling_params"] = sampling | {"stream_interval": interval}
                 answer = await self._stream(body | {"stream": True}, sent, rid, heard)
-        segment = self.segment_of(answer, sent, rid)
+            segment = self.segment_of(answer, sent, rid)
+            self.under_way.answered(wire_rid, len(segment.output_ids))
         check_length(len(segment.output_ids), most_tokens(body), rid)
         # 0: it was aborted before it ran.
         if images is not None and segment.prompt_tokens not in (0, len(input_ids)):

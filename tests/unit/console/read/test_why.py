@@ -119,13 +119,65 @@ def test_I8_a_chain_ends_in_its_cause(seen: dict[str, Any], depth: int, end: str
 def test_I8_every_wait_is_shown_once_in_the_longest_chain_that_holds_it() -> None:
     found = chains(state(("worker:w.1:engine", "its engine to start"), TRAINER, SHORT, parts=[SILENT]))
     assert [[link.who for link in chain.links] for chain in found] == [
-        ["worker:w.1:engine"],
         ["trainer:actor", "buffer:actor"],
-    ]
-    assert list(found[1].lines()) == [
+        ["worker:w.1:engine"],
+    ], "what ends in a silent part comes first"
+    assert list(found[0].lines()) == [
         "trainer:actor has waited 8 s for batch 3 of buffer:actor",
         f"  buffer:actor has waited 7 s for {GROUPS}",
         "    there is no producer: producer on h (pid 7) has been silent for 40 s; start it again",
     ]
     assert [len(chain.links) for chain in chains(state(TRAINER, SHORT, ("producer", GATE)))] == [3], "a circle, once"
     assert chains(state()) == []
+
+
+REFUSED = replace(WORKER, state=WorkerState.CANNOT_LOAD, why="version 27 cannot be loaded: its shape differs")
+REFUSES = ("worker:w.1", "a version of policy that can be loaded; 27 cannot: its shape differs")
+
+
+def test_I8_a_silent_component_is_reported_first_and_its_old_waits_are_not() -> None:
+    killed = replace(WORKER, name="w.2", host="h", pid=5, running=3, age_s=6.0)
+    old = {"who": "worker:w.2:intake", "what": "version 27", "since_s": 37.0, "age_s": 6.0}
+    seen = state(TRAINER, BUSY, leased=7, workers=[killed])
+    seen["waits"].insert(0, old)
+
+    first, *others = [list(chain.lines()) for chain in chains(seen)]
+
+    said = "worker:w.2 has waited 6 s for a start: it has been silent since then, killed or frozen (pid 5 on h)"
+    assert first[-1].strip() == said
+    assert "37 s" not in str([first, *others])
+
+
+@pytest.mark.parametrize(
+    ("part", "over"),
+    [
+        ("producer", {"parts": [{**PRODUCER, "age_s": 6.0}, BUFFER]}),
+        ("buffer", {"parts": [PRODUCER, {**BUFFER, "age_s": 6.0}]}),
+        ("trainer:actor", {"subs": [{"name": "actor", "driving": 1, "owned": True, "silent_s": 6.0}]}),
+    ],
+)
+def test_I8_a_silent_part_is_reported_before_longer_waits(part: str, over: dict[str, Any]) -> None:
+    first = list(chains(state(("worker:w.1:engine", "its engine to start"), **over))[0].lines())
+    assert first[0].startswith(f"{part} has waited 6 s for a start: it has been silent since then"), first
+
+
+def test_I8_a_part_that_was_started_again_is_not_silent() -> None:
+    killed = {**PRODUCER, "pid": 6, "age_s": 40.0}
+    assert chains(state(parts=[killed, PRODUCER, BUFFER])) == []
+
+
+@pytest.mark.parametrize(
+    "workers", [[REFUSED], [REFUSED, replace(WORKER, name="w.2")]], ids=["all refuse", "one refuses"]
+)
+def test_I8_an_engine_that_refuses_a_version_is_the_cause_and_not_the_circle_around_it(
+    workers: list[WorkerPresence],
+) -> None:
+    waits = (TRAINER, BUSY, ("worker:w.1:intake", IDLE[1]), ("producer", GATE), REFUSES)
+    (chain,) = chains(state(*waits, queued=7, workers=workers))
+    assert chain.links[-1].what == REFUSES[1]
+    assert "wait for one another" not in chain.end
+
+
+def test_I8_a_refusal_is_the_cause_where_the_worker_only_shows_it() -> None:
+    (chain,) = chains(state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=7, workers=[REFUSED]))
+    assert chain.end == "worker w.1 is in the state cannot load: version 27 cannot be loaded: its shape differs"
