@@ -46,7 +46,7 @@ HARD = counter("queue_skipped_hard_prompts", "Skips of prompts that are too hard
 WORKERS = gauge("queue_workers", "Workers by what they do; silent: not heard of for 10 s.", "state")
 RATE = gauge("queue_tokens_per_second", "Tokens that all workers draw, smoothed over some seconds.")
 VERSION = gauge("queue_model_version", "Newest published version.", "model")
-STEP = gauge("queue_trainer_step", "Optimizer step of the last publication.")
+STEP = gauge("queue_trainer_step", "Step of the run's trainer: batches that it has committed.")
 WAITS = gauge("queue_wait_seconds", "How long a part has waited for what `penstock why` names.", "who")
 
 TOKENS = gauge(

@@ -18,6 +18,10 @@ from consumers.batch.reader import BatchReader
 from consumers.batch.stream import Stream
 from consumers.clock import Clock
 from consumers.engines import Engines
+from consumers.grpo.trackers.trackers import check_trackers
+from consumers.metrics.latest_record import LatestRecord
+from consumers.metrics.step_row import plain_figure
+from consumers.metrics.steps import StepRecorder, steps_file
 from consumers.metrics.tally import Tally
 from consumers.metrics.trainer import TrainerCollector
 from consumers.subscription.agreement import agree
@@ -43,6 +47,7 @@ class Session:
         name: the subscription.
         seat: whose place it is among the ranks and roles that train the subscription.
         definition: what the subscription takes, set by rank 0 when it joins.
+        records: whether batches that are committed are recorded as steps of a training.
         publishes: it publishes the model's weights and moves its clock, whether batches are cut for it by that or not.
         job: as of ``Subscriber``.
         replica_group, prepare: as of ``BatchReader``.
@@ -59,6 +64,7 @@ class Session:
         job: str = "",
         replica_group: Any = None,
         prepare: Callable[[Batch], Any] | None = None,
+        records: bool = True,
     ) -> None:
         if (url := config.redis.url) is None:
             raise ConfigError("The trainer needs redis.url: the address of the run's Redis.")
@@ -76,12 +82,28 @@ class Session:
         self.clock = Clock(self.subscriber, model, weights_dir_of(config))
         #: What it has trained, published and waited for.
         self.tally = Tally()
+        #: Records a row per committed batch, in the one process that leads.
+        self.steps = self._recorder(url, definition, records)
         self.publications = Publications(config, self.subscriber, self.clock, self.progress, self.tally)
         self.engines = Engines(self.subscriber, model)
         self._exporter: Exporter | None = None
         #: When batches were handed out that are not committed (Unix seconds).
         self.handed_s: dict[int, float] = {}
         self._spans: Spans = NoSpans()
+
+    def _recorder(self, url: str, definition: Definition, records: bool) -> StepRecorder:
+        if not (self.seat.leads and records):
+            return StepRecorder(self.config, self.name, self.tally, file=None)
+        # Members of a pool may all publish; the run's own trainer has the name that the configuration says.
+        is_main = self.name == self.config.trainer.name or (self.publishes and not definition.share)
+        return StepRecorder(
+            self.config,
+            self.name,
+            self.tally,
+            file=steps_file(self.config, self.name, is_main=is_main),
+            latest=LatestRecord(url, self.keys, self.keys.trainers, self._who()),
+            tracks=is_main,
+        )
 
     def join(self) -> None:
         """Take the subscription; rank 0 serves metrics from then on. Blocks, and raises as ``Progress.join``.
@@ -90,11 +112,16 @@ class Session:
         """
         self.progress.join()
         if self.seat.leads:
+            check_trackers(self.config.trainer.report_to)
             self._exporter = Exporter.of(self.config, "trainer", self.name, TrainerCollector(self.tally))
             self._spans = open_spans(self.config, "trainer", self.name)
 
-    def close(self) -> None:
-        """Give the subscription back, whatever else of the end fails. Blocks shortly."""
+    def close(self, *, finished: bool = True) -> None:
+        """Give the subscription back, whatever else of the end fails. Blocks shortly, and for trackers.
+
+        Args:
+            finished: False if the trainer failed.
+        """
         with ExitStack() as ends:  # from the last one to the first
             ends.callback(self._spans.close)
             ends.callback(self.reader.close)
@@ -102,6 +129,7 @@ class Session:
             ends.callback(self.publications.close)
             if self._exporter is not None:
                 ends.callback(self._exporter.close)
+            ends.callback(self.steps.close, finished=finished)
 
     def stream(self, prefetch: int = 0) -> Stream:
         """The batches of this rank in their order, ``prefetch`` of them read ahead."""
@@ -119,8 +147,17 @@ class Session:
         if self.seat.leads and self.publishes and batch.n > self.progress.redelivered:
             self.clock.check_batch(batch.n, batch.train_version, self.progress.committed)
 
-    def commit(self, batch: Batch) -> None:
-        """This rank has ``batch`` behind it, see ``Trainer.commit``."""
+    def hand_out(self, batch: Batch) -> None:
+        """Note that this rank trains ``batch`` from now on."""
+        self.handed_s[batch.n] = time.time()
+        self.steps.hand_out(batch.n)
+
+    def commit(self, batch: Batch, *, is_trained: bool = True) -> None:
+        """This rank has ``batch`` behind it, see ``Trainer.commit``.
+
+        Args:
+            is_trained: False if it is trained after the commit, or not at all: the caller records it.
+        """
         if batch.manifest.sub != self.name:
             raise ProtocolError(
                 f"Batch {batch.n} is of subscription {batch.manifest.sub!r}; commit it to its own trainer, not to "
@@ -128,8 +165,8 @@ class Session:
             )
         self.progress.commit(batch.n, batch.digest)
         self.clock.see(batch.train_version if self.publishes else 0)
-        if self._exporter is not None:
-            self.tally.commit(batch.manifest)
+        if is_trained:
+            self.steps.commit(batch.manifest)
         self._tell(batch)
 
     def _tell(self, batch: Batch) -> None:
@@ -142,6 +179,7 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank, see ``Trainer.state_dict``."""
+        self.steps.write()
         where = {"run": self.config.run, "subscription": self.name, "batch": self.progress.state()}
         return where | {"version": self.clock.seen}
 
@@ -155,17 +193,24 @@ class Session:
 
         Whoever drives the clock has to publish next (T1). Raises as ``Progress.go_back``.
         """
+        self.steps.rewind(n)
         self.clock.see(version)
         self.clock.must_publish = self.seat.leads and self.publishes
         self.progress.go_back(n)
 
-    def report(self, figures: Mapping[str, float | int | str | None]) -> None:
-        """Show figures in `penstock status` and the live view. Blocks for one round trip."""
+    def report(self, figures: Mapping[str, Any]) -> None:
+        """Add figures to the step, see ``Trainer.report``. Blocks for one round trip on a rank that does not lead."""
+        if self.seat.leads:
+            self.steps.report(figures)
+            return
+        shown = {name: plain_figure(value) for name, value in figures.items()}
+        record = {"name": self.name, "rank": self.seat.rank, "pid": os.getpid(), "at": time.time(), **shown}
+        self.subscriber.control.call(scripts.note(self.keys, self.keys.trainers, self._who(), pack(record)))
+
+    def _who(self) -> str:
+        """Return the field of this rank's record in the hash ``trainers``."""
         seat = self.seat
-        self.tally.report(figures)
-        record = {"name": self.name, "rank": seat.rank, "pid": os.getpid(), "at": time.time(), **figures}
-        who = f"{self.name}/{seat.role}/{seat.rank}" if seat.roles else f"{self.name}/{seat.rank}"
-        self.subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
+        return f"{self.name}/{seat.role}/{seat.rank}" if seat.roles else f"{self.name}/{seat.rank}"
 
     def _keep_announced(self) -> None:
         """While it waits for a batch: a version that engines die of is announced again.

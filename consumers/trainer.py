@@ -12,7 +12,6 @@ again in the same order.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -114,8 +113,8 @@ class Trainer:
             prepare=prepare,
         )
         self.stream = self.session.stream(0 if config.staleness.mode is Mode.SYNC else prefetch)
-        #: Seconds spent in ``next`` since the last ``take_wait_s``.
-        self.wait_s = 0.0
+        #: Records a row per committed batch: in ``steps.jsonl``, `penstock status` and trackers.
+        self.steps = self.session.steps
         #: Times that the ranks agreed.
         self._rounds = 0
 
@@ -139,13 +138,15 @@ class Trainer:
         self.stream.last = self.session.progress.position
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finished=kind is None)
 
-    def close(self) -> None:
-        """Give the subscription back, when the newest version has its folder. Blocks shortly, and for that."""
+    def close(self, *, finished: bool = True) -> None:
+        """Give the subscription back, when the newest version has its folder. Blocks shortly, and for that.
+
+        ``finished``: False if training failed, so that trackers get no summary."""
         self.stream.close()
-        self.session.close()
+        self.session.close(finished=finished)
 
     @property
     def is_leader(self) -> bool:
@@ -195,14 +196,11 @@ class Trainer:
             raise ProtocolError(
                 "Publish the restored weights before the next batch: engines may hold a version that was abandoned."
             )
-        began = time.monotonic()
-        try:
-            batch = self.stream.take(timeout)
-        finally:
-            self.wait_s += time.monotonic() - began
+        self.session.steps.finish()
+        batch = self.stream.take(timeout)
         self.session.check_clock(batch)
         self.stream.hand_out(batch)
-        self.session.handed_s[batch.n] = time.time()
+        self.session.hand_out(batch)
         return batch
 
     def next_nowait(self) -> Batch | None:
@@ -244,13 +242,14 @@ class Trainer:
         """
         self.session.commit(batch)
 
-    def publish(self, weights: "Weights", *, step: int = 0, timeout: float = 600.0) -> int:
+    def publish(self, weights: "Weights", *, step: int | None = None, timeout: float = 600.0) -> int:
         """Write the next version and announce it; returns its number. Every rank calls it; the leader rank writes.
 
         Args:
             weights: a model, its state dict (FSDP2's DTensors too), or ``consumers.weights.sources.Shards``. Of a
                 sharded one every rank takes part, and blocks for the leader; otherwise the others return at once. A
                 mixture of experts of transformers is given as the model: its state dict has other names than its files.
+            step: what `penstock weights ls` shows as its step; None takes the number of batches that are committed.
 
         Blocks until every rank has committed, for a copy in memory, and by another transport than disk until workers
         that can take the weights at once have them, each wait for at most ``trainer.transfer_timeout_s``. With
@@ -269,16 +268,18 @@ class Trainer:
         A folder that cannot be written behind a version has :meth:`next`, ``tick``, ``pin`` and ``onload_engines``
         raise PublishError, each time, and is tried once more after that.
         """
-        return self.session.publications.publish(weights, step=step, timeout_s=timeout)
+        with self.session.steps.publishing():
+            return self.session.publications.publish(weights, step=step, timeout_s=timeout)
 
     @property
     def publisher(self) -> "Publisher":
         """What writes and sends weights; imports torch when first used."""
         return self.session.publications.publisher
 
-    def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
+    def tick(self, *, step: int | None = None, timeout: float = 600.0) -> int:
         """The next version with the weights of the last one: a step that changed none, as a critic's warm-up (T13)."""
-        return self.session.publications.tick(step=step, timeout_s=timeout)
+        with self.session.steps.publishing():
+            return self.session.publications.tick(step=step, timeout_s=timeout)
 
     def tell_wait(self, what: str) -> None:
         """Show in `penstock why` what the caller waits for beside these calls; '' ends it. Returns at once."""
@@ -390,11 +391,10 @@ class Trainer:
         """The newest version, if ``ask_evaluation`` was asked for it with this ``end``; else 0."""
         return self.session.clock.asked_last(end)
 
-    def take_wait_s(self) -> float:
-        """Seconds spent in ``next`` since the last call."""
-        waited, self.wait_s = self.wait_s, 0.0
-        return waited
+    def report(self, **figures: Any) -> None:
+        """Add figures, such as ``loss``, to the row of a step: in ``steps.jsonl``, `penstock status` and trackers.
 
-    def report(self, **figures: float | int | str | None) -> None:
-        """Show figures of the last step in `penstock status` and the live view; None: there is nothing to show."""
+        Call it between two ``next``, before the commit or after it. Figures that every row has (``step``, ...) keep
+        their value. Returns at once; on a rank that does not lead it blocks for a round trip, for `trainers ls` alone.
+        """
         self.session.report(figures)

@@ -67,8 +67,9 @@ def status(
 
 
 def _show_status(state: Mapping[str, Any]) -> None:
-    policy = f"{state['mode']}, bound {state['bound']}" if state["mode"] else "no trainer has joined yet"
-    say(f"run {state['run']}: {policy}, version {state['version']}, step {state['step']}")
+    from console.read.trainers import head_line
+
+    say(f"run {state['run']}: {head_line(state)}")
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
     table(lanes, ["lane", "queued", "leased"], "queues")
     say(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")

@@ -16,6 +16,7 @@ from console.progress import left_text
 from console.read.why import Chain, chains
 from console.terminal import Terminal
 from penstock.config import Config
+from penstock.protocol.snapshot import main_trainer
 from penstock.redaction import redact
 from penstock.words import printable
 
@@ -52,6 +53,8 @@ class Live:
         self._clock = clock
         self._started = clock()
         self._step: Any = None
+        #: Steps that the trainer will make; 0: not known.
+        self._total: int = config.trainer.steps
         #: When which step was reached, for ``PACE_S``.
         self._steps: deque[tuple[float, int]] = deque()
         self._last_line = float("-inf")
@@ -76,6 +79,8 @@ class Live:
 
     def update(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> None:
         """Show the newest state; ``evaluation`` is the last row of ``eval.jsonl``. Returns at once."""
+        # A loop of one's own has no number of steps that is known: trainer.steps is of the reference trainer.
+        self._total = main_trainer(snapshot).get("total_steps", self.config.trainer.steps)
         self._note_step(snapshot)
         if self._live is not None:
             self._live.update(self.render(snapshot, evaluation), refresh=True)
@@ -117,8 +122,7 @@ class Live:
         return Group(head, figures, _parts_table(snapshot))
 
     def _note_step(self, snapshot: dict[str, Any]) -> None:
-        trainer: dict[str, Any] = next(iter(snapshot.get("trainers") or []), {})
-        step = trainer.get("step", snapshot.get("step"))
+        step = _step_of(snapshot)
         before, self._step = self._step, step
         if not isinstance(step, int) or not isinstance(before, int) or step == before:
             return
@@ -133,16 +137,16 @@ class Live:
         if len(self._steps) < 2:
             return ""
         (began, first), (ended, last) = self._steps[0], self._steps[-1]
-        left = max(0, self.config.trainer.steps - last)
+        left = max(0, self._total - last)
         return left_text(left * (ended - began) / (last - first)) if left else ""
 
     def _figures(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> list[tuple[str, str]]:
-        trainer: dict[str, Any] = next(iter(snapshot.get("trainers") or []), {})
+        trainer = main_trainer(snapshot)
         lanes = (snapshot.get("lanes") or {}).values()
         workers = snapshot.get("workers") or []
         staleness = f"{_number(trainer.get('staleness_mean'), 2)} (max {_number(trainer.get('staleness_max'))})"
         figures = [
-            ("step", f"{_number(trainer.get('step', snapshot.get('step')))}/{self.config.trainer.steps}"),
+            ("step", _number(_step_of(snapshot)) + (f"/{self._total}" if self._total else "")),
             ("version", _number(snapshot.get("version"))),
             ("reward", _number(trainer.get("reward_mean"), 3)),
             ("held-out", _number((evaluation or {}).get("accuracy"), 3)),
@@ -158,6 +162,10 @@ class Live:
         if snapshot.get("dead"):
             figures.append(("dead", _number(snapshot["dead"])))
         return figures
+
+
+def _step_of(snapshot: dict[str, Any]) -> Any:
+    return snapshot.get("step", main_trainer(snapshot).get("step"))
 
 
 def _parts_table(snapshot: dict[str, Any]) -> Table:

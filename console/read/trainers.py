@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.config.subscription import ASKED
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.commands import Client
@@ -12,6 +13,18 @@ FIELDS = (
     *("name", "rank", "state", "step", "version", "cursor", "ckpt", "reward_mean", "staleness_mean", "staleness_max"),
     *("wait_share", "waits_for", "pid", "age_s"),
 )
+
+
+def head_line(state: Mapping[str, Any]) -> str:
+    """Return what a run is at: its policy, version and step, of a snapshot."""
+    match state["mode"]:
+        case "":
+            policy = "no trainer has joined yet"
+        case mode if mode == ASKED:
+            policy = f"prompts of {state['trainer']}"
+        case mode:
+            policy = f"{mode}, bound {state['bound']}"
+    return f"{policy}, version {state['version']}, step {state['step']}"
 
 
 def list_trainers(client: Client, keys: Keys) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from console.read.trainers import head_line
 from console.terminal import cell, value_text
 from console.top.screen import NAMES, Row, Screen
 
@@ -34,9 +35,8 @@ def draw(
 
 
 def _head(state: Mapping[str, Any]) -> Text:
-    policy = f"{state['mode']}, bound {state['bound']}" if state["mode"] else "no trainer has joined yet"
-    line = f"  {policy}, version {state['version']}, step {state['step']}"
-    return Text.assemble(("penstock ", "bold"), cell(state["run"]), cell(line), no_wrap=True, overflow="ellipsis")
+    line = cell(f"  {head_line(state)}")
+    return Text.assemble(("penstock ", "bold"), cell(state["run"]), line, no_wrap=True, overflow="ellipsis")
 
 
 def _counts(state: Mapping[str, Any]) -> Text:

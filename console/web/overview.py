@@ -8,6 +8,7 @@ from console.read.why import chains
 from console.web.looks import Look
 from console.web.parts import edges_of, parts_of, place_of
 from consumers.grpo.rows import Row, Rows
+from penstock.protocol.snapshot import main_trainer
 from penstock.protocol.tokens import ledgers_of, of_training
 
 #: Chains that are shown.
@@ -19,7 +20,11 @@ _OF_TRAINER = ("reward_mean", "staleness_mean", "staleness_max")
 
 
 def overview(look: Look, rows: Rows, steps: int | None) -> dict[str, Any]:
-    """Of a run whose Redis answers. ``steps``: at which its trainer ends."""
+    """Return the overview of a run whose Redis answers.
+
+    Args:
+        steps: ``trainer.steps``, which counts until the trainer shows how many it will make.
+    """
     state = look.state
     found = [_chain(one.to_map()) for one in chains(state)[:MAX_CHAINS]]
     return {
@@ -32,11 +37,16 @@ def overview(look: Look, rows: Rows, steps: int | None) -> dict[str, Any]:
 
 
 def overview_of_files(rows: Rows, summary: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
-    """Of a run that is over: what its files say."""
+    """Return the overview of a run that is over, from its files.
+
+    Args:
+        steps: ``trainer.steps``, which counts where the rows do not say how many there were to be.
+    """
     last = rows.steps[-1] if rows.steps else {}
     # A step has the version that it was trained at; its end publishes the next one, which the last evaluation names.
     versions = [row["version"] for row in (last, *rows.evals[-1:]) if isinstance(row.get("version"), int)]
-    shown = {**_step_figures(last, rows, steps), "version": max(versions, default=None)}
+    total = last.get("total_steps", steps) or None
+    shown = {**_step_figures(last, rows), "steps": total, "version": max(versions, default=None)}
     shown |= {
         "tokens_per_s": summary.get("tokens_per_s"),
         "goodput": summary.get("goodput"),
@@ -47,11 +57,12 @@ def overview_of_files(rows: Rows, summary: Mapping[str, Any], steps: int | None)
 
 
 def _live_figures(state: Mapping[str, Any], rows: Rows, steps: int | None) -> dict[str, Any]:
-    trainer: Mapping[str, Any] = next(iter(state["trainers"]), {})
+    trainer = main_trainer(state)
     last = rows.steps[-1] if rows.steps else {}
-    shown = _step_figures({**last, **{key: trainer[key] for key in trainer if key in _OF_TRAINER}}, rows, steps)
+    shown = _step_figures({**last, **{key: trainer[key] for key in trainer if key in _OF_TRAINER}}, rows)
     return shown | {
-        "step": trainer.get("step", state["step"]),
+        "step": state["step"],
+        "steps": trainer.get("total_steps", steps) or None,
         "version": state["version"],
         "tokens_per_s": sum(one.tokens_per_s for one in state["workers"]),
         "trainer_wait": trainer.get("wait_share"),
@@ -61,11 +72,10 @@ def _live_figures(state: Mapping[str, Any], rows: Rows, steps: int | None) -> di
     }
 
 
-def _step_figures(last: Row, rows: Rows, steps: int | None) -> dict[str, Any]:
+def _step_figures(last: Row, rows: Rows) -> dict[str, Any]:
     evaluated = rows.evals[-1] if rows.evals else {}
     return {
         "step": last.get("step"),
-        "steps": steps,
         "version": last.get("version"),
         "reward": last.get("reward_mean"),
         "held_out": evaluated.get("accuracy"),

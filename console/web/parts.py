@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.protocol.gate import Room
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
+from penstock.protocol.snapshot import main_trainer
 
 PARTS = ("producer", "queue", "workers", "buffer", "trainer")
 #: Words for a part in a wait or a cause -> the part.
@@ -144,13 +145,12 @@ def _buffer(state: Mapping[str, Any]) -> dict[str, Any]:
 def _trainer(state: Mapping[str, Any]) -> dict[str, Any]:
     subs = state["subs"]
     owned = [sub for sub in subs if sub["owned"]]
-    shown: Mapping[str, Any] = next(iter(state["trainers"]), {})
-    share = shown.get("wait_share")
+    share = main_trainer(state).get("wait_share")
     return _part(
         "trainer",
         "well" if owned else "gone",
         ("subscriptions", f"{len(owned)} of {len(subs)} have their trainer" if len(subs) != 1 else None),
-        ("step", shown.get("step", state["step"])),
+        ("step", state["step"]),
         ("version", state["version"]),
         ("waits", f"{100 * share:.0f} % of its time" if isinstance(share, float) else None),
     )

@@ -72,8 +72,11 @@ class Requests:
             definition=self.definition(),
             publishes=self.config.trainer.subscription.driving,
             job=job_of(os.environ),
+            records=lane == "train",
         )
         self.prompts = Prompts(self.session, lane)
+        #: The batch of the last answers, until it is recorded: it is trained after they are returned.
+        self._answered: Batch | None = None
         #: True while jobs of a call may be live.
         self._busy = True
         #: Batches behind the last publication.
@@ -91,12 +94,17 @@ class Requests:
         self._published = self.session.progress.position
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finished=kind is None)
 
-    def close(self) -> None:
-        """Give the subscription back. Blocks shortly."""
-        self.session.close()
+    def close(self, *, finished: bool = True) -> None:
+        """Give the subscription back. Blocks shortly.
+
+        Args:
+            finished: as of ``Trainer.close``.
+        """
+        self._record_step()
+        self.session.close(finished=finished)
 
     @property
     def keys(self) -> Keys:
@@ -122,14 +130,17 @@ class Requests:
         if not requests:
             return []
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        self._record_step()
+        self.session.steps.finish()
         if self._busy:
             self._clean()
         version = self.version
         self._busy = True
         try:
             self.session.subscriber.define(self.definition(len(requests)))
-            jobs = self.prompts.admit(requests, deadline)
-            batch = self._await(set(jobs), deadline)
+            with self.session.tally.waiting("batch"):
+                jobs = self.prompts.admit(requests, deadline)
+                batch = self._await(set(jobs), deadline)
             groups = groups_of(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)
             if self.lane == "train":
                 self._check_temperatures(groups, dict(zip(jobs, requests, strict=True)))
@@ -140,16 +151,20 @@ class Requests:
             self.session.subscriber.waiting.end()
         self._done(batch)
         self._busy = False
+        self._answered = batch
+        self.session.steps.hand_out(batch.n)
         return [groups[job] for job in jobs]
 
-    def publish(self, weights: "Weights", *, step: int = 0, timeout: float = 600.0) -> int:
+    def publish(self, weights: "Weights", *, step: int | None = None, timeout: float = 600.0) -> int:
         """As ``Trainer.publish``, but nothing need have been asked since the last publication; lane train only."""
         if self.lane != "train":
             raise ConfigError("Publish with the requests of lane train: one subscription moves the clock.")
+        self._record_step()
         if self._published == self.session.progress.position:
             # To Redis it is a trainer that was restored to where it stands.
             self.session.go_back(self._published, self.session.clock.seen)
-        version = self.session.publications.publish(weights, step=step, timeout_s=timeout)
+        with self.session.steps.publishing():
+            version = self.session.publications.publish(weights, step=step, timeout_s=timeout)
         self._published = self.session.progress.position
         return version
 
@@ -195,8 +210,8 @@ class Requests:
         """As ``Trainer.tell_wait``."""
         self.session.subscriber.waiting.for_(what)
 
-    def report(self, **figures: float | int | str | None) -> None:
-        """As ``Trainer.report``."""
+    def report(self, **figures: Any) -> None:
+        """Add figures to the row of the last answers, see ``Trainer.report``."""
         self.session.report(figures)
 
     def _await(self, jobs: set[str], deadline: float) -> Batch:
@@ -239,9 +254,15 @@ class Requests:
 
     def _done(self, batch: Batch) -> None:
         """Read, and never to be read again."""
-        self.session.commit(batch)
+        self.session.commit(batch, is_trained=False)
         self.session.progress.state()
         self.session.progress.checkpointed()
+
+    def _record_step(self) -> None:
+        """Record the batch of the last answers, which is trained by now."""
+        if self._answered is not None:
+            self.session.steps.commit(self._answered.manifest)
+            self._answered = None
 
     def _clean(self, jobs: Sequence[str] | None = None) -> None:
         """Let go of cut batches, then of ``jobs``, None: of whatever an earlier call or process left, by a scan."""

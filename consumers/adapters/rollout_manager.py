@@ -241,6 +241,10 @@ class RolloutManager:
         self._commit(rollout_id)
         return self._trainer.publish(weights, step=rollout_id + 1)
 
+    def report(self, **figures: Any) -> None:
+        """Add figures to the row of a rollout, see ``Trainer.report``."""
+        self._trainer.report(**figures)
+
     def _commit(self, rollout_id: int) -> None:
         """Everything up to ``rollout_id`` is trained. ProtocolError for a rollout that was not handed out."""
         if rollout_id >= self._next:

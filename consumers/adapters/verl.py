@@ -121,12 +121,16 @@ class VerlRollout:
         self._validation.close()
         self._train.close()
 
-    def update_weights(self, weights: Any, *, step: int = 0) -> int:
+    def update_weights(self, weights: Any, *, step: int | None = None) -> int:
         """Publish a module, or named tensors; returns the version. Blocks until the files are on disk.
 
         What is generated after it is drawn with this version or a later one (T12).
         """
         return self._train.publish(weights, step=step)
+
+    def report(self, **figures: Any) -> None:
+        """Add figures to the row of the last answers, see ``Trainer.report``."""
+        self._train.report(**figures)
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """One answer per row, in the order of the rows. Blocks until all are there (`penstock why` says for what).

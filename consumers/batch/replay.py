@@ -11,6 +11,8 @@ from typing import Any, Self
 from consumers.batch import recording
 from consumers.batch.batch import Batch
 from consumers.batch.columns import LocalColumns
+from consumers.metrics.steps import StepRecorder, steps_file
+from consumers.metrics.tally import Tally
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError
 from penstock.protocol.records.manifest import Row
@@ -24,6 +26,7 @@ class Replay:
     """Batches of a recording, in order, for one rank.
 
     Args:
+        records: whether rows of ``steps.jsonl`` are written, and trackers told, as of a run; needs ``config``.
         template: path with ``{rollout_id}`` (and ``{rank}``), as it was recorded with; any ``dp_size`` may replay it.
         config: where advantages and ``trainer.max_token_staleness`` come from; None: the defaults.
 
@@ -31,7 +34,15 @@ class Replay:
         ConfigError: no file is found.
     """
 
-    def __init__(self, template: str, config: Config | None = None, *, dp_rank: int = 0, dp_size: int = 1) -> None:
+    def __init__(
+        self,
+        template: str,
+        config: Config | None = None,
+        *,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        records: bool = False,
+    ) -> None:
         self.config = config
         self.name = "replay"
         self._template = template
@@ -43,16 +54,20 @@ class Replay:
             )
         self._next = 0
         self._committed = 0
+        file = steps_file(config, self.name, is_main=True) if config and records and dp_rank == 0 else None
+        #: As of ``Trainer``.
+        self.steps = StepRecorder(config, self.name, Tally(), file=file)
         self.version = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finished=kind is None)
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self, *, finished: bool = True) -> None:
+        """Write the last step, see ``StepRecorder.close``."""
+        self.steps.close(finished=finished)
 
     @property
     def is_leader(self) -> bool:
@@ -66,8 +81,10 @@ class Replay:
         """The next batch; blocks for the disk only. Raises RecordingOver, PayloadError."""
         if self._next >= len(self._numbers):
             raise RecordingOver(f"The recording {self._template!r} ends with batch {self._numbers[-1]}.")
+        self.steps.finish()
         found = recording.load(self._template, self._numbers[self._next])
         self._next += 1
+        self.steps.hand_out(found.manifest.n)
         trainer = self.config.trainer if self.config is not None else None
         return Batch(
             found.manifest,
@@ -94,23 +111,26 @@ class Replay:
         if batch.n < self._committed:
             raise ProtocolError(f"Batch {batch.n} comes after batch {self._committed} was committed.")
         self._committed = batch.n
+        self.steps.commit(batch.manifest)
 
-    def publish(self, weights: Any, *, step: int = 0, timeout: float = 600.0) -> int:
+    def publish(self, weights: Any, *, step: int | None = None, timeout: float = 600.0) -> int:
         """Counts; nothing is written."""
         self.version += 1
         return self.version
 
-    def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
+    def tick(self, *, step: int | None = None, timeout: float = 600.0) -> int:
         """Counts, as ``publish``."""
         return self.publish(None, step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands, as of the last commit."""
+        self.steps.write()
         return {"run": self.config.run if self.config else "", "subscription": self.name, "batch": self._committed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on behind ``state``'s batch."""
         self._committed = int(state["batch"])
+        self.steps.rewind(self._committed)
         self._next = sum(1 for n in self._numbers if n <= self._committed)
 
     def fits(self, state: dict[str, Any]) -> bool:
@@ -127,15 +147,12 @@ class Replay:
         """Nobody has asked."""
         return 0
 
-    def take_wait_s(self) -> float:
-        """Nothing is waited for."""
-        return 0.0
-
     def tell_wait(self, what: str) -> None:
         """Nobody asks a recording why it waits."""
 
-    def report(self, **figures: float | int | str | None) -> None:
-        """Nobody looks."""
+    def report(self, **figures: Any) -> None:
+        """Add figures to the row of a step, if it is recorded."""
+        self.steps.report(figures)
 
 
 def _sides(payloads: Mapping[str, recording.Bytes | None], rows: Sequence[Row], name: str) -> dict[str, bytes | None]:

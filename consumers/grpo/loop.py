@@ -8,9 +8,7 @@ what they are about to train before every step, and no rank waits for data insid
 """
 
 import copy
-import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -21,7 +19,6 @@ import torch
 
 from consumers.batch import behaviour
 from consumers.batch.batch import Batch
-from consumers.batch.ledger import Ledger
 from consumers.batch.replay import RecordingOver, Replay
 from consumers.grpo import checkpoint
 from consumers.grpo.evaluate import Evaluation
@@ -29,16 +26,13 @@ from consumers.grpo.hooks import TrainingHooks, check_alike
 from consumers.grpo.pictures import auto_class
 from consumers.grpo.precision import enable_tf32
 from consumers.grpo.rounding_floor import RoundingFloor, engine_dtype
-from consumers.grpo.rows import of_steps, read_rows
 from consumers.grpo.step import GRPO
 from consumers.grpo.totals import Figures
-from consumers.grpo.trackers.names import of_batch, of_manifest
-from consumers.grpo.trackers.trackers import HURRY_S, Trackers
 from consumers.trainer import Trainer
 from consumers.weights.sources import Cast, State, Weights, float32_names
 from penstock.config import Config
 from penstock.errors import ConfigError, DataEnded, PenstockError, WaitTimeout
-from penstock.system.disk import append, until_room
+from penstock.system.disk import until_room
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +62,6 @@ class TrainingLoop:
         self.evaluation: Evaluation | None = None
         #: Version of the last publication, and the step it was made at.
         self.published = self.published_at = 0
-        self._ledger = Ledger()
         self._folder = config.run_dir / "checkpoints"
         self._stopping = False
         #: When the present step began (monotonic); None between steps. Seconds of the last step and checkpoint.
@@ -77,7 +70,6 @@ class TrainingLoop:
         self._save_s: float | None = None
         #: True once the data has ended.
         self._over = False
-        self._trackers = Trackers(config, None if rank == 0 else ())
         self._hooks = TrainingHooks(config)
         self._floor = RoundingFloor(engine_dtype(config))
         learner.postprocess = self._hooks.postprocess
@@ -98,7 +90,8 @@ class TrainingLoop:
 
     def run(self) -> int:
         """Train all steps. Returns 0 when they are done or the data has ended, 130 when stopped before. Blocks."""
-        with self.trainer, self._trackers:
+        with self.trainer:
+            self.trainer.steps.total_steps = self.config.trainer.steps
             self._restore()
             over = self._is_over()
             if not over:
@@ -121,10 +114,7 @@ class TrainingLoop:
             finally:
                 if self.evaluation is not None:
                     self.evaluation.stop()
-                if self._stopping:
-                    self._trackers.close(HURRY_S)
-            if done and self.rank == 0:
-                self._trackers.summary(of_steps(self.config, read_rows(self.config.run_dir)))
+            self.trainer.steps.interrupted = not done
         return 0 if done else 130
 
     def _next(self) -> Batch | None:
@@ -160,7 +150,6 @@ class TrainingLoop:
     def train(self, batch: Batch) -> None:
         """One step: train, commit, publish and save where they are due, report. Blocks."""
         config, trainer = self.config.trainer, self.trainer
-        began = time.monotonic()
         rollout_only = self.config.debug.rollout_only
         self._prepare(batch)
         metrics: Figures = {} if rollout_only else self.learner.step(batch)
@@ -168,16 +157,15 @@ class TrainingLoop:
             self._floor.measure(self.learner, batch)
             metrics["logprob_diff_floor"] = self._floor.value
             self._floor.compare(metrics)
-        trained = time.monotonic()
         trainer.commit(batch)
         self.step += 1
         if self.step % config.batches_per_version == 0:
             self._publish(tick=rollout_only)
-        published = time.monotonic()
+        if self.rank == 0:
+            trainer.report(**metrics)
         if self.step % config.checkpoint_every == 0:
             self._save()
-        if self.rank == 0:
-            self._report(batch, metrics, trained - began, published - trained)
+        trainer.steps.finish(lambda row: self._hooks.trained(self.step, row, batch, row["wait_s"]))
         self._hooks.tell_evaluations()
         if not rollout_only:
             self._check_skipped()
@@ -212,27 +200,6 @@ class TrainingLoop:
         """Return the weights to publish, in the type of the engines if the configuration names one."""
         model, name = self.learner.model, self.config.model.dtype
         return model if name == "auto" else Cast(State(model), getattr(torch, name), float32_names(model, name))
-
-    def _report(self, batch: Batch, metrics: Figures, step_s: float, publish_s: float) -> None:
-        row: dict[str, Any] = {
-            "step": self.step,
-            **metrics,
-            # Behind those of the learner, which counts tokens that bear loss, as loss_tokens does here.
-            **of_manifest(batch),
-            "wait_s": self.trainer.take_wait_s(),
-            "step_s": step_s,
-            "publish_s": publish_s,
-            "time_s": time.time(),
-            **of_batch(batch),
-            **self._ledger.metrics(batch.manifest),
-        }
-        text = json.dumps({key: finite_or_none(value) for key, value in row.items()}) + "\n"
-        self._until_room(partial(append, self._file("steps.jsonl"), text))
-        if not self._hooks.trained(self.step, row, batch, row["wait_s"]):
-            self._trackers.row(row)
-        shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
-        total = row["wait_s"] + step_s + publish_s
-        self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else None)
 
     def _restore(self) -> None:
         """Take up the newest checkpoint; without one, whatever was cut comes again from the first batch."""
@@ -279,12 +246,10 @@ class TrainingLoop:
         """Rank 0 of a live run reads evaluations beside training; a recording has none."""
         if self.rank or not self.config.data.eval or self.config.debug.load_batches is not None:
             return
-        assert isinstance(self.trainer, Trainer)
-        tally, began_s = self.trainer.session.tally, time.time()
+        began_s = time.time()
 
         def tell(rows: Iterable[dict[str, Any]]) -> None:
-            tally.evaluate(rows)
-            self._trackers.evaluation_rows(rows)
+            self.trainer.steps.evaluated(rows)
             # Those of an earlier start were told of then.
             self._hooks.note_evaluation(row for row in rows if float(row.get("time_s", 0.0)) >= began_s)
 
@@ -309,11 +274,6 @@ class TrainingLoop:
         return self.config.run_dir / name
 
 
-def finite_or_none(value: Any) -> Any:
-    """JSON has no number that is not finite; a skipped step's norm is null there."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _about(seconds: float | None) -> str:
     return "it is the first, so its time is unknown" if seconds is None else f"the last one took {seconds:.0f} s"
 
@@ -328,7 +288,7 @@ def make_loop(config: Config, rank: int, size: int) -> TrainingLoop:
 def source_of(config: Config, rank: int, size: int) -> Trainer | Replay:
     """The run's batches, or those of a recording."""
     if config.debug.load_batches is not None:
-        return Trainer.replay(config.debug.load_batches, config, dp_rank=rank, dp_size=size)
+        return Replay(config.debug.load_batches, config, dp_rank=rank, dp_size=size, records=True)
     return Trainer(config, dp_rank=rank, dp_size=size)
 
 

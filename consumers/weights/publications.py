@@ -109,7 +109,7 @@ class Publications:
         if self._publisher is not None:
             self._publisher.close()
 
-    def publish(self, weights: "Weights", *, step: int, timeout_s: float) -> int:
+    def publish(self, weights: "Weights", *, step: int | None, timeout_s: float) -> int:
         """Write the next version and announce it, see ``Trainer.publish``."""
         from consumers.weights.sources import as_source
 
@@ -120,10 +120,10 @@ class Publications:
             return self._clock.last
         self.publisher.begin(source)
         try:
-            step = _whole(step)
+            number = None if step is None else _whole(step)
             with self._tally.waiting("ranks"):
                 through = self._progress.await_ranks(timeout_s)
-            self._publish_or_skip(source, step, through)
+            self._publish_or_skip(source, through if number is None else number, through)
         except BaseException as exc:
             self.publisher.failed(source, exc)
             raise
@@ -249,15 +249,16 @@ class Publications:
         if self._behind is not None:
             self._behind.keep()
 
-    def tick(self, *, step: int, timeout_s: float) -> int:
+    def tick(self, *, step: int | None, timeout_s: float) -> int:
         """The next version with the weights of the last one, see ``Trainer.tick``."""
         self._check_drives("tick")
         if not self._subscriber.seat.leads:
             return self._clock.last
         if self._clock.must_publish:
             raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
-        step = _whole(step)
-        return self._announce_again(step, self._progress.await_ranks(timeout_s))
+        number = None if step is None else _whole(step)
+        through = self._progress.await_ranks(timeout_s)
+        return self._announce_again(through if number is None else number, through)
 
     def _announce_again(self, step: int, through: int) -> int:
         """Announce the weights of the last version under the next number; return it. Blocks for their folder.

@@ -1,6 +1,7 @@
 """What a run looks like in one instant: a few round trips, read-only, for status, live view, page and metrics."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -35,7 +36,10 @@ SUSPECTS = 3
 #: Fields that others reckon with or look for, by who shows them; a trainer shows what else it likes.
 _TEXTS = {"trainer": ("name",), "verifier": ("name", "host", "state"), "part": ("part", "host", "name", "metrics")}
 _NUMBERS = {
-    "trainer": ("rank", "pid", "step", "version", "reward_mean", "staleness_mean", "staleness_max", "wait_share"),
+    "trainer": (
+        *("rank", "pid", "step", "version", "reward_mean", "staleness_mean", "staleness_max", "wait_share"),
+        "total_steps",
+    ),
     "verifier": ("pid", "checks", "killed"),
     "part": ("pid",),
 }
@@ -50,6 +54,9 @@ _HASHES = (
 def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     """State of a run as plain values, but for its workers (``WorkerPresence``).
 
+    ``trainer`` is the subscription that publishes the weights, or else one that trains; ``mode``, ``bound`` and
+    ``step`` (batches that it has committed) are of it.
+
     An entry that somebody else wrote is logged and left out, or read as 0 where a count should be: who looks goes on.
     Blocks for a few round trips; raises redis' errors.
     """
@@ -57,14 +64,15 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     clock, leader = found["clock"], found["leader"]
     versions = {name_shown(k[8:]): _count(v) for k, v in clock.items() if k.startswith(b"version:")}
     definitions = _subs(client, keys, found["subs"])
-    driving = next((sub for sub in definitions if sub.get("driving")), {})
+    main = _main_sub(definitions)
     return {
         "run": keys.run,
-        "mode": driving.get("mode", ""),
-        "bound": driving.get("bound", 0),
+        "trainer": main.get("name", ""),
+        "mode": main.get("mode", ""),
+        "bound": main.get("bound", 0),
         "version": max(versions.values(), default=0),
         "versions": versions,
-        "step": _count(clock.get(b"step", b"0")),
+        "step": main.get("cursor", 0),
         "lanes": _lanes(client, keys, found["lengths"]),
         **{name: found[name] for name in ("delayed", "dead", "ready", "inflight", "checks")},
         "counters": {name_shown(name): _count(value) for name, value in sorted(found["counters"].items())},
@@ -80,6 +88,18 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "waits": [*_storage(client, keys), *_waits(client, keys)],
         "subs": definitions,
     }
+
+
+def _main_sub(subs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the subscription that drives the clock, or else the first one of lane train; {} if there is none."""
+    trains = (sub for sub in subs if Lane.TRAIN in str(sub.get("lanes", "")).split(","))
+    return next((sub for sub in subs if sub.get("driving")), next(trains, {}))
+
+
+def main_trainer(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what rank 0 of the run's trainer shows of itself, of a snapshot; {} before its first step."""
+    name, trainers = state.get("trainer"), state.get("trainers") or ()
+    return next((one for one in trainers if not name or (one.get("name") == name and not one.get("rank"))), {})
 
 
 def _read(client: Client, keys: Keys) -> dict[str, Any]:

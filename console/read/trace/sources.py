@@ -25,4 +25,5 @@ class Sources:
 
 def sources_of(folder: Path, samples: HistoryReader, live: tuple[Client, Keys] | None) -> Sources:
     """Those of the run in ``folder``. Blocks for the disk."""
-    return Sources(samples, live, read_steps(folder), trainer_of(folder))
+    steps = read_steps(folder)
+    return Sources(samples, live, steps, trainer_of(folder, steps))

@@ -1,6 +1,6 @@
 """The trainer's steps, as it writes them into the folder of a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from penstock.config.trainer import TrainerConfig
 from penstock.errors import ConfigError
 from penstock.redis.saved_config import CONFIG_FILE
 
+_SPENT = ("wait_s", "step_s", "publish_s")
 #: Numbers beyond are none that a trainer writes: as a time, the year 5138.
 _MOST = 1e11
 
@@ -28,6 +29,8 @@ class Step:
     wait_s: float
     train_s: float
     publish_s: float
+    #: Subscription that was trained; '' in rows of an earlier release.
+    trainer: str = ""
 
     @property
     def published_from_s(self) -> float:
@@ -47,8 +50,10 @@ def read_steps(folder: Path) -> list[Step]:
     return list(_steps(read_rows(folder).steps))
 
 
-def trainer_of(folder: Path) -> str:
-    """Name of the subscription of the run's own trainer, by its configuration. Blocks for the disk."""
+def trainer_of(folder: Path, steps: Sequence[Step]) -> str:
+    """Return the subscription of the run's own trainer, by its last step or its configuration. Blocks for the disk."""
+    if steps and steps[-1].trainer:
+        return steps[-1].trainer
     try:
         section = read_yaml(folder / CONFIG_FILE).get("trainer")
     except (ConfigError, OSError):
@@ -63,8 +68,10 @@ def _steps(rows: list[Row]) -> Iterator[Step]:
         if any(value is None for value in numbers.values()):
             continue
         step, batch, version, ended = (value or 0.0 for value in numbers.values())
-        spent = (max(0.0, _finite(row.get(name)) or 0.0) for name in ("wait_s", "step_s", "publish_s"))
-        yield Step(int(step), int(batch), int(version), ended, *spent)
+        wait_s, train_s, publish_s = (max(0.0, _finite(row.get(name)) or 0.0) for name in _SPENT)
+        name = row.get("trainer")
+        trainer = name if isinstance(name, str) else ""
+        yield Step(int(step), int(batch), int(version), ended, wait_s, train_s, publish_s, trainer)
 
 
 def _finite(value: Any) -> float | None:

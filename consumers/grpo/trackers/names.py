@@ -5,12 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.batch.batch import Batch
-from consumers.metrics.tally import lengths_of, same_rewards, truncated_ratio
-
 #: Keys of a row of ``steps.jsonl`` that are shown under another name than ``train/KEY``; '' are not shown.
 NAMES = {
     "step": "",
+    "total_steps": "",
     "time_s": "",
     "wait_s": "perf/train_wait_time",
     "step_s": "perf/train_time",
@@ -62,34 +60,6 @@ def _of_category(name: str, scores: Mapping[str, Any]) -> dict[str, float]:
 
 def _rates(name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name}-{key}": value for key, value in scores.items() if key.startswith(("pass@", "maj@"))}
-
-
-def of_manifest(batch: Batch) -> dict[str, Any]:
-    """Return what every trainer knows of a batch, by the keys of ``steps.jsonl``; None for a mean of nothing."""
-    manifest, rows = batch.manifest, batch.all_rows
-    return {
-        "version": manifest.train_version,
-        "batch": batch.n,
-        "reward_mean": sum(one.reward for one in rows) / len(rows) if rows else None,
-        # A manifest holds 0 where no token bears loss; that is no staleness.
-        "staleness_max": manifest.staleness_max if manifest.num_loss_tokens else None,
-        "staleness_mean": manifest.staleness_mean if manifest.num_loss_tokens else None,
-        "samples": manifest.num_samples,
-        "tokens": sum(one.length for one in rows),
-        "generated_tokens": sum(one.num_generated for one in rows),
-        "loss_tokens": manifest.num_loss_tokens,
-    }
-
-
-def of_batch(batch: Batch) -> dict[str, float]:
-    """Figures of a batch's answers: their lengths, how many were cut off, and groups whose rewards are all one."""
-    if not (rows := batch.all_rows):
-        return {}
-    return {
-        **{f"rollout/response_len/{kind}": value for kind, value in lengths_of(rows).items()},
-        "rollout/truncated_ratio": truncated_ratio(rows),
-        **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in same_rewards(rows).items()},
-    }
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -1,30 +1,37 @@
 """A run shown at every tracker of ``trainer.report_to``.
 
-    with Trainer(run="digits") as trainer, Trackers(trainer.config) as trackers:
-        for step, batch in enumerate(trainer, 1):
-            loss = train(batch)
-            trackers.metrics(step, {"train/loss": loss}, batch=batch)
-            trainer.commit(batch); trainer.publish(model, step=step)
+    with Trainer(run="digits") as trainer:           # shows its rows, and what it reports
+        for batch in trainer:
+            trainer.report(loss=train(batch))
+            trainer.commit(batch); trainer.publish(model)
+
+    with Trackers(trainer.config) as trackers:       # instead of it, under names of one's own
+        trackers.metrics(step, {"train/loss": loss}, batch=batch)
 
 Each tracker has a thread of its own (reporter.py).
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Self
 
 from consumers.batch.batch import Batch
 from consumers.grpo.trackers import names
 from consumers.grpo.trackers.reporter import Reporter
 from consumers.grpo.trackers.tracker import Position, TrackedRun, Tracker
+from consumers.metrics.step_row import answer_figures, batch_figures
 from penstock.config import Config
 from penstock.config.reading.secrets import masked
 from penstock.config.trainer import TRACKERS
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 
+#: Folder of a run -> its trackers that are open in this process.
+_open_of: Counter[Path] = Counter()
 #: Longest wait at the end for all trackers to take what they were given; where a trainer fails or was asked to stop.
 CLOSE_S, HURRY_S = 30.0, 5.0
 
@@ -48,6 +55,9 @@ class Trackers:
         check_trackers(chosen)
         self._reporters = [_reporter(name, config) for name in dict.fromkeys(chosen)]
         self._closed = False
+        self._folder = config.run_dir.absolute()
+        if self._reporters:
+            _open_of[self._folder] += 1
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +80,7 @@ class Trackers:
         """
         shown = names.numbers(values)
         if batch is not None:
-            shown = names.of_row(names.of_manifest(batch)) | names.of_batch(batch) | shown
+            shown = names.of_row(batch_figures(batch.manifest)) | answer_figures(batch.manifest) | shown
         for reporter in self._reporters:
             reporter.metrics(step, shown)
 
@@ -108,8 +118,15 @@ class Trackers:
         """Blocks until every tracker has taken what it was given, at most ``timeout_s`` for all of them."""
         until = time.monotonic() + timeout_s
         closed, self._closed = self._closed, True
+        if self._reporters and not closed:
+            _open_of[self._folder] -= 1
         for reporter in () if closed else self._reporters:
             reporter.close(until)
+
+
+def is_open(config: Config) -> bool:
+    """Return whether this process has trackers of the run open."""
+    return _open_of[config.run_dir.absolute()] > 0
 
 
 def check_trackers(report_to: Sequence[str]) -> None:

@@ -8,13 +8,13 @@ import pytest
 from consumers.session import Session
 
 
-@pytest.mark.parametrize("failing", ["publications", "subscription", "reader", "spans"])
+@pytest.mark.parametrize("failing", ["steps", "publications", "subscription", "reader", "spans"])
 def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     """The subscription above all: its heartbeat would hold it, and the next trainer would be refused."""
     ended: list[str] = []
 
     def ending(name: str) -> Any:
-        def end() -> None:
+        def end(**_: Any) -> None:
             ended.append(name)
             if name == failing:
                 raise RuntimeError(name)
@@ -22,6 +22,8 @@ def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
         return end
 
     session: Any = Session.__new__(Session)
+    session._exporter = None
+    session.steps = SimpleNamespace(close=ending("steps"))
     session.publications = SimpleNamespace(close=ending("publications"))
     session.subscriber = SimpleNamespace(leave=ending("subscription"))
     session.reader = SimpleNamespace(close=ending("reader"))
@@ -30,4 +32,4 @@ def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     with pytest.raises(RuntimeError, match=failing):
         session.close()
 
-    assert ended == ["publications", "subscription", "reader", "spans"]
+    assert ended == ["steps", "publications", "subscription", "reader", "spans"]

@@ -17,6 +17,7 @@ from penstock.config import Config, TrainerConfig
 from penstock.errors import ConfigError, HookError
 from tests.batch_factory import make_batch, make_samples, tiny_model
 from tests.unit.consumers.grpo import hook_functions
+from tests.unit.consumers.grpo.sources import Source
 
 HERE = "tests.unit.consumers.grpo.hook_functions"
 
@@ -109,27 +110,6 @@ def test_evaluations_are_told_once_in_the_trainers_own_thread() -> None:
     assert hook_functions.told == [(1, ["a", "b"]), (2, ["a"])]
 
 
-class Source:
-    """What the loop needs of a trainer."""
-
-    def commit(self, batch: Batch) -> None: ...
-
-    def publish(self, weights: Any, *, step: int) -> int:
-        return step
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def checkpointed(self) -> None: ...
-
-    def take_wait_s(self) -> float:
-        return 0.0
-
-    def tell_wait(self, what: str) -> None: ...
-
-    def report(self, **figures: Any) -> None: ...
-
-
 @pytest.mark.parametrize("name", ["log_step", "log_rollout_data"])
 def test_the_loop_trains_what_the_hooks_leave_and_tells_of_it(tmp_path: Path, name: str) -> None:
     hook_functions.told.clear()
@@ -138,7 +118,7 @@ def test_the_loop_trains_what_the_hooks_leave_and_tells_of_it(tmp_path: Path, na
     made = config(tmp_path, samples="second", rollout_log=name)
     one = batch()
 
-    TrainingLoop(made, cast(Trainer, Source()), learner).train(one)
+    TrainingLoop(made, cast(Trainer, Source(made)), learner).train(one)
 
     row = json.loads((made.run_dir / "steps.jsonl").read_text())
     assert row["tokens"] > 0
@@ -150,6 +130,7 @@ def test_the_loop_trains_what_the_hooks_leave_and_tells_of_it(tmp_path: Path, na
 def test_a_hook_that_raises_leaves_the_batch_untrained(tmp_path: Path) -> None:
     model = tiny_model(2)
     learner = GRPO(model, torch.optim.AdamW(model.parameters(), lr=0.01), TrainerConfig(warmup_steps=0))
+    made = config(tmp_path, samples="exits")
     with pytest.raises(HookError, match="raised SystemExit: 3"):
-        TrainingLoop(config(tmp_path, samples="exits"), cast(Trainer, Source()), learner).train(batch())
+        TrainingLoop(made, cast(Trainer, Source(made)), learner).train(batch())
     assert learner.steps == 0

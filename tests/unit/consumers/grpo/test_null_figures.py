@@ -10,7 +10,8 @@ import torch
 from consumers.grpo.evaluate import summarize
 from consumers.grpo.rows import of_steps, ratio, read_rows
 from consumers.grpo.step import GRPO
-from consumers.grpo.trackers.names import of_manifest, of_row
+from consumers.grpo.trackers.names import of_row
+from consumers.metrics.step_row import batch_figures
 from consumers.metrics.tally import Tally
 from consumers.metrics.trainer import TrainerCollector
 from penstock.config import Config, TrainerConfig
@@ -54,7 +55,7 @@ def test_a_batch_without_a_loss_token_has_no_figure_over_tokens() -> None:
 
     assert {name: figures[name] for name in OVER_TOKENS} == dict.fromkeys(OVER_TOKENS)
     assert (figures["tokens"], figures["skipped"]) == (0.0, 1.0)
-    row = of_manifest(batch)
+    row = batch_figures(batch.manifest)
     assert (row["staleness_mean"], row["staleness_max"]) == (None, None)
     named = of_row({**figures, **row})
     assert not {"train/loss", "train/logprob_diff_fresh_mean", "rollout/staleness_mean"} & named.keys()

@@ -12,12 +12,14 @@ from pydantic import ValidationError
 
 from consumers.batch.batch import Batch
 from consumers.grpo import checkpoint
-from consumers.grpo.loop import TrainingLoop, finite_or_none
+from consumers.grpo.loop import TrainingLoop
 from consumers.grpo.step import GRPO
+from consumers.metrics.step_row import finite_or_none
 from consumers.trainer import Trainer
 from penstock.config import Config, TrainerConfig
 from penstock.errors import PenstockError
 from tests.batch_factory import make_batch, make_samples, tiny_model
+from tests.unit.consumers.grpo.sources import Source
 
 
 def good(n: int = 1) -> Batch:
@@ -90,52 +92,20 @@ def test_how_many_is_configurable() -> None:
         TrainerConfig(max_skipped_steps=0)
 
 
-class Source:
-    """Batches in memory, and what the trainer does with them, in order."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-
-    def commit(self, batch: Batch) -> None:
-        self.done.append(f"commit {batch.n}")
-
-    def publish(self, weights: Any, *, step: int) -> int:
-        self.done.append(f"publish {step}")
-        return step
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def checkpointed(self) -> None:
-        self.done.append("checkpointed")
-
-    def take_wait_s(self) -> float:
-        return 0.0
-
-    def report(self, **figures: Any) -> None:
-        pass
-
-    def tell_wait(self, what: str) -> None:
-        pass
-
-
 def test_the_run_stops_behind_the_commit_and_the_checkpoint_so_that_no_bad_batch_comes_again(
     tmp_path: Path,
 ) -> None:
-    source, trained = Source(), learner(max_skipped_steps=2, epochs=3)
-    loop = TrainingLoop(
-        Config.model_validate(
-            {
-                "run": "r",
-                "directory": str(tmp_path),
-                "redis": {"url": "redis://127.0.0.1:1"},
-                "model": {"path": str(tmp_path)},
-                "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
-            }
-        ),
-        cast(Trainer, source),
-        trained,
+    config = Config.model_validate(
+        {
+            "run": "r",
+            "directory": str(tmp_path),
+            "redis": {"url": "redis://127.0.0.1:1"},
+            "model": {"path": str(tmp_path)},
+            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+        }
     )
+    source, trained = Source(config), learner(max_skipped_steps=2, epochs=3)
+    loop = TrainingLoop(config, cast(Trainer, source), trained)
     loop.train(bad(1))
     with pytest.raises(PenstockError, match="2 batches in a row"):
         loop.train(bad(2))

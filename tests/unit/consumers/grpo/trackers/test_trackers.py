@@ -13,12 +13,13 @@ from consumers.grpo.step import GRPO
 from consumers.grpo.trackers import names, trackers
 from consumers.grpo.trackers.tracker import TrackedRun
 from consumers.grpo.trackers.trackers import Trackers
+from consumers.metrics.step_row import answer_figures
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.trainer import TRACKERS
 from penstock.errors import ConfigError
 from tests.batch_factory import make_batch, make_samples, tiny_model
-from tests.unit.consumers.grpo.test_skipped_steps import Source
+from tests.unit.consumers.grpo.sources import Source
 from tests.unit.consumers.grpo.trackers.test_reporter import Recording
 
 
@@ -94,7 +95,7 @@ def test_figures_of_a_batch_have_slimes_names() -> None:
         sample.reward = 1.0 if sample.job.id.endswith("0") else float(sample.k)
     batch = make_batch(samples)
     lengths = sorted(row.num_generated for row in batch.all_rows)
-    figures = names.of_batch(batch)
+    figures = answer_figures(batch.manifest)
     assert figures["rollout/response_len/max"] == lengths[-1]
     assert figures["rollout/response_len/min"] == lengths[0]
     assert figures["rollout/response_len/mean"] == pytest.approx(sum(lengths) / len(lengths))
@@ -121,10 +122,10 @@ def test_the_reference_trainer_shows_what_it_writes_down(
     model = tiny_model(2)
     made = config(tmp_path, "wandb", trainer={"report_to": ["wandb"], "lr": 0.01})
     learner = GRPO(model, torch.optim.AdamW(model.parameters(), lr=0.01), made.trainer)
-    loop = TrainingLoop(made, cast(Trainer, Source()), learner)
+    source = Source(made)
     batch = make_batch(make_samples({5: tiny_model(2)}), n=1)
-    loop.train(batch)
-    loop._trackers.close()
+    TrainingLoop(made, cast(Trainer, source), learner).train(batch)
+    source.steps.close(finished=False)
     [(step, values), _] = opened["wandb"][0].told
     (row,) = (json.loads(line) for line in (tmp_path / "r" / "steps.jsonl").read_text().splitlines())
     assert step == row["step"] == 1
@@ -141,7 +142,11 @@ def test_only_rank_0_reports(tmp_path: Path, opened: dict[str, tuple[Recording, 
     model = tiny_model(2)
     made = config(tmp_path, "wandb")
     learner = GRPO(model, torch.optim.AdamW(model.parameters(), lr=0.01), made.trainer)
-    TrainingLoop(made, cast(Trainer, Source()), learner, rank=1, size=2)._trackers.summary({"x": 1})
+    source = Source(made, rank=1)
+    TrainingLoop(made, cast(Trainer, source), learner, rank=1, size=2).train(
+        make_batch(make_samples({5: tiny_model(2)}), n=1)
+    )
+    source.steps.close()
     assert not opened
 
 

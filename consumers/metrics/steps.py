@@ -1,0 +1,272 @@
+"""Record every batch that a trainer commits: a row of ``steps.jsonl``, the trainer's record in Redis, and trackers.
+
+    hand_out ─> commit: the row begins ─> publishing, report: time and figures are added ─> finish
+
+The trainer client calls all of this, so any loop is recorded. A row is written before a checkpoint is, so a step that
+a checkpoint holds has its row; it is finished when the next batch is asked for, and at the end. A row that changed
+after it was written is written again: of several rows of one step the last one counts (``read_rows``).
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from consumers.metrics.latest_record import LatestRecord
+from consumers.metrics.step_row import answer_figures, batch_figures, finite_or_none, plain_figure
+from consumers.metrics.tally import Tally
+from penstock.config import Config
+from penstock.errors import DiskFull
+from penstock.protocol.records.manifest import Manifest
+from penstock.system.disk import append
+
+if TYPE_CHECKING:
+    from consumers.grpo.trackers.trackers import Trackers
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+#: File of the rows of the run's own trainer.
+STEPS_FILE = "steps.jsonl"
+#: Most rows that are kept in memory while they cannot be written.
+MAX_UNWRITTEN = 10_000
+#: Figures of a row that the trainer's record in Redis repeats, beside those that were reported.
+SHOWN = ("step", "version", "reward_mean", "staleness_max", "staleness_mean", "total_steps")
+
+
+def steps_file(config: Config, name: str, *, is_main: bool) -> Path:
+    """Return where the rows of a subscription go: those of a trainer beside the run's own one in a file of its own."""
+    return config.run_dir / (STEPS_FILE if is_main else f"steps-{name}.jsonl")
+
+
+class StepRecorder:
+    """Record the batches of one rank.
+
+    Args:
+        config: of the run; None if nothing is recorded.
+        name: the subscription.
+        tally: sums of this rank; a commit is added to it.
+        file: where rows are appended; None: this rank records nothing, and every method returns at once.
+        latest: the trainer's record in Redis; None: there is no Redis.
+        tracks: whether rows are shown at the trackers of ``trainer.report_to``.
+    """
+
+    def __init__(
+        self,
+        config: Config | None,
+        name: str,
+        tally: Tally,
+        *,
+        file: Path | None,
+        latest: LatestRecord | None = None,
+        tracks: bool = True,
+    ) -> None:
+        #: Steps that the trainer will make; 0: not known.
+        self.total_steps = 0
+        #: True if the run did not come to its end, so that it has no summary yet.
+        self.interrupted = False
+        self._config = config
+        self._name = name
+        self._tally = tally
+        self._file = file
+        self._latest = latest
+        self._is_tracked = tracks and file is not None and config is not None and bool(config.trainer.report_to)
+        self._trackers: Trackers | None = None
+        self._lock = threading.Lock()
+        #: The row of the last committed batch while it may still change.
+        self._row: Row | None = None
+        self._is_written = True
+        #: Names of its figures that a report does not replace.
+        self._own: frozenset[str] = frozenset()
+        #: Figures that were reported before their batch was committed.
+        self._reported: Row = {}
+        self._unwritten: list[str] = []
+        self._warned = False
+        #: Last committed batch.
+        self._last = 0
+        #: Batch -> busy time when it was handed out, and seconds that it was waited for.
+        self._handed: dict[int, tuple[float, float]] = {}
+        self._waited_s = self._published_s = self._committed_at = 0.0
+
+    def _busy_s(self) -> float:
+        """Return a clock that stands still while a batch is waited for and while weights are published."""
+        return time.monotonic() - self._tally.waits["batch"] - self._published_s
+
+    def hand_out(self, n: int) -> None:
+        """Note that the trainer has batch ``n`` now."""
+        waited_s = self._tally.waits["batch"]
+        self._handed[n] = self._busy_s(), waited_s - self._waited_s
+        self._waited_s = waited_s
+
+    def commit(self, manifest: Manifest) -> None:
+        """Begin the row of a batch that was committed; a batch that was committed before has one already."""
+        n = manifest.n
+        if self._file is None or n <= self._last:
+            return
+        self.finish()
+        if self._is_tracked:
+            self._open_trackers()
+        self._tally.commit(manifest)
+        busy_s = self._busy_s()
+        handed_at, wait_s = self._handed.get(n, (busy_s, 0.0))
+        own: Row = {
+            "step": n,
+            "trainer": self._name,
+            "total_steps": self.total_steps,
+            **batch_figures(manifest),
+            "wait_s": wait_s,
+            "step_s": busy_s - max(handed_at, self._committed_at),
+            "publish_s": 0.0,
+            "time_s": time.time(),
+            **answer_figures(manifest),
+            **self._tally.drops,
+        }
+        self._own = frozenset(own)
+        self._row = self._reported | own
+        self._reported, self._is_written = {}, False
+        self._last, self._committed_at = n, busy_s
+        self._handed = {later: at for later, at in self._handed.items() if later > n}
+        self._show()
+
+    def report(self, figures: Mapping[str, Any]) -> None:
+        """Add figures to the row of the step: the last one that was committed, or else the one that is under way.
+
+        Figures that every row has (``step``, ``reward_mean``, ...) keep their value.
+        """
+        if self._file is None:
+            return
+        plain = {name: plain_figure(value) for name, value in figures.items()}
+        self._tally.report(plain)
+        if self._row is None:
+            self._reported |= plain
+            if not self._last and self._latest is not None:
+                self._latest.show({**plain, **self._about(time.time())})
+            return
+        self._row |= {name: value for name, value in plain.items() if name not in self._own}
+        self._is_written = False
+        self._show()
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Count the time in here as the publication behind the last committed batch."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            took_s = time.monotonic() - began
+            self._published_s += took_s
+            if self._row is not None:
+                self._row["publish_s"] += took_s
+                self._row["time_s"] = time.time()
+                self._is_written = False
+                self._show()
+
+    def write(self) -> None:
+        """Write the row if it changed. Rows that find no room on the disk are kept, and written with a later one."""
+        if self._file is None:
+            return
+        if self._row is not None and not self._is_written:
+            self._unwritten.append(json.dumps({name: finite_or_none(one) for name, one in self._row.items()}) + "\n")
+            self._unwritten = self._unwritten[-MAX_UNWRITTEN:]
+            self._is_written = True
+        if not self._unwritten:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            append(self._file, "".join(self._unwritten))
+        except (DiskFull, OSError) as exc:
+            self._warn(f"steps cannot be written to {self._file} ({exc}): training continues, and they are kept")
+            return
+        self._unwritten.clear()
+        self._warned = False
+
+    def finish(self, is_told: Callable[[Row], bool] = lambda row: False) -> None:
+        """Write the row and show it at the trackers, if there is one; it does not change any more.
+
+        Args:
+            is_told: called with the row; true keeps it from the trackers. What it raises is raised here.
+        """
+        row = self._row
+        if row is None:
+            return
+        self.write()
+        self._row = None
+        if not is_told(row) and self._is_tracked:
+            self._open_trackers().row(row)
+
+    def rewind(self, n: int) -> None:
+        """Finish what was recorded: the trainer goes back to batch ``n``, and the batches after it come again."""
+        self.finish()
+        self._last = n
+        self._handed.clear()
+        self._reported.clear()
+
+    def evaluated(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Show rows of ``eval.jsonl`` in metrics and at the trackers; from any thread. Returns at once."""
+        rows = list(rows)
+        self._tally.evaluate(rows)
+        if self._is_tracked:
+            self._open_trackers().evaluation_rows(rows)
+
+    def _open_trackers(self) -> "Trackers":
+        """Return what shows this run at ``trainer.report_to``, opened when first used; from any thread.
+
+        A loop that has opened ``Trackers`` of its own for the run reports by itself, so then there are none here.
+        """
+        from consumers.grpo.trackers.trackers import Trackers, is_open
+
+        assert self._config is not None
+        with self._lock:
+            if self._trackers is None:
+                self._trackers = Trackers(self._config, () if is_open(self._config) else None)
+            return self._trackers
+
+    def close(self, *, finished: bool = True) -> None:
+        """Finish the last row, and show what the run came to. Blocks for the trackers, see ``Trackers.close``.
+
+        Args:
+            finished: False if the trainer failed, or was asked to stop.
+        """
+        self.finish()
+        self.write()
+        if self._unwritten:
+            log.warning("%d rows of steps are lost: %s cannot be written", len(self._unwritten), self._file)
+        if self._latest is not None:
+            self._latest.close()
+        if self._is_tracked:
+            self._close_trackers(finished and not self.interrupted)
+
+    def _close_trackers(self, finished: bool) -> None:
+        from consumers.grpo.rows import of_steps, read_rows
+        from consumers.grpo.trackers.trackers import CLOSE_S, HURRY_S
+
+        assert self._config is not None
+        trackers = self._open_trackers()
+        if finished:
+            trackers.summary(of_steps(self._config, read_rows(self._config.run_dir)))
+        trackers.close(CLOSE_S if finished else HURRY_S)
+
+    def _show(self) -> None:
+        """Show the row in `penstock status` and the live view. Returns at once."""
+        row = self._row
+        if row is None or self._latest is None:
+            return
+        spent_s = row["wait_s"] + row["step_s"] + row["publish_s"]
+        reported = {name: value for name, value in row.items() if name not in self._own}
+        shown = {name: row[name] for name in SHOWN if row.get(name) is not None}
+        share = {"wait_share": row["wait_s"] / spent_s} if spent_s > 0 else {}
+        self._latest.show({**reported, **shown, **self._about(row["time_s"]), **share})
+
+    def _about(self, at_s: float) -> Row:
+        return {"name": self._name, "rank": 0, "pid": os.getpid(), "at": at_s}
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("%s", text)

@@ -1,0 +1,36 @@
+"""A trainer client in memory, for tests of the training loop: it records steps, and needs no Redis."""
+
+from typing import Any
+
+from consumers.batch.batch import Batch
+from consumers.metrics.steps import StepRecorder, steps_file
+from consumers.metrics.tally import Tally
+from penstock.config import Config
+
+
+class Source:
+    """What the loop needs of a trainer; ``done`` lists what it did with it, in order."""
+
+    def __init__(self, config: Config, rank: int = 0) -> None:
+        self.done: list[str] = []
+        file = steps_file(config, "actor", is_main=True) if rank == 0 else None
+        self.steps = StepRecorder(config, "actor", Tally(), file=file)
+
+    def commit(self, batch: Batch) -> None:
+        self.done.append(f"commit {batch.n}")
+        self.steps.commit(batch.manifest)
+
+    def publish(self, weights: Any, *, step: int) -> int:
+        self.done.append(f"publish {step}")
+        return step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def checkpointed(self) -> None:
+        self.done.append("checkpointed")
+
+    def tell_wait(self, what: str) -> None: ...
+
+    def report(self, **figures: Any) -> None:
+        self.steps.report(figures)
