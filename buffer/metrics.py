@@ -35,7 +35,8 @@ OLDEST = gauge(
 PAUSED = gauge("queue_paused", "1 for each lane that somebody paused.", "lane")
 DELAYED = gauge("queue_delayed_jobs", "Jobs that wait for their next try.")
 DEAD = gauge("queue_dead_letters", "Buried jobs that nobody requeued or cancelled.")
-READY = gauge("queue_ready_groups", "Groups that are complete and not retired.")
+READY = gauge("queue_ready_groups", "Complete groups of each lane that a batch may still take.", "lane")
+KEPT = gauge("queue_kept_groups", "Groups that are complete and not retired, trained ones too.")
 UNRECORDED = gauge("queue_groups_to_record", "Groups that are done with and wait to be recorded before they go.")
 INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begun and to be resumed.")
 BURIED = counter("queue_buried_jobs", "Jobs that were buried, by what the last try failed of.", "reason")
@@ -121,7 +122,7 @@ BY_REASON = {
 }
 
 SERIES = (
-    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, UNRECORDED, BURIED, FAILED, PASSED, EASY, HARD,
+    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, KEPT, INFLIGHT, UNRECORDED, BURIED, FAILED, PASSED, EASY, HARD,
     *COUNTERS.values(), TOKENS, GOODPUT, WORKERS, RATE, VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND,
     DROPPED, DROPPED_STALENESS, PLACES, TAKEN, USED, MAX, WRITABLE,
 )  # fmt: skip
@@ -169,8 +170,9 @@ def _jobs(client: Client, keys: Keys, state: Mapping[str, Any]) -> Iterator[Metr
     yield JOBS.each([((lane, what), counts[what]) for lane, counts in lanes for what in ("queued", "leased")])
     yield OLDEST.each(_ages(client, keys))
     yield PAUSED.each([(lane, 1.0) for lane in state["paused"]])
-    for series, name in ((DELAYED, "delayed"), (DEAD, "dead"), (READY, "ready"), (INFLIGHT, "inflight")):
+    for series, name in ((DELAYED, "delayed"), (DEAD, "dead"), (KEPT, "kept"), (INFLIGHT, "inflight")):
         yield series.of(state[name])
+    yield READY.each(state["ready_lanes"])
     yield UNRECORDED.of(client.zcard(keys.unrecorded))
 
 

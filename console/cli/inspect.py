@@ -67,12 +67,14 @@ def status(
 
 
 def _show_status(state: Mapping[str, Any]) -> None:
+    from console.read.lanes import ready_line
     from console.read.trainers import head_line
 
     say(f"run {state['run']}: {head_line(state)}")
-    lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
-    table(lanes, ["lane", "queued", "leased"], "queues")
-    say(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
+    ready = state["ready_lanes"]
+    lanes = [{"lane": lane, **counts, "ready": ready[lane]} for lane, counts in state["lanes"].items()]
+    table(lanes, ["lane", "queued", "leased", "ready"], "queues")
+    say(f"delayed {state['delayed']}, dead {state['dead']}, {ready_line(state)}")
     for line in (
         passed_line(state["counters"]),
         skipped_line(state["counters"]),

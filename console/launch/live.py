@@ -16,7 +16,7 @@ from console.progress import left_text
 from console.read.why import Chain, chains
 from console.terminal import Terminal
 from penstock.config import Config
-from penstock.protocol.snapshot import main_trainer
+from penstock.protocol.snapshot import jobs_to_train, main_trainer
 from penstock.redaction import redact
 from penstock.words import printable
 
@@ -142,7 +142,6 @@ class Live:
 
     def _figures(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> list[tuple[str, str]]:
         trainer = main_trainer(snapshot)
-        lanes = (snapshot.get("lanes") or {}).values()
         workers = snapshot.get("workers") or []
         staleness = f"{_number(trainer.get('staleness_mean'), 2)} (max {_number(trainer.get('staleness_max'))})"
         figures = [
@@ -151,8 +150,8 @@ class Live:
             ("reward", _number(trainer.get("reward_mean"), 3)),
             ("held-out", _number((evaluation or {}).get("accuracy"), 3)),
             ("staleness", staleness),
-            ("queued", _number(sum(lane.get("queued", 0) for lane in lanes))),
-            ("leased", _number(sum(lane.get("leased", 0) for lane in lanes))),
+            ("queued", _number(jobs_to_train(snapshot, "queued"))),
+            ("leased", _number(jobs_to_train(snapshot, "leased"))),
             ("ready", _number(snapshot.get("ready"))),
             ("tokens/s", _number(sum(worker.tokens_per_s for worker in workers))),
         ]

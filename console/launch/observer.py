@@ -15,9 +15,11 @@ from console.launch.report import draw, setup_versions, summarize, write_summary
 from consumers.grpo.rows import Rows, read_rows
 from penstock.config import Config
 from penstock.errors import DiskFull, ProtocolError
+from penstock.names import Lane
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
+from penstock.protocol.snapshot import jobs_to_train
 from penstock.protocol.tokens import ledgers_of, of_training
 from penstock.redis.connect import connect, translate
 from penstock.system.disk import append, is_full
@@ -157,16 +159,18 @@ def _in_words(value: Any) -> str:
 def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
     """A row of ``queue.jsonl``: groups per state, samples running, tokens/s, tokens told of and trained on so far.
 
-    ``time_s`` is since 1970.
+    ``queued``, ``leased`` and ``ready`` are of what is to be trained, ``eval_...`` of lane eval; ``time_s`` is since
+    1970.
     """
-    lanes = (snapshot.get("lanes") or {}).values()
+    evaluated = (snapshot.get("lanes") or {}).get(Lane.EVAL) or {}
     drawn = of_training(ledgers_of(snapshot))
     workers = snapshot.get("workers") or []
     return {
         "time_s": round(time.time(), 3),
-        **{key: snapshot.get(key) for key in ("version", "step", "ready", "inflight", "delayed", "dead")},
-        "queued": sum(lane.get("queued", 0) for lane in lanes),
-        "leased": sum(lane.get("leased", 0) for lane in lanes),
+        **{key: snapshot.get(key) for key in ("version", "step", "ready", "kept", "inflight", "delayed", "dead")},
+        **{what: jobs_to_train(snapshot, what) for what in ("queued", "leased")},
+        **{f"eval_{what}": evaluated.get(what, 0) for what in ("queued", "leased")},
+        "eval_ready": (snapshot.get("ready_lanes") or {}).get(Lane.EVAL, 0),
         "tokens_per_s": sum(worker.tokens_per_s for worker in workers),
         "running": sum(worker.running for worker in workers),
         "tokens_heard": drawn.heard,

@@ -18,9 +18,9 @@ _PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")
 
 
 def list_lanes(client: Client, keys: Keys, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row per lane of a snapshot. ``oldest_s``: how long its next job has been queued, None where there is none.
+    """Return a row per lane of a snapshot. Blocks for two round trips.
 
-    Blocks for two round trips.
+    ``ready``: groups that a batch may still take; ``oldest_s``: how long its next job has been queued, or None.
     """
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
@@ -31,11 +31,23 @@ def list_lanes(client: Client, keys: Keys, state: Mapping[str, Any]) -> list[dic
         {
             "lane": lane,
             **counts,
+            "ready": state["ready_lanes"][lane],
             "paused": lane in state["paused"],
             "oldest_s": _age(heads, lane, seconds + micros / 1e6),
         }
         for lane, counts in state["lanes"].items()
     ]
+
+
+def ready_line(state: Mapping[str, Any]) -> str:
+    """Return how many groups are ready in lane train and in others, and how many are kept, of a snapshot.
+
+    A group is ready while a batch may take it, and kept until a checkpoint is past it.
+    """
+    others = {lane: count for lane, count in state.get("ready_lanes", {}).items() if lane != Lane.TRAIN and count}
+    words = "".join(f", of lane {lane} {count}" for lane, count in others.items())
+    kept = f", kept {state['kept']}" if "kept" in state else ""
+    return f"groups ready {state['ready']}{words}{kept}"
 
 
 def _age(heads: Mapping[Lane, list[bytes]], lane: str, now_s: float) -> float | None:

@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from console.read.lanes import ready_line
 from console.read.trainers import head_line
 from console.terminal import cell, value_text
 from console.top.screen import NAMES, Row, Screen
@@ -42,7 +43,7 @@ def _head(state: Mapping[str, Any]) -> Text:
 def _counts(state: Mapping[str, Any]) -> Text:
     lanes = [f"{lane} {one['queued']}+{one['leased']}" for lane, one in state["lanes"].items() if any(one.values())]
     paused = [f"{lane} paused" for lane in state["paused"]]
-    rest = [f"delayed {state['delayed']}", f"dead {state['dead']}", f"ready {state['ready']}"]
+    rest = [f"delayed {state['delayed']}", f"dead {state['dead']}", ready_line(state)]
     speed = f"{sum(one.tokens_per_s for one in state['workers']):,.0f} tokens/s"
     return Text(cell("  ".join([*lanes, *paused, *rest, speed])), no_wrap=True, overflow="ellipsis")
 

@@ -158,7 +158,7 @@ class _Paths:
 
     def lanes(self, run: str) -> Response:
         target, state = self._looks.target(self._name(run)), self._looks.look(run).state
-        rest = {name: state[name] for name in ("delayed", "dead", "ready", "inflight")}
+        rest = {name: state[name] for name in ("delayed", "dead", "ready", "kept", "inflight")}
         return Json({"run": run, "lanes": list_lanes(target.client, target.keys, state), **rest})
 
     def rows(

@@ -58,6 +58,12 @@ def _alike(row: Row) -> float | None:
     return math.fsum(counts) if counts or "rollout/truncated_ratio" in row else None
 
 
+def _evaluations(what: str) -> Value:
+    """Return the groups of lane eval in a state; nothing while there are no evaluations at all."""
+    states = ("queued", "leased", "ready")
+    return lambda row: row[f"eval_{what}"] if any(row[f"eval_{one}"] for one in states) else None
+
+
 CHARTS = (
     Chart("reward", "Reward", "mean of a batch", "steps", (Line("reward", "reward_mean"),), zero=False),
     Chart("held-out", "Held-out accuracy", "share", "evals", ()),
@@ -140,6 +146,17 @@ CHARTS = (
         "groups",
         "queue",
         (Line("queued", "queued"), Line("leased", "leased"), Line("ready", "ready"), Line("dead", "dead")),
+    ),
+    Chart(
+        "eval-depth",
+        "Queue of evaluations",
+        "groups",
+        "queue",
+        (
+            Line("queued", _evaluations("queued")),
+            Line("leased", _evaluations("leased")),
+            Line("ready", _evaluations("ready")),
+        ),
     ),
 )
 

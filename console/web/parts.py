@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.names import Lane
 from penstock.protocol.gate import Room
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
-from penstock.protocol.snapshot import main_trainer
+from penstock.protocol.snapshot import jobs_to_train, main_trainer
 
 PARTS = ("producer", "queue", "workers", "buffer", "trainer")
 #: Words for a part in a wait or a cause -> the part.
@@ -63,8 +64,7 @@ def edges_of(state: Mapping[str, Any], rates: Mapping[str, float]) -> list[dict[
         rate = rates.get(counter, 0.0) if rates else None
         return {"from": begin, "to": end, "what": what, "rate": rate, "depth": depth, "of": of}
 
-    lanes = state["lanes"].values()
-    leased, queued = (sum(lane[name] for lane in lanes) for name in ("leased", "queued"))
+    leased, queued = (jobs_to_train(state, name) for name in ("leased", "queued"))
     behind = sum(one.version < state["version"] for one in state["workers"])
     return [
         edge("producer", "queue", "jobs", "admitted", queued, "queued"),
@@ -137,6 +137,8 @@ def _buffer(state: Mapping[str, Any]) -> dict[str, Any]:
         "well" if leader else "gone",
         ("epoch", leader["epoch"] if leader else None),
         ("groups ready", state["ready"]),
+        *((f"ready in {lane}", n) for lane, n in state.get("ready_lanes", {}).items() if n and lane != Lane.TRAIN),
+        ("groups kept", state.get("kept")),
         ("groups in flight", state["inflight"]),
         ("batches cut", state["counters"].get("cut", 0)),
     )

@@ -23,7 +23,7 @@ from penstock.protocol.records.small_maps import (
     unpack_map,
     value_shown,
 )
-from penstock.protocol.scripts import run
+from penstock.protocol.scripts import ready_groups, run
 from penstock.protocol.tokens import tokens_of
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
@@ -55,7 +55,8 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     """State of a run as plain values, but for its workers (``WorkerPresence``).
 
     ``trainer`` is the subscription that publishes the weights, or else one that trains; ``mode``, ``bound`` and
-    ``step`` (batches that it has committed) are of it.
+    ``step`` (batches that it has committed) are of it. ``ready_lanes`` counts the groups of each lane that a batch may
+    still take, ``ready`` those of lane train; ``kept`` are all complete groups that are not retired.
 
     An entry that somebody else wrote is logged and left out, or read as 0 where a count should be: who looks goes on.
     Blocks for a few round trips; raises redis' errors.
@@ -74,7 +75,9 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "versions": versions,
         "step": main.get("cursor", 0),
         "lanes": _lanes(client, keys, found["lengths"]),
-        **{name: found[name] for name in ("delayed", "dead", "ready", "inflight", "checks")},
+        **_ready(client, keys),
+        "kept": found["ready"],
+        **{name: found[name] for name in ("delayed", "dead", "inflight", "checks")},
         "counters": {name_shown(name): _count(value) for name, value in sorted(found["counters"].items())},
         "tokens": {lane: one.to_map() for lane, one in tokens_of(found["tokens"], found["counters"]).items()},
         "workers": [worker for worker in parse_workers(found["workers"]) if worker.age_s < GONE_S],
@@ -118,6 +121,17 @@ def _read(client: Client, keys: Keys) -> dict[str, Any]:
     answers = pipe.execute()
     names = (*_SETS, *_HASHES, "dead", "paused", "checks", "suspects")
     return {"lengths": answers[: len(LANES)], **dict(zip(names, answers[len(LANES) :], strict=True))}
+
+
+def _ready(client: Client, keys: Keys) -> dict[str, Any]:
+    found = run(client, ready_groups(keys))
+    return {"ready": found.get(Lane.TRAIN, 0), "ready_lanes": {lane.value: found.get(lane, 0) for lane in LANES}}
+
+
+def jobs_to_train(state: Mapping[str, Any], what: str) -> int:
+    """Return how many jobs are ``queued`` or ``leased`` in the lanes whose groups are trained, of a snapshot."""
+    lanes = (state.get("lanes") or {}).items()
+    return sum(int(counts.get(what, 0)) for lane, counts in lanes if lane not in (Lane.EVAL, Lane.SCORE))
 
 
 def _storage(client: Client, keys: Keys) -> list[dict[str, Any]]:

@@ -14,18 +14,22 @@ import yaml
 from starlette.testclient import TestClient
 
 from console.cli.main import execute
+from console.launch.observer import queue_row
 from console.web.app import make_app
 from consumers.adapters.prompts import Request
 from consumers.adapters.requests import Requests
 from consumers.adapters.rollout_manager import RolloutManager
 from consumers.grpo.rows import Rows, of_steps, read_rows
+from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.subscription import ASKED
 from penstock.protocol.keys import Keys
+from penstock.protocol.snapshot import snapshot
 from penstock.redis.saved_config import keep_config
 from penstock.redis.server import RedisServer, write_address
+from tests.integration import play
 from tests.integration.docs_blocks import blocks
-from tests.integration.parts import PATIENCE_S, Player, beside, buffering, make_config, producing
+from tests.integration.parts import PATIENCE_S, Player, beside, buffering, make_config, producing, until_waits
 
 #: Versions that the loop publishes; PENSTOCK_OWN_LOOP_VERSIONS names another number.
 VERSIONS = int(os.environ.get("PENSTOCK_OWN_LOOP_VERSIONS", "12"))
@@ -214,3 +218,32 @@ def test_a_loop_shaped_as_slimes_is_shown_too(
             (3, 2.0, True),
         ]
         assert views.cli("status")["step"] == 3
+
+
+def test_groups_are_ready_in_each_view_as_the_buffer_counts_them(
+    config: Config, client: redis.Redis, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Evaluations that are complete, and groups that a batch holds, are not ready to be trained."""
+    views, player = Views(config, capsys), Player(client, keys)
+    play.admit(client, keys, [play.job(i) for i in range(2)])
+    with buffering(config), Trainer(config) as trainer:
+        trainer.publish({"weight": torch.zeros(1)})
+        player.work(2, 1)
+        trainer.commit(trainer.next(timeout=PATIENCE_S))
+        assert trainer.next_nowait() is None
+        play.admit(client, keys, [play.job(i, dataset="held", epoch=1) for i in range(3)], lane="eval", source="eval")
+        player.work(3, 1)
+        until_waits(client, keys, "buffer:actor", "0 of 2 are ready")
+
+        status = views.cli("status")
+        assert (status["ready"], status["ready_lanes"]["train"], status["ready_lanes"]["eval"]) == (0, 0, 3)
+        assert status["kept"] == 5, "two are trained, and no checkpoint is past them"
+        assert execute(["status", "--run", keys.run, "--redis", str(config.redis.url)]) == 0
+        assert "groups ready 0, of lane eval 3, kept 5" in capsys.readouterr().out
+        assert views.page("overview")["figures"]["ready"] == 0
+        lanes = {one["lane"]: one["ready"] for one in views.page("lanes")["lanes"]}
+        assert (lanes["train"], lanes["eval"]) == (0, 3)
+        row = queue_row(snapshot(client, keys))
+        assert (row["ready"], row["eval_ready"], row["queued"], row["step"]) == (0, 3, 0, 1)
+        rows = views.cli("buffer", "ls", "--where", "state=ready")
+        assert {one["lane"] for one in rows} == {"eval"}

@@ -41,6 +41,11 @@ def collect(keys: Keys, job: str, lane: str) -> Call[str]:
     return Call(script("collect"), [keys.group(job), keys.ready, keys.subs], [keys.prefix, job, lane], text)
 
 
+def ready_groups(keys: Keys) -> Call[dict[str, int]]:
+    """Count the groups of each lane that a batch may still take; lanes without any are left out. Reads only."""
+    return Call(script("ready_groups"), [keys.ready, keys.subs], [keys.prefix], _counts)
+
+
 def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
     """Drop a subscription with its batches, for good: its name cannot be used again."""
     names = [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub), keys.orders(sub)]

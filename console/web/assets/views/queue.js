@@ -61,15 +61,15 @@ export function queue({ run }) {
   };
 }
 
-function lanesOf(run, { lanes, delayed, dead, ready, inflight }, anew) {
+function lanesOf(run, { lanes, delayed, dead, kept, inflight }, anew) {
   const columns = [
     ["Lane", (one) => one.lane], ["Queued", (one) => number(one.queued), "number"],
-    ["Leased", (one) => number(one.leased), "number"],
+    ["Leased", (one) => number(one.leased), "number"], ["Ready", (one) => number(one.ready), "number"],
     ["Oldest has waited", (one) => duration(one.oldest_s), "number"],
     ["Open", (one) => (one.paused ? "paused" : "yes")],
     ...(allowed() ? [["", (one) => laneAct(run, one, anew)]] : []),
   ];
-  const rest = `${number(delayed)} tried again later, ${number(dead)} dead, ${number(inflight)} in flight, ${number(ready)} groups ready`;
+  const rest = `${number(delayed)} tried again later, ${number(dead)} dead, ${number(inflight)} in flight, ${number(kept)} complete groups kept`;
   return [table("Lanes", columns, lanes), h("p", { class: "count" }, rest)];
 }
 
