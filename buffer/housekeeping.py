@@ -19,6 +19,7 @@ from buffer.chores.forgotten_payloads import ForgottenPayloads
 from buffer.chores.holdings import HeldForHistory, Holdings
 from buffer.chores.partial_groups import PartialGroups
 from buffer.chores.scores import UnreadScores
+from buffer.chores.unread_evaluations import UnreadEvaluations
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
 from buffer.state import State
@@ -75,6 +76,10 @@ class Housekeeping:
         )
         self._partial = PartialGroups(client, keys, lead, config.rollout, waiting("buffer:late"))
         self._scores = UnreadScores(client, keys, state, config.buffer.score_ttl_s)
+        self._evaluations = UnreadEvaluations(
+            client, keys, state, config.run_dir, config.buffer.eval_ttl_s,
+            waiting=waiting("evaluations"), alive=alive,
+        )  # fmt: skip
         self._forgotten = ForgottenPayloads(client, keys, servers, config.buffer.payload_ttl_s)
         self._holdings = Holdings(client, keys)
         self._history = HeldForHistory(client, keys, lead)
@@ -119,6 +124,7 @@ class Housekeeping:
         self._forgotten.tend()
         self._holdings.tell(state)
         self._scores.retire_unread()
+        self._evaluations.tend()
 
     def _reclaim_leases(self) -> None:
         """Bring back every job whose worker is gone, a chunk at a time: others use Redis meanwhile."""

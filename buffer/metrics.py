@@ -98,6 +98,9 @@ COUNTERS = {
     "shortened": counter("queue_shortened_groups", "Groups closed without all their samples."),
     "missing": counter("queue_missing_samples", "Samples that those lack."),
     "retired": counter("queue_retired_groups", "Groups that every subscription had done with."),
+    "unread_evaluations": counter(
+        "queue_unread_evaluation_groups", "Groups of evaluations that no consumer read in buffer.eval_ttl_s."
+    ),
     "evicted": counter(
         "queue_evicted_groups", "Groups that were in batches, and went before any of these was durable."
     ),

@@ -25,6 +25,8 @@ from consumers.metrics.steps import StepRecorder, steps_file
 from consumers.metrics.tally import Tally
 from consumers.metrics.trainer import TrainerCollector
 from consumers.subscription.agreement import agree
+from consumers.subscription.evaluation import Evaluations
+from consumers.subscription.evaluation_reader import EvaluationReader
 from consumers.subscription.progress import Progress
 from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
@@ -51,6 +53,7 @@ class Session:
         publishes: it publishes the model's weights and moves its clock, whether batches are cut for it by that or not.
         job: as of ``Subscriber``.
         replica_group, prepare: as of ``BatchReader``.
+        reads_evaluations: whether rank 0 reads the evaluations of ``data.eval``, if it publishes.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Session:
         replica_group: Any = None,
         prepare: Callable[[Batch], Any] | None = None,
         records: bool = True,
+        reads_evaluations: bool = False,
     ) -> None:
         if (url := config.redis.url) is None:
             raise ConfigError("The trainer needs redis.url: the address of the run's Redis.")
@@ -86,6 +90,9 @@ class Session:
         self.steps = self._recorder(url, definition, records)
         self.publications = Publications(config, self.subscriber, self.clock, self.progress, self.tally)
         self.engines = Engines(self.subscriber, model)
+        self.evaluations = Evaluations(config, self.clock, is_read=reads_evaluations and publishes and seat.leads)
+        self.evaluations.listeners.append(self.steps.evaluated)
+        self._evaluation_reader = EvaluationReader(config, self.evaluations)
         self._exporter: Exporter | None = None
         #: When batches were handed out that are not committed (Unix seconds).
         self.handed_s: dict[int, float] = {}
@@ -115,6 +122,7 @@ class Session:
             check_trackers(self.config.trainer.report_to)
             self._exporter = Exporter.of(self.config, "trainer", self.name, TrainerCollector(self.tally))
             self._spans = open_spans(self.config, "trainer", self.name)
+        self._evaluation_reader.start()
 
     def close(self, *, finished: bool = True) -> None:
         """Give the subscription back, whatever else of the end fails. Blocks shortly, and for trackers.
@@ -130,6 +138,7 @@ class Session:
             if self._exporter is not None:
                 ends.callback(self._exporter.close)
             ends.callback(self.steps.close, finished=finished)
+            ends.callback(self._evaluation_reader.stop)
 
     def stream(self, prefetch: int = 0) -> Stream:
         """The batches of this rank in their order, ``prefetch`` of them read ahead."""

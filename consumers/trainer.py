@@ -111,7 +111,10 @@ class Trainer:
             job=job_of(os.environ) if job is None else job,
             replica_group=replica_group,
             prepare=prepare,
+            reads_evaluations=True,
         )
+        #: Finished evaluations of the held-out prompts, which rank 0 of the trainer that publishes reads and releases.
+        self.evaluations = self.session.evaluations
         self.stream = self.session.stream(0 if config.staleness.mode is Mode.SYNC else prefetch)
         #: Records a row per committed batch: in ``steps.jsonl``, `penstock status` and trackers.
         self.steps = self.session.steps
@@ -221,8 +224,7 @@ class Trainer:
             word: heard by all, for instance that this rank was asked to stop.
             timeout: seconds; None takes ``trainer.rank_timeout_s``.
 
-        Returns:
-            Each rank's word, in order of ranks.
+        Returns each rank's word, in order of ranks.
 
         Raises:
             ProtocolError: ranks are about to train different things. WaitTimeout: a rank did not come, and does not say

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from console.read.samples import listed
-from consumers.grpo.scores import NONE, Answer, by_category, pass_rates, scores_of
 from penstock.errors import ConfigError
+from penstock.history.eval_scores import NONE, Answer, by_category, pass_rates, scores_of
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import WHOLE_JOB, SampleRow, id_of, place_of
@@ -91,8 +91,9 @@ def prompts_over_versions(
         after: prompts to pass over: ``next`` of the page before.
 
     Returns:
-        ``versions``, ascending; ``rows``: ``line``, ``prompt`` and ``rewards``, a mean per version or None where it
-        was not asked; ``total`` prompts; ``next``, None at the end.
+        ``versions``, the newest ``MAX_VERSIONS``, ascending, and ``versions_omitted``, the number of older ones;
+        ``rows``: ``line``, ``prompt`` and ``rewards``, a mean per version or None where it was not asked; ``total``
+        prompts; ``next``, None at the end.
 
     Raises:
         ConfigError: there is no such order.
@@ -101,14 +102,21 @@ def prompts_over_versions(
     if judge is None:
         raise ConfigError(f"Prompts are not put in order by {in_short(order)}, but by {', '.join(ORDERS)}.")
     found, jobs = _by_prompt(samples, dataset)
-    versions = sorted({version for rewards in found.values() for version in rewards})[-MAX_VERSIONS:]
+    evaluated = sorted({version for rewards in found.values() for version in rewards})
+    versions = evaluated[-MAX_VERSIONS:]
     lines = {line: [rewards.get(version) for version in versions] for line, rewards in found.items()}
     ordered = sorted(lines, key=lambda line: (judge(lines[line]), line))
     begin = max(0, after)
     shown = ordered[begin : begin + limit]
     rows = [{"line": line, "prompt": _prompt(samples, jobs[line]), "rewards": lines[line]} for line in shown]
     more = begin + len(shown) < len(ordered)
-    return {"versions": versions, "rows": rows, "total": len(ordered), "next": begin + len(shown) if more else None}
+    return {
+        "versions": versions,
+        "versions_omitted": len(evaluated) - len(versions),
+        "rows": rows,
+        "total": len(ordered),
+        "next": begin + len(shown) if more else None,
+    }
 
 
 def _by_prompt(

@@ -28,7 +28,6 @@ from consumers.adapters.slime import lineage, train_shares
 from consumers.adapters.slime_columns import METADATA
 from consumers.batch import behaviour
 from consumers.batch.batch import Batch
-from consumers.grpo.evaluate import Evaluation
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
@@ -110,7 +109,6 @@ class RolloutManager:
         self._folder = folder or self.config.run_dir / "rollout"
         #: Rollouts that were handed out and are not committed, by id; in their order.
         self._open: dict[int, Batch] = {}
-        self._evaluation: Evaluation | None = None
         self._metrics_host = metrics_host
         self._metrics: EngineMetrics | None = None
         #: True while health checks are left out because this process asked for it.
@@ -128,8 +126,6 @@ class RolloutManager:
 
     def dispose(self) -> None:
         """Give the subscription back; what is not committed comes again. Blocks shortly."""
-        if self._evaluation is not None:
-            self._evaluation.stop()
         if self._metrics is not None:
             self._metrics.close()
         if self._unwatched:
@@ -170,18 +166,9 @@ class RolloutManager:
             ConfigError: the run has no ``data.eval``.
             ProtocolError: nothing is published yet.
         """
-        if not self.config.data.eval:
-            raise ConfigError("data.eval names no dataset, so there is nothing to evaluate: add one.")
         self.health_monitoring_resume()
-        version = self.version
-        if not version:
-            raise ProtocolError(f"Rollout {rollout_id} cannot be evaluated: publish the first weights before.")
-        if self._evaluation is None:
-            self._evaluation = Evaluation(self.config, self._file("eval.jsonl"))
-            self._evaluation.start()
-        self._trainer.ask_evaluation(version)
-        accuracy = self._evaluation.wait(version, self.config.data.eval_timeout_s or EVAL_TIMEOUT_S) or {}
-        return {f"eval/{dataset}": value for dataset, value in accuracy.items()}
+        found = self._trainer.evaluations.evaluate(timeout_s=self.config.data.eval_timeout_s or EVAL_TIMEOUT_S)
+        return {f"eval/{dataset}": value for dataset, value in found.accuracy.items()} if found is not None else {}
 
     def save(self, rollout_id: int) -> Path:
         """The trainer's own checkpoint of ``rollout_id`` is safe on disk: commit, note the place, let groups go.

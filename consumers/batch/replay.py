@@ -13,6 +13,7 @@ from consumers.batch.batch import Batch
 from consumers.batch.columns import LocalColumns
 from consumers.metrics.steps import StepRecorder, steps_file
 from consumers.metrics.tally import Tally
+from consumers.subscription.evaluation import Evaluations
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError
 from penstock.protocol.records.manifest import Row
@@ -58,6 +59,8 @@ class Replay:
         #: As of ``Trainer``.
         self.steps = StepRecorder(config, self.name, Tally(), file=file)
         self.version = 0
+        #: A recording has none.
+        self.evaluations = Evaluations()
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ what they are about to train before every step, and no rank waits for data insid
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from consumers.batch import behaviour
 from consumers.batch.batch import Batch
 from consumers.batch.replay import RecordingOver, Replay
 from consumers.grpo import checkpoint
-from consumers.grpo.evaluate import Evaluation
 from consumers.grpo.hooks import TrainingHooks, check_alike
 from consumers.grpo.pictures import auto_class
 from consumers.grpo.precision import enable_tf32
@@ -59,7 +58,6 @@ class TrainingLoop:
         self.size = size
         #: Batches trained.
         self.step = 0
-        self.evaluation: Evaluation | None = None
         #: Version of the last publication, and the step it was made at.
         self.published = self.published_at = 0
         self._folder = config.run_dir / "checkpoints"
@@ -73,6 +71,7 @@ class TrainingLoop:
         self._hooks = TrainingHooks(config)
         self._floor = RoundingFloor(engine_dtype(config))
         learner.postprocess = self._hooks.postprocess
+        self._report_evaluations()
 
     def stop(self) -> None:
         """Leave after the present step and its checkpoint, and log how long that may take. Of any thread."""
@@ -96,24 +95,19 @@ class TrainingLoop:
             over = self._is_over()
             if not over:
                 self._publish()
-            self._begin_evaluation()
-            try:
-                while not over and self.step < self.config.trainer.steps:
-                    batch = self._next()
-                    if batch is None:
-                        break
-                    self._step_began = time.monotonic()
-                    self.train(batch)
-                    self._step_s, self._step_began = time.monotonic() - self._step_began, None
-                if self._over and self.step > self.published_at:
-                    self._publish(tick=self.config.debug.rollout_only)  # the data ended between two versions
-                done = not self._stopping
-                if not over:
-                    self._save()
-                done = done and self._last_evaluation()
-            finally:
-                if self.evaluation is not None:
-                    self.evaluation.stop()
+            while not over and self.step < self.config.trainer.steps:
+                batch = self._next()
+                if batch is None:
+                    break
+                self._step_began = time.monotonic()
+                self.train(batch)
+                self._step_s, self._step_began = time.monotonic() - self._step_began, None
+            if self._over and self.step > self.published_at:
+                self._publish(tick=self.config.debug.rollout_only)  # the data ended between two versions
+            done = not self._stopping
+            if not over:
+                self._save()
+            done = done and self._last_evaluation()
             self.trainer.steps.interrupted = not done
         return 0 if done else 130
 
@@ -139,7 +133,7 @@ class TrainingLoop:
 
     def _is_enough(self) -> bool:
         wanted = self.config.trainer.stop_at_accuracy
-        return wanted is not None and self.evaluation is not None and self.evaluation.has_reached(wanted)
+        return wanted is not None and self.trainer.evaluations.has_reached(wanted)
 
     def _agree(self, verdict: Verdict, batch: Batch | None) -> bool:
         """Every rank must be about to train the same batch, or none does (T14)."""
@@ -242,31 +236,24 @@ class TrainingLoop:
         passes = "" if epochs is None else f", {epochs} passes"
         return f"{self.step} of {self.config.trainer.steps}, accuracy {self.config.trainer.stop_at_accuracy}{passes}"
 
-    def _begin_evaluation(self) -> None:
-        """Rank 0 of a live run reads evaluations beside training; a recording has none."""
-        if self.rank or not self.config.data.eval or self.config.debug.load_batches is not None:
-            return
+    def _report_evaluations(self) -> None:
+        """Have hooks notified of the evaluations that finish in this start; those of an earlier start were then."""
         began_s = time.time()
 
-        def tell(rows: Iterable[dict[str, Any]]) -> None:
-            self.trainer.steps.evaluated(rows)
-            # Those of an earlier start were told of then.
+        def report(rows: list[dict[str, Any]]) -> None:
             self._hooks.note_evaluation(row for row in rows if float(row.get("time_s", 0.0)) >= began_s)
 
-        self.evaluation = Evaluation(self.config, self._file("eval.jsonl"), tell)
-        self.evaluation.start()
+        self.trainer.evaluations.listeners.append(report)
 
     def _last_evaluation(self) -> bool:
         """Have the last version evaluated. Blocks until it is; False when stopped before."""
-        if self.evaluation is None:
+        if self.rank or not self.config.data.eval or not isinstance(self.trainer, Trainer):
             return True
-        self.trainer.ask_evaluation(self.published, self._end())
-        timeout_s = self.config.data.eval_timeout_s
-        accuracy = self.evaluation.wait(self.published, timeout_s, stopped=lambda: self._stopping)
-        if accuracy is None:
+        found = self.trainer.evaluations.evaluate(self.published, end=self._end(), stopped=lambda: self._stopping)
+        if found is None:
             return False
         self._hooks.tell_evaluations()
-        log.info("version %d: %s", self.published, ", ".join(f"{k} {v:.3f}" for k, v in accuracy.items()))
+        log.info("version %d: %s", found.version, ", ".join(f"{k} {v:.3f}" for k, v in found.accuracy.items()))
         return True
 
     def _file(self, name: str) -> Path:

@@ -50,6 +50,8 @@ class BufferConfig(Section):
     payload_ttl_s: Positive = 259_200
     #: Results of scoring jobs that nobody collects are deleted after so long.
     score_ttl_s: Seconds = 3600.0
+    #: An evaluation that no consumer reads is written to ``eval.jsonl``, and its groups are deleted, after so long.
+    eval_ttl_s: Seconds = 600.0
     #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
     filters: list[FilterName] = Field(default_factory=list)
     #: Longest run of one filter on one group; one that takes longer is taken to have raised.

@@ -135,6 +135,7 @@ EXECUTED = (
     "docs/adapters.md: from torch.utils.data import DataLoader",
     "docs/adapters.md: from penstock import Request, Requests",
     "docs/consumers.md: from penstock import Trainer",
+    "docs/consumers.md: for evaluation in trainer.evaluations",
     "docs/consumers.md: # in each process of the critic",
     "docs/consumers.md: # ram_files.py",
     "docs/hooks.md: async def generate",
@@ -510,6 +511,20 @@ def test_the_loop_of_the_page_on_consumers(running: Place, monkeypatch: pytest.M
     )  # fmt: skip
 
     assert space["data"]["loss_mask"].dtype == torch.bool
+
+
+def test_evaluations_in_a_loop_of_ones_own(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_up(running, monkeypatch)
+    monkeypatch.chdir(running.folder)
+    with Trainer("run.yaml") as trainer:
+        trainer.load_state_dict(trainer.state_dict())
+        version = trainer.publish(policy(running))
+        space = execute(
+            block("docs/consumers.md: for evaluation in trainer.evaluations"), running, monkeypatch, trainer=trainer
+        )
+
+    assert space["last"].version == version
+    assert set(space["last"].accuracy) == {"heldout"}
 
 
 def test_the_loop_of_a_torch_dataset(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:

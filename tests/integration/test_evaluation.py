@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.grpo.evaluate import Evaluation
+from consumers.subscription.evaluation import Evaluations
+from consumers.subscription.evaluation_reader import EvaluationReader
 from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.protocol import scripts
@@ -24,6 +25,20 @@ from tests.integration.worker_play import admit, all_in, job, metas, publish, un
 Make = Callable[..., Config]
 
 NUM_PROMPTS = 4
+
+
+def reader_of(config: Config) -> EvaluationReader:
+    return EvaluationReader(config, Evaluations(config, Unasked(), is_read=True))
+
+
+class Unasked:
+    """A clock that nobody asks: the evaluations of these tests are admitted by verbs."""
+
+    def read(self) -> int:
+        raise NotImplementedError
+
+    def ask_evaluation(self, version: int, end: str) -> None:
+        raise NotImplementedError
 
 
 def admit_evaluation(client: redis.Redis, keys: Keys, version: int) -> list[str]:
@@ -45,7 +60,6 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
     config: Make,
     fake: FakeEngine,
     publications: list[Publication],
-    tmp_path: Path,
     mode: str,
     pinned: bool,
     spans: bool,
@@ -63,7 +77,7 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
     )
     asked = admit_evaluation(client, keys, 1)
     trained = admit(client, keys, [job(i) for i in range(2)])
-    evaluation = Evaluation(made, tmp_path / "eval.jsonl")
+    reader = reader_of(made)
     with buffering(made):
         async with working(made) as worker:
             await until(lambda: fake.num_running == NUM_PROMPTS + 4)
@@ -77,18 +91,18 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
                 await until(lambda: worker.services.engine.version == 2)
             fake.open.set()
             await until(all_in(client, keys, [*asked, *trained, *later], "ready"))
-            evaluation.start()
+            reader.start()
             try:
-                await until(lambda: 1 in evaluation.accuracy)
+                await until(lambda: reader.results.has(1, "held"))
             finally:
-                evaluation.stop()
-    (row,) = _rows(tmp_path)
+                reader.stop()
+    (row,) = _rows(made.run_dir)
     drew = 2 if spans and not pinned else 1
     assert (row["dataset"], row["version"], row["num"]) == ("held", 1, NUM_PROMPTS)
     assert (row["oldest"], row["newest"], row["asked_share"]) == (drew, drew, 1.0 if pinned else 0.0)
     assert fake.loads == ["1", "2"]
     assert {meta.oldest for meta in metas(client, keys, later[0])} == {2}, "T12: work of a version waits for it"
-    assert evaluation.has_reached(row["accuracy"]) == pinned
+    assert reader.results.has_reached(row["accuracy"]) == pinned
 
 
 async def test_a_pinned_version_does_not_wait_for_a_lane_that_is_paused(
@@ -111,7 +125,6 @@ async def test_an_evaluation_tells_votes_and_categories_of_what_its_workers_note
     config: Make,
     fake: FakeEngine,
     publications: list[Publication],
-    tmp_path: Path,
 ) -> None:
     held = {"name": "held", "path": "held.jsonl", "n": 2, "metadata_key": "about", "category_key": "kind"}
     made = config(data={"eval": [held]})
@@ -123,16 +136,16 @@ async def test_an_evaluation_tells_votes_and_categories_of_what_its_workers_note
     pairs = [(one, one.to_bytes()) for one in jobs]
     call = scripts.admit(keys, pairs, lane="eval", source="eval@1", position=0, model="policy", gate=None, cohorts=True)
     assert run(client, call).admitted == NUM_PROMPTS
-    evaluation = Evaluation(made, tmp_path / "eval.jsonl")
+    reader = reader_of(made)
     with buffering(made):
         async with working(made):
             await until(all_in(client, keys, [one.id for one in jobs], "ready"))
-            evaluation.start()
+            reader.start()
             try:
-                await until(lambda: 1 in evaluation.accuracy)
+                await until(lambda: reader.results.has(1, "held"))
             finally:
-                evaluation.stop()
-    (row,) = _rows(tmp_path)
+                reader.stop()
+    (row,) = _rows(made.run_dir)
     assert (row["num"], row["prompts"]) == (2 * NUM_PROMPTS, NUM_PROMPTS)
     assert (row["maj@2"], row["pass@2"]) == (row["accuracy"], 0.0)
     assert {name: scores["prompts"] for name, scores in row["categories"].items()} == {"(none)": 2, "even": 2}
@@ -147,7 +160,6 @@ async def test_I8_requeued_prompts_are_waited_for_where_they_make_an_evaluation(
     client: redis.Redis,
     keys: Keys,
     config: Make,
-    tmp_path: Path,
     fake: FakeEngine,
     publications: list[Publication],
     are_all_dead: bool,
@@ -163,12 +175,12 @@ async def test_I8_requeued_prompts_are_waited_for_where_they_make_an_evaluation(
         assert run(client, failed) == "dead"
 
     async def wait() -> Any:
-        evaluation = Evaluation(made, tmp_path / "eval.jsonl")
-        evaluation.start()
+        reader = reader_of(made)
+        reader.start()
         try:
-            return await asyncio.to_thread(evaluation.wait, 3, 400)
+            return await asyncio.to_thread(reader.results.wait, 3, 400)
         finally:
-            await asyncio.to_thread(evaluation.stop)
+            await asyncio.to_thread(reader.stop)
 
     no_more = f"Version 3 has no accuracy on {names[-1]}, and none is to come"
     with buffering(made):
@@ -177,7 +189,7 @@ async def test_I8_requeued_prompts_are_waited_for_where_they_make_an_evaluation(
                 await wait()
             assert all(run(client, scripts.requeue(keys, one.job, "policy")) for one in dead)
             if are_all_dead:
-                assert set(await wait()) == {"held"}
+                assert set((await wait()).accuracy) == {"held"}
                 return
             await until(all_in(client, keys, [one.job for one in dead], "ready"))
             with pytest.raises(PenstockError, match=no_more):

@@ -17,7 +17,7 @@ import typer
 
 from console.cli import main as cli
 from consumers.adapters.requests import Requests
-from consumers.grpo.evaluate import NAME, definition
+from consumers.subscription.evaluation_reader import NAME, definition
 from consumers.subscription.subscriber import Subscriber
 from consumers.trainer import Trainer
 from penstock.config import Config

@@ -1,5 +1,5 @@
--- collect: ready -> retiring(retired), for a scored group whose results were read (who asked for it), or that nobody
--- has come for (leader).
+-- collect: ready -> retiring(retired), for a scored group whose results were read (by the caller that asked for it) or
+-- never collected (leader), and for a group of an evaluation that no consumer read (leader, once its result is written).
 -- KEYS: group:JOB, ready, subs
 -- ARGV: prefix, job, lane
 -- Returns: 'retired' | '' (gone already) | the state it is in
@@ -17,7 +17,12 @@ for _, name in ipairs(redis.call('HKEYS', subs_key)) do
   if sub and covers(redis.call('HGET', prefix .. 'sub:' .. sub, 'lanes'), lane) then return 'subscribed' end
 end
 redis.call('ZREM', ready_key, job)
-retire(prefix, job, 'retired', 'collected')
+if lane == 'eval' then
+  retire(prefix, job, 'retired', 'evaluated')
+  count(prefix, 'unread_evaluations')
+else
+  retire(prefix, job, 'retired', 'collected')
+end
 count(prefix, 'retired')
 count(prefix, 'gone:' .. lane)
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end

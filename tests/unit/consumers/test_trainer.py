@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from consumers.subscription.evaluation import Evaluations
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.subscription import Definition
@@ -16,6 +17,7 @@ class Told:
 
     def __init__(self, *_: Any, **told: Any) -> None:
         self.told = told
+        self.evaluations = Evaluations()
 
     def stream(self, prefetch: int) -> None:
         """Nobody reads."""

@@ -5,6 +5,7 @@ from typing import Any
 from consumers.batch.batch import Batch
 from consumers.metrics.steps import StepRecorder, steps_file
 from consumers.metrics.tally import Tally
+from consumers.subscription.evaluation import Evaluations
 from penstock.config import Config
 
 
@@ -13,6 +14,7 @@ class Source:
 
     def __init__(self, config: Config, rank: int = 0) -> None:
         self.done: list[str] = []
+        self.evaluations = Evaluations()
         file = steps_file(config, "actor", is_main=True) if rank == 0 else None
         self.steps = StepRecorder(config, "actor", Tally(), file=file)
 

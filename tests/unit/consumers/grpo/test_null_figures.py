@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.grpo.evaluate import summarize
 from consumers.grpo.rows import of_steps, ratio, read_rows
 from consumers.grpo.step import GRPO
 from consumers.grpo.trackers.names import of_row
@@ -15,6 +14,7 @@ from consumers.metrics.step_row import batch_figures
 from consumers.metrics.tally import Tally
 from consumers.metrics.trainer import TrainerCollector
 from penstock.config import Config, TrainerConfig
+from penstock.history.eval_rows import summarize
 from tests.batch_factory import make_batch, make_samples, tiny_model
 
 #: Figures over the loss tokens of a batch.
@@ -81,7 +81,7 @@ def test_an_evaluation_without_a_loss_token_has_no_share_of_the_asked_version() 
     samples = make_samples({6: tiny_model(1)})
     for sample in samples:
         sample.loss_mask = [0] * len(sample.tokens)
-    (row,) = summarize(make_batch(samples).manifest, asked=3)
+    (row,) = summarize(make_batch(samples).manifest.samples(), asked=3)
     assert row["asked_share"] is None
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from console.cli.engines import _reason
-from consumers.grpo.evaluate import _read as read_evaluations
 from consumers.grpo.rows import _read as read_rows
 from penstock.config import DatasetConfig
+from penstock.history.eval_rows import read_rows as read_evaluations
 from penstock.redis.server import ADDRESS_FILE, read_addresses
 from penstock.system.run_folder import RunFolder
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, read_index

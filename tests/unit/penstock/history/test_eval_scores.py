@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from consumers.grpo.evaluate import summarize
-from consumers.grpo.scores import (
+from consumers.grpo.trackers.names import of_evaluation
+from penstock.history.eval_rows import summarize
+from penstock.history.eval_scores import (
     MAX_CATEGORIES,
     NONE,
     OTHERS,
@@ -17,9 +18,8 @@ from consumers.grpo.scores import (
     pass_rates,
     scores_of,
 )
-from consumers.grpo.trackers.names import of_evaluation
 from tests.batch_factory import make_manifest
-from tests.unit.consumers.grpo.test_evaluate import row
+from tests.unit.penstock.history.test_eval_rows import row
 
 
 def answers(job: str, said: str, right: str = "5", category: str = "") -> list[Answer]:
@@ -83,13 +83,13 @@ def test_a_row_of_an_evaluation_and_trackers_have_them() -> None:
     said: dict[tuple[str, int], dict[str, Any]] = {
         ("held/1/0", k): {"pred": str(5 + k), "category": "a b/c\n"} for k in range(2)
     }
-    [found] = summarize(make_manifest(rows), 1, said)
+    [found] = summarize(make_manifest(rows).samples(), 1, said)
     assert (found["pass@2"], found["maj@2"]) == (1.0, 0.5)
     assert found["categories"]["a b/c\n"]["maj@2"] == 0.5
     shown = of_evaluation(found)
     assert shown["eval/held-maj@2"] == 0.5
     assert shown["eval/held/a b_c_"] == 0.5
     assert shown["eval/held/a b_c_-pass@2"] == 1.0
-    [plain] = summarize(make_manifest(rows), 1)
+    [plain] = summarize(make_manifest(rows).samples(), 1)
     assert "categories" not in plain
     assert not any(key.startswith("maj@") for key in plain)

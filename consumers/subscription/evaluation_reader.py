@@ -1,0 +1,165 @@
+"""Read finished evaluations beside training: a subscription of its own on lane ``eval``, metadata alone (T18).
+
+    producer ─> jobs of lane eval ─> workers ─> cohort ─> batch of subscription eval ─> eval.jsonl, Evaluations ─> loop
+
+One batch is one evaluation: the cohort that the producer admitted for one version. A batch is committed, and its groups
+are released, once its rows are in ``eval.jsonl``.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from consumers.subscription.evaluation import POLL_S, Evaluations
+from consumers.subscription.subscriber import Subscriber
+from penstock.config import Config
+from penstock.config.staleness import Sampler
+from penstock.config.subscription import ASKED, Definition
+from penstock.errors import PenstockError, WaitTimeout
+from penstock.history.eval_rows import FILE, append_rows, read_rows, reward_info_of, summarize
+from penstock.names import Lane
+from penstock.protocol.keys import Keys
+from penstock.protocol.position import read_count
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.small_maps import count_of
+from penstock.redis.commands import Client
+from penstock.redis.control import PASSING
+from penstock.system.disk import until_room
+
+log = logging.getLogger(__name__)
+
+NAME = "eval"
+#: Jobs whose records are read in one round trip.
+JOBS_AT_ONCE = 64
+#: Places in the order of admission that batches took, those passed over, and the last batch.
+PLACES = ("cum", "skipped", "cut")
+
+
+class EvaluationReader:
+    """Reads evaluations in a thread, appends a row per dataset to ``eval.jsonl``, and adds it to ``results``.
+
+    The thread has a connection of its own to the control Redis. Without held-out prompts, and where ``results`` is not
+    read, nothing is started.
+    """
+
+    def __init__(self, config: Config, results: Evaluations) -> None:
+        self._config = config
+        self._path = config.run_dir / FILE
+        self.results = results
+        #: Votes need several answers to a prompt.
+        self._needs_reward_info = any((one.n or 1) > 1 or one.category_key is not None for one in config.data.eval)
+        self._stop = threading.Event()
+        self._num_jobs = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, once the rows of earlier starts are read. Blocks for the disk."""
+        url = self._config.redis.url
+        if self.results.is_read and url is not None:
+            self._subscriber = Subscriber(url, Keys(self._config.run), NAME)
+            self.results.add(read_rows(self._path), is_new=False)
+            self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and give the subscription back. Blocks shortly. A second call does nothing."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._num_jobs = self._await_size()
+            if not self._num_jobs:
+                return
+            self._subscriber.join()
+            self._subscriber.define(definition(self._num_jobs))
+            while not self._stop.is_set():
+                self._take_one()
+        except Exception as exc:
+            is_known = isinstance(exc, (PenstockError, *PASSING))
+            log.error("evaluations are no longer read: %s", exc, exc_info=not is_known)
+            self.results.fail(exc)
+        finally:
+            self._subscriber.leave()
+
+    def _await_size(self) -> int:
+        """Return the number of jobs of one evaluation, as the producer counts them; 0 when stopped before."""
+        subscriber = self._subscriber
+        while not self._stop.is_set():
+            size = subscriber.control.do(lambda client: client.hget(subscriber.keys.source, "eval_jobs"))
+            if size is not None:
+                subscriber.waiting.end()
+                return int(size)
+            subscriber.waiting.for_("the producer, to say how many prompts an evaluation has")
+            self._stop.wait(POLL_S)
+        return 0
+
+    def _take_one(self) -> None:
+        n = self._subscriber.cursor + 1
+        self._subscriber.ask(n)
+        try:
+            delivery = self._subscriber.read(n, stopped=self._stop.is_set, look=self._look)
+        except WaitTimeout:
+            return
+        found = summarize(delivery.manifest.samples(), self._num_jobs, self._reward_info(delivery.manifest))
+        # A batch whose rows were written before a kill comes again.
+        rows = [row for row in found if not self.results.has(row["version"], row["dataset"])]
+        write = partial(append_rows, self._path, rows)
+        until_room(write, tell=self._subscriber.waiting.for_, stopped=self._stop.is_set)
+        self._subscriber.commit(n, delivery.digest)
+        self._subscriber.checkpointed(n)
+        self.results.add(rows)
+
+    def _look(self) -> None:
+        """Check whether the newest evaluation ended: a cohort of which nothing is left is skipped without a batch.
+
+        Blocks for a round trip.
+        """
+        keys = self._subscriber.keys
+
+        def ask(client: Client) -> Any:
+            with client.pipeline(transaction=False) as pipe:
+                # In the order in which they grow.
+                pipe.hmget(keys.source, "evaluated", "evaluating")
+                pipe.hget(keys.counters, f"seq:{Lane.EVAL}")
+                pipe.zcard(keys.unfinished(Lane.EVAL))
+                pipe.hmget(keys.sub(NAME), PLACES)
+                return pipe.execute()
+
+        versions, admitted, unfinished, raw = self._subscriber.control.do(ask)
+        passed, skipped, cut = (read_count(value, name, NAME) for value, name in zip(raw, PLACES, strict=True))
+        version = count_of(versions[0], "The version that was evaluated last")
+        begun = count_of(versions[1], "The version that is being evaluated")
+        left = count_of(admitted, "The number of jobs that were ever evaluated") - passed - skipped
+        # Prompts that were requeued, and are answered or dead again, make no evaluation by themselves.
+        is_rest = begun <= version and not unfinished and left < self._num_jobs
+        ended = self.results.ended
+        if version > ended and cut == self._subscriber.cursor and (left <= 0 or is_rest):
+            names = self._subscriber.control.do(lambda client: client.hkeys(keys.source))
+            found = (name.removeprefix(b"eval@") for name in names if name.startswith(b"eval@"))
+            evaluated = [count_of(one, "A version that was evaluated") for one in found]
+            self.results.end(version, sorted(one for one in evaluated if ended < one < version))
+
+    def _reward_info(self, manifest: Manifest) -> dict[tuple[str, int], Any]:
+        """Return what rewards returned beside their numbers, if any score needs it. Blocks."""
+        if not self._needs_reward_info:
+            return {}
+        jobs = list(dict.fromkeys(row.job for row in manifest.rows))
+        found: dict[tuple[str, int], Any] = {}
+        for at in range(0, len(jobs), JOBS_AT_ONCE):
+            some = jobs[at : at + JOBS_AT_ONCE]
+            for job, data in zip(some, self._records(some), strict=True):
+                found |= reward_info_of(job, data)
+        return found
+
+    def _records(self, jobs: Sequence[str]) -> list[bytes | None]:
+        names = [self._subscriber.keys.meta(job) for job in jobs]
+        return self._subscriber.control.do(lambda client: client.mget(names))
+
+
+def definition(num_jobs: int) -> Definition:
+    """Return the subscription that reads evaluations of ``num_jobs`` jobs each."""
+    return Definition(lanes=(Lane.EVAL,), mode=ASKED, sampler=Sampler.COHORT, size=num_jobs)

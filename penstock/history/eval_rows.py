@@ -1,0 +1,113 @@
+"""Rows of ``eval.jsonl``: the result of an evaluation, one row per dataset and version (T18).
+
+Whoever reads a finished evaluation writes its rows: the trainer's client, or the buffer where no consumer came.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.history.eval_scores import Answer, by_category, rates_of
+from penstock.protocol.records.manifest import Row
+from penstock.protocol.records.sample import SampleStatus
+from penstock.protocol.records.sample_meta import iter_metas
+from penstock.system.disk import append
+
+log = logging.getLogger(__name__)
+
+#: What a reward returned beside its number, by job and k.
+RewardInfo = Mapping[tuple[str, int], Mapping[str, Any]]
+NOTHING: RewardInfo = {}
+#: Name of the file in the run's folder.
+FILE = "eval.jsonl"
+
+
+def summarize(samples: Iterable[Row], asked: int, said: RewardInfo = NOTHING) -> Iterator[dict[str, Any]]:
+    """Yield one row per (dataset, version) of the samples of an evaluation.
+
+    ``version`` is the requested one. ``oldest`` and ``newest`` are the versions that generated the samples, and
+    ``asked_share`` is the share of the tokens that the requested version is proven to have generated, of all tokens
+    whose version is known (a filter may have masked others). Weights that change in place, or between two prompts, make
+    them differ. ``accuracy`` is the mean reward over the ``num``
+    samples of ``prompts`` prompts of this dataset; ``asked`` is the number of prompts of the complete evaluation.
+    ``pass@K`` and ``maj@K`` are as ``pass_rates`` and ``majority_rates``; ``categories`` has the scores of each one.
+
+    Args:
+        said: what the reward returned beside its number, by job and k.
+    """
+    by_set: dict[tuple[str, int], list[Row]] = {}
+    for row in samples:
+        dataset, epoch, _ = row.job.rsplit("/", 2)
+        by_set.setdefault((dataset, int(epoch)), []).append(row)
+    for (dataset, version), rows in sorted(by_set.items()):
+        answers = [_answer(row, said.get((row.job, row.k), {})) for row in rows]
+        categories = by_category(answers)
+        yield {
+            "dataset": dataset,
+            "version": version,
+            "accuracy": sum(row.reward for row in rows) / len(rows),
+            "num": len(rows),
+            "prompts": len({row.job for row in rows}),
+            "asked": asked,
+            "oldest": min(row.oldest for row in rows),
+            "newest": max(row.newest for row in rows),
+            "asked_share": _mean(sum(_drawn_by(version, row) for row in rows), sum(row.num_loss for row in rows)),
+            "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows),
+            **rates_of(answers),
+            **({"categories": categories} if categories else {}),
+            "time_s": time.time(),
+        }
+
+
+def _answer(row: Row, said: Mapping[str, Any]) -> Answer:
+    return Answer(row.job, row.k, row.reward, *(str(said.get(name) or "") for name in ("pred", "category")))
+
+
+def _mean(total: float, count: int) -> float | None:
+    """Return ``total / count``; None if there is nothing to take the mean of."""
+    return total / count if count else None
+
+
+def _drawn_by(version: int, row: Row) -> int:
+    """Return the number of tokens of a sample that ``version`` is proven to have generated.
+
+    No token is stale in an evaluation, so all are listed. A token whose version is not proven carries the oldest that
+    may have generated it (T6), and counts for none.
+    """
+    told = row.loss_versions or [[row.oldest_loss, row.num_loss]]
+    drawn = sum(tokens for drawn_by, tokens in told if drawn_by == version)
+    return max(0, drawn - row.num_unproven)
+
+
+def reward_info_of(job: str, data: bytes | None) -> RewardInfo:
+    """Return what the reward returned beside the number of each sample of a group; {} if its records are unreadable."""
+    try:
+        return {(job, meta.k): meta.reward_info for meta in iter_metas(data or b"", f"metadata of group {job}")}
+    except ProtocolError as exc:
+        log.warning("%s: the rewards' own fields of its samples are skipped", exc)
+        return {}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of earlier starts; a line that a kill truncated, or that is not a row, is skipped. Blocks."""
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            log.warning("%s has a truncated line; it is skipped", path)
+    return rows
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to the file, all or none, and make its folder if needed. Blocks. Raises DiskFull, OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append(path, "".join(json.dumps(row) + "\n" for row in rows))

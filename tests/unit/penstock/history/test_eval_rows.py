@@ -1,0 +1,75 @@
+"""T18: what a row of an evaluation says of the versions that generated it."""
+
+from typing import Any
+
+import pytest
+
+from penstock.history.eval_rows import summarize
+from penstock.history.eval_scores import pass_rates
+from penstock.protocol.records.manifest import Row
+from tests.batch_factory import make_manifest
+
+
+def row(job: str, drawn: dict[int, int], reward: float = 1.0) -> Row:
+    """A sample of an evaluation: tokens by the version that drew them."""
+    total, several = sum(drawn.values()), len(drawn) > 1
+    return Row(
+        job, 0, "t", "s", 0, 0, total + 2, 2, total, total, min(drawn), max(drawn), min(drawn), reward, "completed",
+        loss_versions=[[version, tokens] for version, tokens in drawn.items()] if several else [],
+    )  # fmt: skip
+
+
+def rows_of(*rows: Row, asked: int | None = None) -> list[dict[str, Any]]:
+    """``asked``: prompts of the evaluation; None: those that were answered."""
+    return list(summarize(make_manifest(list(rows)).samples(), len(rows) if asked is None else asked))
+
+
+def test_T18_every_row_tells_oldest_newest_and_the_share_of_the_asked_version() -> None:
+    """Weights that changed in place: 45 tokens by version 1, 63 by 2, 292 by 3."""
+    first, second = rows_of(
+        row("held/1/0", {1: 45, 2: 63, 3: 192}), row("held/1/1", {3: 100}), row("other/1/0", {1: 8})
+    )
+    assert (first["version"], first["oldest"], first["newest"]) == (1, 1, 3)
+    assert first["asked_share"] == pytest.approx(45 / 400)
+    assert (second["dataset"], second["oldest"], second["newest"], second["asked_share"]) == ("other", 1, 1, 1.0)
+
+
+def test_T18_a_token_whose_version_is_not_proven_is_of_none() -> None:
+    """It carries the oldest version that may have drawn it, which is the one that was asked."""
+    sure, unsure = row("held/1/0", {1: 100}), row("held/1/1", {1: 60, 2: 40})
+    unsure.num_unproven = 30
+    [found] = rows_of(sure, unsure)
+    assert found["asked_share"] == pytest.approx((100 + 30) / 200)
+
+
+def answers(job: str, *rewards: float) -> list[Row]:
+    made = [row(job, {1: 10}) for _ in rewards]
+    for k, (one, reward) in enumerate(zip(made, rewards, strict=True)):
+        one.k, one.reward = k, reward
+    return made
+
+
+def test_chances_to_pass_are_unbiased_means_over_prompts() -> None:
+    """Of 4 answers 1 is right: of 2 drawn from them it is among them in 3 of 6 cases."""
+    [found] = rows_of(*answers("held/1/0", 0, 1, 0, 0), *answers("held/1/1", 1, 1, 1, 1))
+    rates = {key: value for key, value in found.items() if key.startswith(("pass@", "maj@"))}
+    assert rates == {"pass@1": (0.25 + 1) / 2, "pass@2": (0.5 + 1) / 2, "pass@4": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "rates"),
+    [([], {}), ([[1.0]], {}), ([[1, 1, 1], [0.5, 0.5]], {1: 0.5, 2: 0.5})],
+    ids=["nothing", "one answer each", "as many as each prompt has"],
+)
+def test_chances_to_pass_need_several_answers(rewards: list[list[float]], rates: dict[int, float]) -> None:
+    rows = [one for prompt, given in enumerate(rewards) for one in answers(f"held/1/{prompt}", *given)]
+    assert pass_rates(rows) == rates
+
+
+def test_T18_tokens_that_a_filter_masked_are_nobody_elses() -> None:
+    """10 of 100 tokens bear no loss, and only of the others is it told who drew them."""
+    one, other = row("held/1/0", {1: 90}), row("held/1/1", {1: 45, 2: 45})
+    one.num_generated = other.num_generated = 100
+    [found] = rows_of(one, other, asked=4)
+    assert found["asked_share"] == pytest.approx(135 / 180)
+    assert (found["prompts"], found["asked"]) == (2, 4)
