@@ -82,8 +82,10 @@ def list_(target: Target, choice: Choice) -> None:
         each = auto["capacity_tokens_per_s"]
         of_one = f"; a worker with full slots draws {each:.0f} tokens/s" if each else ""
         say(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}")
-        decided = decisions_of(auto)[:DECISIONS]
-        table([_decision(one) for one in decided], ("at", "engines", "wanted", "binds", "terms"), "decisions")
+        decided = decisions_of(auto)
+        which = f"decisions, the latest {DECISIONS} of {len(decided)}" if len(decided) > DECISIONS else "decisions"
+        shown = [_decision(one) for one in decided[:DECISIONS]]
+        table(shown, ("at", "engines", "wanted", "binds", "terms"), which)
     for model, url in state["endpoints"].items():
         say(f"model {model} answers at {url}")
 

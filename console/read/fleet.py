@@ -7,9 +7,6 @@ from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.redis.commands import Client
 
-#: Processes and decisions that are shown.
-MAX_PROCESSES = 2000
-MAX_DECISIONS = 100
 _DECISION = ("at", "before", "engines", "wanted", "binds", "terms")
 
 
@@ -31,7 +28,7 @@ def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
         "host": state["host"],
         "age_s": state["age_s"],
         "groups": [{"group": name, **group} for name, group in state["groups"].items()],
-        "processes": state["processes"][:MAX_PROCESSES],
+        "processes": state["processes"],
         "endpoints": state["endpoints"],
         "autoscale": {name: value for name, value in auto.items() if name != "decisions"},
         "decisions": decisions_of(auto),
@@ -41,5 +38,5 @@ def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
 def decisions_of(autoscale: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the autoscaler decided, the latest first; what is no decision is left out."""
     told = autoscale.get("decisions", [])
-    decisions = [one for one in told[-MAX_DECISIONS:] if isinstance(one, dict)] if isinstance(told, list) else []
+    decisions = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     return [{name: one.get(name) for name in _DECISION} for one in reversed(decisions)]

@@ -10,8 +10,6 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.redis.commands import Client
 
-#: Groups that are read, the latest ones.
-MOST_GROUPS = 4096
 #: Groups read per round trip.
 CHUNK = 256
 
@@ -33,7 +31,9 @@ class LiveJob:
 
 
 def read_live(client: Client, keys: Keys) -> tuple[list[SampleRow], list[Use]]:
-    """Committed samples of jobs that are begun, ready or retiring. Blocks for a round trip per ``CHUNK`` groups.
+    """Return the committed samples of all jobs that are begun, ready or retiring.
+
+    Blocks for a round trip per ``CHUNK`` groups.
 
     Groups that cannot be read are left out: the commands that look into groups tell of them.
     """
@@ -69,12 +69,10 @@ def _live(job: str, raw: Mapping[bytes, bytes], meta: bytes | None, trained: Tra
 
 
 def _jobs(client: Client, keys: Keys) -> list[str]:
-    """The latest ones last."""
-    ready = client.zrange(keys.ready, -MOST_GROUPS, -1)
-    begun = client.zrange(keys.inflight, -MOST_GROUPS, -1)
-    retiring = client.srandmember(keys.retiring, MOST_GROUPS)
-    found = dict.fromkeys(map(name_shown, (*retiring, *ready, *begun)))
-    return list(found)[-MOST_GROUPS:]
+    """Return the jobs of all groups that may have samples, the latest ones last."""
+    retiring = (*client.sscan_iter(keys.retiring), *client.zrange(keys.unrecorded, 0, -1))
+    ready, begun = client.zrange(keys.ready, 0, -1), client.zrange(keys.inflight, 0, -1)
+    return list(dict.fromkeys(map(name_shown, (*retiring, *ready, *begun))))
 
 
 def _groups(client: Client, keys: Keys, jobs: Sequence[str]) -> Iterator[tuple[str, Mapping[bytes, bytes], bytes]]:

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from penstock.errors import ProtocolError
@@ -21,9 +20,8 @@ FIELDS = (
     *("id", "model", "version", "step", "through", "transport", "path", "folder", "num_bytes", "write_s", "age_s"),
     *("workers", "loading", "pinned_by", "state"),
 )
-#: Publications read per round trip, and most files of a folder that are looked at.
+#: Publications read per round trip.
 CHUNK = 16
-MAX_FILES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def _size(path: str) -> int | None:
     """Bytes of the files in a folder; None where it is not there, or this user may not look into it."""
     try:
         with os.scandir(path) as entries:
-            return sum(one.stat().st_size for one in islice(entries, MAX_FILES) if one.is_file())
+            return sum(one.stat().st_size for one in entries if one.is_file())
     except (OSError, ValueError):
         return None
 

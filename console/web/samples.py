@@ -97,7 +97,9 @@ class Samples:
     def answers(self, folder: RunFolder, dataset: str, line: int) -> dict[str, Any]:
         """How the newest versions answered one held-out prompt."""
         with self._open(folder) as samples:
-            return {"rows": [_cut(row) for row in answers_to(samples, dataset, line)[-MAX_ANSWERS:]]}
+            found = answers_to(samples, dataset, line)
+            shown = found[-MAX_ANSWERS:]
+            return {"rows": [_cut(row) for row in shown], "omitted": len(found) - len(shown)}
 
     def prompts(self, folder: RunFolder, dataset: str, *, order: str, after: int) -> dict[str, Any]:
         """Rewards of held-out prompts by version, page by page. Raises ConfigError for an order that is none."""

@@ -10,7 +10,9 @@ import redis
 from console.cli.main import execute
 from console.read.live_samples import read_live
 from penstock.history.writer import HistoryWriter
+from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.unit.penstock.history.rows import row
@@ -49,6 +51,29 @@ def test_what_is_in_redis_and_what_was_recorded_are_one_list(
     client.append(keys.meta(done.job), b"\xc1")
     rows, _ = read_live(client, keys)
     assert [one.id for one in rows] == [f"{begun.job}/1"], "a group that cannot be read hides no other"
+
+
+def test_all_groups_in_redis_are_read_however_many_there_are(client: redis.Redis, keys: Keys) -> None:
+    """Ready, begun, retiring, and retired ones that wait to be recorded."""
+    count = 4500
+    play.subscribe(client, keys, mode="async", size=2)
+    play.join(client, keys)
+    play.publish(client, keys, 1, 0)
+    jobs = [play.job(i, n=1, dataset="held", epoch=1) for i in range(count)]
+    for start in range(0, count, 500):
+        play.admit(client, keys, jobs[start : start + 500], lane="eval", source="eval@1")
+        play.complete(client, keys, 500, n=1, version=1)
+    play.admit(client, keys, [play.job(i) for i in range(2)])
+    begun, cancelled = play.lease(client, keys, "w1", most=2, version=1)
+    play.commit(client, keys, begun, [0], version=1)
+    play.commit(client, keys, cancelled, [0], version=1)
+    client.hset(keys.of("history"), mapping={"backlog": 10, "patience": 10**9})
+    run(client, scripts.cancel(keys, cancelled.job, ()))
+    assert client.zcard(keys.unrecorded) == 1
+
+    rows, _ = read_live(client, keys)
+
+    assert len({one.job for one in rows}) == count + 2
 
 
 def test_a_redis_that_is_gone_is_told_and_the_history_is_shown(

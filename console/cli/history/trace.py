@@ -77,10 +77,7 @@ def trace(
     elif asked.batch is not None:
         _say_batch(answer)
     else:
-        from console.read.trace.batch import MOST_JOBS
-
-        which = f", the latest {MOST_JOBS}" if len(answer) == MOST_JOBS else ""
-        table([_cells(one) for one in answer], _JOB_COLUMNS, f"jobs that asked {what}{which}")
+        table([_cells(one) for one in answer], _JOB_COLUMNS, f"jobs that asked {what}")
     found.tell_problems()
 
 
@@ -178,12 +175,15 @@ def _write(found: Run, path: Path, asked: tuple[str, str, str], as_json: bool) -
 
     sources = _sources(found)
     from_s, to_s = _span(*asked, end_s=time.time() if found.live else latest_s(sources))
-    lines, waits = tracks(sources, from_s, to_s)
+    problems: list[str] = []
+    lines, waits = tracks(sources, from_s, to_s, problems)
     span = {"from": clock(from_s), "to": clock(to_s)}
     with writing(path):
         count = write_perfetto(path, lines, waits, {"run": found.folder.name, **span})
     words = f"{path}: {count} events of {span['from']} to {span['to']}, for https://ui.perfetto.dev"
     told(words, {"path": str(path), "events": count, **span}, as_json)
+    for problem in problems:
+        say(problem, err=True)
     if not count:
         say("Nothing is known of that time.", err=True)
     found.tell_problems()

@@ -11,8 +11,8 @@ from penstock.history.row import SampleRow, id_of, place_of
 from penstock.names import HOME_LANES
 from penstock.protocol.records.tries import tries_of
 
-#: Samples of a batch, and jobs of a prompt, that are told of.
-MOST_SAMPLES, MOST_JOBS = 20_000, 200
+#: Samples of a batch that are shown.
+MOST_SAMPLES = 20_000
 
 
 def trace_batch(sources: Sources, asked: Asked) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ def _whose(sources: Sources, batch: int | None) -> str:
 
 
 def trace_prompt(sources: Sources, asked: Asked) -> list[dict[str, Any]]:
-    """A row per job that asked this prompt, the latest ``MOST_JOBS``, by epoch (of an evaluation: by version).
+    """Return a row per job that asked this prompt, by epoch (of an evaluation: by version).
 
     Blocks for the disk.
     """
@@ -67,8 +67,8 @@ def trace_prompt(sources: Sources, asked: Asked) -> list[dict[str, Any]]:
         for job, k, part in sources.samples.scores(Filters(lane=lane, dataset=asked.dataset)):
             if place_of(job)[2] == asked.line:
                 found.setdefault(job, []).append((k, part))
-    latest = sorted(found, key=place_of)[-MOST_JOBS:]
-    samples = {job: [sources.samples.row(id_of(job, *key)) for key in sorted(found[job])] for job in latest}
+    jobs = sorted(found, key=place_of)
+    samples = {job: [sources.samples.row(id_of(job, *key)) for key in sorted(found[job])] for job in jobs}
     return [_job(job, [row for row in rows if row is not None]) for job, rows in samples.items() if any(rows)]
 
 

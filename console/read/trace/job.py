@@ -18,8 +18,6 @@ from penstock.history.reader import HistoryReader
 from penstock.history.row import SCORES, WHOLE_JOB, SampleRow, Use
 from penstock.protocol.records.tries import Try, tries_of
 
-#: Samples of one job that are told of.
-MOST_SAMPLES = 1000
 _OF_A_SAMPLE = (
     *("id", "k", "part", "worker", "status", "finish_reason", "reward", "reward_info", "oldest", "newest"),
     *("prompt_length", "num_generated", "cached_tokens", "num_turns", "num_aborts", "fate", "reason"),
@@ -92,7 +90,7 @@ def trace_job(sources: Sources, job: str, sample: str = "") -> dict[str, Any] | 
 
 def _rows(samples: HistoryReader, job: str, live: LiveJob | None) -> tuple[list[SampleRow], list[Use]]:
     """Those of the history, and those of Redis that it has not yet."""
-    found = {row.key: row for row in samples.rows(Filters(job=job), limit=MOST_SAMPLES).rows}
+    found = {row.key: row for row in samples.each(Filters(job=job))}
     uses = {
         (use.k, use.part, use.subscription, use.batch): use for row in found.values() for use in samples.uses(row.id)
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from console.read.trace.sources import Sources
@@ -11,7 +12,7 @@ from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, WHOLE_JOB, SampleRow
 from penstock.protocol.records.tries import Try, tries_of
 
-#: Samples of a span at most, the latest ones; rows looked at per page.
+#: Samples of a span at most, the latest ones; rows read per page.
 MOST_SAMPLES, PAGE = 50_000, 256
 #: Rows stand in the order in which groups were done with, which is nearly that of time: after so many in a row that
 #: ended before the span none that follows is in it.
@@ -60,25 +61,37 @@ def latest_s(sources: Sources) -> float:
     return max([_span(row)[1] for row in rows] + [step.ended_s for step in sources.steps[-1:]], default=0.0)
 
 
-def tracks(sources: Sources, from_s: float, to_s: float) -> tuple[list[Line], list[Wait]]:
-    """All that is known of a span of time (Unix seconds). Blocks for the disk."""
-    rows = list(_rows(sources.samples, from_s, to_s))
+def tracks(
+    sources: Sources, from_s: float, to_s: float, problems: list[str] | None = None
+) -> tuple[list[Line], list[Wait]]:
+    """Return all that is known of a span of time (Unix seconds). Blocks for the disk.
+
+    Args:
+        problems: gets a sentence about samples that are omitted.
+    """
+    rows = list(islice(_rows(sources.samples, from_s, to_s), MOST_SAMPLES + 1))
+    if len(rows) > MOST_SAMPLES:
+        del rows[MOST_SAMPLES:]
+        if problems is not None:
+            problems.append(
+                f"The span has more than {MOST_SAMPLES} samples: the latest {MOST_SAMPLES} are shown; name a shorter "
+                "span to see the others."
+            )
     lines, waits = _of_workers(rows), list(_of_jobs(rows))
     return [*lines, *_of_trainer(sources, from_s, to_s)], waits
 
 
 def _rows(samples: HistoryReader, from_s: float, to_s: float) -> Iterator[SampleRow]:
-    after, before, taken = "", 0, 0
+    after, before = "", 0
     while True:
         page = samples.rows(limit=PAGE, after=after)
         for row in page.rows:
             begin, end = _span(row)
             before = before + 1 if end < from_s else 0
             if begin <= to_s and end >= from_s:
-                taken += 1
                 yield row
         after = page.next
-        if not after or before > SLACK or taken >= MOST_SAMPLES:
+        if not after or before > SLACK:
             return
 
 

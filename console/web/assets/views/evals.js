@@ -75,7 +75,7 @@ export function evals({ run }) {
       rows = after ? [...rows, ...found.rows] : found.rows;
       next = found.next;
       more.hidden = next === null;
-      replace(grid, matrix(found.versions, rows, look), h("p", { class: "count" }, `${number(rows.length)} of ${number(found.total)} prompts`));
+      replace(grid, matrix(found.versions, rows, look), h("p", { class: "count" }, `${number(rows.length)} of ${number(found.total)} prompts${found.versions_omitted ? `; ${number(found.versions_omitted)} earlier versions are omitted` : ""}`));
     } catch (error) {
       if (mine === turn) replace(grid, failure(error));
     }
@@ -99,14 +99,14 @@ export function evals({ run }) {
 
   async function look({ line }) {
     try {
-      const { rows: found } = await get(ofRun(run, "answers"), { dataset: dataset.value, line });
+      const { rows: found, omitted } = await get(ofRun(run, "answers"), { dataset: dataset.value, line });
       const shade = shadesOf([0, 1, ...found.map((one) => one.reward)]);
       replace(answers, h("section", { class: "detail" },
         h("div", { class: "headed" }, h("h2", {}, `Prompt ${line} over versions`), h("button", { type: "button", onclick: () => replace(answers) }, "Close")),
         h("pre", { class: "text", tabindex: 0 }, said(found[0]?.prompt || "its text is not kept")), table("Answers", [
           ["Version", (one) => any(one.version), "number"], ["Reward", (one) => chip(one.reward, shade), "number"],
           ["Tokens", (one) => number(one.num_generated), "number"], ["Answer", (one) => said(one.answer, 1000)],
-        ], found.toReversed())));
+        ], found.toReversed()), omitted ? h("p", { class: "count" }, `${number(omitted)} answers of earlier versions are omitted; \`penstock eval show\` lists them`) : null));
       answers.scrollIntoView({ block: "start" });
     } catch (error) {
       replace(answers, failure(error));

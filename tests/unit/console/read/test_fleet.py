@@ -52,4 +52,4 @@ def test_decisions_that_nobody_wrote_are_left_out(monkeypatch: pytest.MonkeyPatc
 def test_the_latest_decision_is_the_first_and_others_fields_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [DECISION | {"at": float(n), "cat": 1} for n in range(300)]
     found = read(monkeypatch, STATE | {"autoscale": {"decisions": told}})["decisions"]
-    assert (len(found), found[0]["at"], "cat" in found[0]) == (100, 299.0, False)
+    assert (len(found), found[0]["at"], "cat" in found[0]) == (300, 299.0, False)
