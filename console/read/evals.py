@@ -1,7 +1,7 @@
 """Evaluation: scores of held-out prompts over versions. The epoch of a job of lane ``eval`` is the version it is of."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from console.read.samples import listed
@@ -17,19 +17,63 @@ from penstock.words import shown as in_short
 MAX_VERSIONS = 32
 PAGE = 40
 
-#: What a row has of an evaluation; ``pass_at``: k -> chance that one of k answers to a prompt has reward 1.
-FIELDS = ("dataset", "version", "prompts", "answers", "reward_mean", "reward_min", "reward_max", "pass_at")
+#: Fields of an evaluation's row. ``mean_version``: of the generated tokens; ``oldest`` and ``newest``: their range;
+#: ``asked_share``: share of the tokens that ``version``, the requested one, generated; ``pass_at``: k -> chance that
+#: one of k answers to a prompt has reward 1.
+FIELDS: tuple[str, ...] = (
+    *("dataset", "version", "mean_version", "oldest", "newest", "asked_share", "prompts", "answers"),
+    *("reward_mean", "reward_min", "reward_max", "pass_at"),
+)
 #: What a row has of a category of one; ``majority_at``: k -> reward of what most of k answers come to.
-CATEGORY_FIELDS = ("dataset", "version", "category", "prompts", "answers", "reward_mean", "pass_at", "majority_at")
+CATEGORY_FIELDS: tuple[str, ...] = (
+    "dataset",
+    "version",
+    "category",
+    "prompts",
+    "answers",
+    "reward_mean",
+    "pass_at",
+    "majority_at",
+)
 
 
-def list_evals(samples: HistoryReader, dataset: str = "") -> list[dict[str, Any]]:
-    """A row per dataset and version that was evaluated, in this order. Blocks for the disk."""
+def list_evals(
+    samples: HistoryReader, dataset: str = "", records: Iterable[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return a row per dataset and requested version that was evaluated, in this order. Blocks for the disk.
+
+    Args:
+        records: rows of ``eval.jsonl``, which say how many tokens each version generated. Without one, that is None for
+            an evaluation in which a sample has several versions.
+    """
+    filters = Filters(lane=Lane.EVAL, dataset=dataset)
+    versions = samples.versions(filters)
+    told = {(one.get("dataset"), one.get("version")): one for one in records}
     found: dict[tuple[str, int], list[tuple[str, int, float | None]]] = {}
-    for (job, k, _), reward in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).items():
-        name, version, _ = place_of(job)
-        found.setdefault((name, version), []).append((job, k, reward))
-    return [_row(name, version, found[name, version]) for name, version in sorted(found)]
+    spans: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for key, reward in samples.scores(filters).items():
+        name, version, _ = place_of(key[0])
+        found.setdefault((name, version), []).append((key[0], key[1], reward))
+        if (span := versions.get(key)) is not None and span[0] >= 0:
+            spans.setdefault((name, version), []).append(span)
+    return [
+        {**_row(*key, found[key]), **_versions(key[1], spans.get(key, []), told.get(key, {}))} for key in sorted(found)
+    ]
+
+
+def _versions(version: int, spans: Sequence[tuple[int, int, int]], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which versions generated an evaluation, by the samples' (oldest, newest, tokens) and its record."""
+    tokens = sum(count for _, _, count in spans)
+    mean, share = told.get("mean_version"), told.get("asked_share")
+    if tokens and all(oldest == newest for oldest, newest, _ in spans):
+        mean = sum(oldest * count for oldest, _, count in spans) / tokens if mean is None else mean
+        share = sum(count for oldest, _, count in spans if oldest == version) / tokens if share is None else share
+    return {
+        "mean_version": mean,
+        "oldest": min((oldest for oldest, _, _ in spans), default=None),
+        "newest": max((newest for _, newest, _ in spans), default=None),
+        "asked_share": share,
+    }
 
 
 def list_categories(samples: HistoryReader, dataset: str = "", *, newest: bool = False) -> list[dict[str, Any]]:

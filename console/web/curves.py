@@ -191,19 +191,27 @@ class _Steps:
     versions: Sequence[float]
 
     def at(self, row: Mapping[str, Any]) -> float:
-        """The row's own step; of an evaluation the one that made its version; else the last that had ended by then.
+        """Return the row's own step; for an evaluation the one that made its version; else the last that ended by then.
 
+        An evaluation is placed at the mean version of its tokens, between two steps if that lies between two versions.
         A batch that comes again after a rewind keeps the version it was begun with, though others are made after it: so
-        no evaluation stands later than it was read.
+        no evaluation is placed later than it was read.
         """
         own = _number(row.get("step"))
         if own is not None:
             return own
         end = bisect_right(self.times, row["time_s"])
-        version = _number(row.get("version"))
-        if "dataset" in row and version is not None and self.versions:
-            end = min(end, bisect_left(self.versions, version))
-        return self.numbers[end - 1] if end else 0.0
+        version = _number(row.get("mean_version"))
+        version = _number(row.get("version")) if version is None else version
+        if "dataset" not in row or version is None or not self.versions:
+            return self._number(end)
+        below = math.floor(version)
+        before, after = (self._number(min(end, bisect_left(self.versions, one))) for one in (below, math.ceil(version)))
+        return before + (version - below) * (after - before)
+
+    def _number(self, count: int) -> float:
+        """Return the number of the step that is the last of the first ``count``; 0 before the first."""
+        return self.numbers[count - 1] if count else 0.0
 
 
 def _steps_of(rows: Sequence[Row]) -> _Steps:

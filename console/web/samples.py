@@ -11,6 +11,7 @@ from console.web.looks import Looks
 from console.web.replies import NotThere
 from penstock.errors import ConfigError, PenstockError
 from penstock.history.blocks import ARRAYS
+from penstock.history.eval_rows import FILE, read_rows
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow
@@ -87,7 +88,8 @@ class Samples:
     def evals(self, folder: RunFolder) -> dict[str, Any]:
         """Scores of held-out prompts by dataset and version."""
         with self._open(folder) as samples:
-            return {"rows": list_evals(samples), "there": samples.is_there, "problems": samples.problems}
+            rows = list_evals(samples, records=read_rows(folder.path / FILE))
+            return {"rows": rows, "there": samples.is_there, "problems": samples.problems}
 
     def categories(self, folder: RunFolder, dataset: str) -> dict[str, Any]:
         """Scores of a dataset's held-out prompts by category, of the newest version that was evaluated."""

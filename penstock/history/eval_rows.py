@@ -29,11 +29,12 @@ FILE = "eval.jsonl"
 def summarize(samples: Iterable[Row], asked: int, said: RewardInfo = NOTHING) -> Iterator[dict[str, Any]]:
     """Yield one row per (dataset, version) of the samples of an evaluation.
 
-    ``version`` is the requested one. ``oldest`` and ``newest`` are the versions that generated the samples, and
-    ``asked_share`` is the share of the tokens that the requested version is proven to have generated, of all tokens
-    whose version is known (a filter may have masked others). Weights that change in place, or between two prompts, make
-    them differ. ``accuracy`` is the mean reward over the ``num``
-    samples of ``prompts`` prompts of this dataset; ``asked`` is the number of prompts of the complete evaluation.
+    ``version`` is the requested one. ``oldest`` and ``newest`` are the versions that generated the samples,
+    ``mean_version`` is the mean version of their tokens (None if no version is known), and ``asked_share`` is the share
+    of the tokens that the requested version is proven to have generated, of all tokens whose version is known (a filter
+    may have masked others). Weights that change in place, or between two prompts, make them differ. ``accuracy`` is the
+    mean reward over the ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` is the number of prompts of
+    the complete evaluation.
     ``pass@K`` and ``maj@K`` are as ``pass_rates`` and ``majority_rates``; ``categories`` has the scores of each one.
 
     Args:
@@ -55,6 +56,7 @@ def summarize(samples: Iterable[Row], asked: int, said: RewardInfo = NOTHING) ->
             "asked": asked,
             "oldest": min(row.oldest for row in rows),
             "newest": max(row.newest for row in rows),
+            "mean_version": _mean_version(rows),
             "asked_share": _mean(sum(_drawn_by(version, row) for row in rows), sum(row.num_loss for row in rows)),
             "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows),
             **rates_of(answers),
@@ -72,14 +74,23 @@ def _mean(total: float, count: int) -> float | None:
     return total / count if count else None
 
 
+def _mean_version(rows: Iterable[Row]) -> float | None:
+    """Return the mean version of the tokens whose version is known, each token counting alike; None without any."""
+    pairs = [(version, tokens) for row in rows for version, tokens in _versions_of(row) if version >= 0]
+    return _mean(sum(version * tokens for version, tokens in pairs), sum(tokens for _, tokens in pairs))
+
+
+def _versions_of(row: Row) -> list[list[int]]:
+    """Return pairs (version, tokens) of a sample. No token is stale in an evaluation, so all are listed."""
+    return row.loss_versions or [[row.oldest_loss, row.num_loss]]
+
+
 def _drawn_by(version: int, row: Row) -> int:
     """Return the number of tokens of a sample that ``version`` is proven to have generated.
 
-    No token is stale in an evaluation, so all are listed. A token whose version is not proven carries the oldest that
-    may have generated it (T6), and counts for none.
+    A token whose version is not proven carries the oldest that may have generated it (T6), and counts for none.
     """
-    told = row.loss_versions or [[row.oldest_loss, row.num_loss]]
-    drawn = sum(tokens for drawn_by, tokens in told if drawn_by == version)
+    drawn = sum(tokens for drawn_by, tokens in _versions_of(row) if drawn_by == version)
     return max(0, drawn - row.num_unproven)
 
 

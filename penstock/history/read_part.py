@@ -106,6 +106,14 @@ class ReadPart:
         rows = self._rows(named, "job, k, part, reward", [], "")
         return {(job, k, part): reward for job, k, part, reward in _sound(rows, _TEXT, _INT, _INT, _REWARD)}
 
+    def versions(self, filters: Filters) -> dict[Key, tuple[int, int, int]]:
+        query = counting(self.connection, filters)
+        if query is None:
+            return {}
+        named = Query(f"(SELECT * FROM {query.source}) JOIN groups USING(g)", query.clauses)
+        rows = self._rows(named, "job, k, part, oldest, newest, generated", [], "")
+        return {(job, k, part): rest for job, k, part, *rest in _sound(rows, _TEXT, *5 * [_INT])}
+
     def number_of(self, key: Key) -> int | None:
         found = self.connection.execute(
             "SELECT s FROM groups JOIN samples USING(g) WHERE job = ? AND k = ? AND part = ?", key

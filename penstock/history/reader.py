@@ -184,6 +184,13 @@ class HistoryReader:
             found |= self._ask(part, partial(part.scores, filters or Filters())) or {}
         return found
 
+    def versions(self, filters: Filters | None = None) -> dict[Key, tuple[int, int, int]]:
+        """Oldest version, newest version and generated tokens of each sample, as ``scores``. No phrases."""
+        found: dict[Key, tuple[int, int, int]] = {}
+        for part in self._open():
+            found |= self._ask(part, partial(part.versions, filters or Filters())) or {}
+        return found
+
     def extent(self) -> Extent:
         """How much is there, and how much was deleted."""
         parts = [part for part in self._open() if part.name != LIVE]

@@ -11,6 +11,7 @@ from console.cli.lists import AfterOption, Choice, LimitOption, SortOption, Wher
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
+from penstock.history.eval_rows import FILE, read_rows
 
 eval_app = typer.Typer(help="Evaluation: scores and answers of held-out prompts over versions.")
 
@@ -34,7 +35,7 @@ def eval_ls(
     from console.read.evals import CATEGORY_FIELDS, FIELDS, list_categories, list_evals
 
     found = open_run(run, redis, directory)
-    rows, fields = list_evals(found.samples, dataset), FIELDS
+    rows, fields = list_evals(found.samples, dataset, read_rows(found.folder / FILE)), FIELDS
     if categories:
         rows, fields = list_categories(found.samples, dataset), CATEGORY_FIELDS
     show(rows, fields, fields, "evaluation", Choice(where or (), sort, limit, as_json, after), _rates_in_words)

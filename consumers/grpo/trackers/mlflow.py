@@ -55,8 +55,8 @@ class MLflow:
         metrics = [Metric(_name(name), value, now, step) for name, value in values.items()]
         self._client.log_batch(self._position.id, metrics=metrics)
 
-    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
-        self.metrics(version, values)
+    def evaluation(self, version: float, values: Mapping[str, float]) -> None:
+        self.metrics(round(version), values)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         figures = numbers(values)

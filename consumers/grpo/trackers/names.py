@@ -39,13 +39,17 @@ def of_row(row: Mapping[str, Any]) -> dict[str, float]:
     return numbers({name: value for name, value in named.items() if name})
 
 
+#: Fields of a row of ``eval.jsonl`` that are shown as ``eval/DATASET-FIELD``.
+EVAL_FIELDS = ("truncated_ratio", "mean_version", "oldest", "newest", "asked_share")
+
+
 def of_evaluation(row: Mapping[str, Any]) -> dict[str, float]:
     """Figures of a row of ``eval.jsonl``: ``eval/DATASET`` is its accuracy, ``eval/DATASET/CATEGORY`` a category's."""
     name = f"eval/{row['dataset']}"
     categories = row.get("categories")
     named = categories.items() if isinstance(categories, Mapping) else ()
     return numbers(
-        {name: row["accuracy"], f"{name}-truncated_ratio": row.get("truncated_ratio"), **_rates(name, row)}
+        {name: row["accuracy"], **{f"{name}-{key}": row.get(key) for key in EVAL_FIELDS}, **_rates(name, row)}
     ) | {
         key: value
         for category, scores in named

@@ -59,9 +59,9 @@ class Reporter:
         """Figures of a step."""
         self._tell(partial(self._metrics, step, values))
 
-    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
-        """Figures of an evaluation."""
-        self._tell(partial(self._evaluation, version, values))
+    def evaluation(self, version: int, values: Mapping[str, float], place: float | None = None) -> None:
+        """Figures of an evaluation of ``version``; ``place``: where it stands among the versions, None: there."""
+        self._tell(partial(self._evaluation, version, values, version if place is None else place))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """What the run came to."""
@@ -136,12 +136,12 @@ class Reporter:
         position.step = step
         position.save()
 
-    def _evaluation(self, version: int, values: Mapping[str, float], tracker: Tracker) -> None:
+    def _evaluation(self, version: int, values: Mapping[str, float], place: float, tracker: Tracker) -> None:
         position = self.position
         if version <= position.version:
             self.repeated += 1
             return
-        tracker.evaluation(version, values)
+        tracker.evaluation(place, values)
         position.version = version
         position.save()
 

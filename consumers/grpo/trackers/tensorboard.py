@@ -32,11 +32,11 @@ class TensorBoard:
         writer.flush()
         self._last = step
 
-    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
+    def evaluation(self, version: float, values: Mapping[str, float]) -> None:
         if self._evaluations is None:
             self._evaluations = _writer(self._folder / "evaluations")
         for name, value in values.items():
-            self._evaluations.add_scalar(name, value, version)
+            self._evaluations.add_scalar(name, value, round(version))
         self._evaluations.flush()
 
     def summary(self, values: Mapping[str, Any]) -> None:

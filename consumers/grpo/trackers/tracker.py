@@ -30,8 +30,8 @@ class Tracker(Protocol):
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Figures of one step of the trainer."""
 
-    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
-        """Figures of one evaluation of a version."""
+    def evaluation(self, version: float, values: Mapping[str, float]) -> None:
+        """Figures of one evaluation; ``version``: the mean version of its tokens, which may lie between two."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """What the run came to: numbers and texts."""

@@ -89,24 +89,37 @@ class Trackers:
         if self._reporters:
             self.metrics(int(row["step"]), names.of_row(row))
 
-    def evaluation(self, version: int, values: Mapping[str, Any]) -> None:
+    def evaluation(self, version: int, values: Mapping[str, Any], place: float | None = None) -> None:
         """Show figures of an evaluation of ``version``, for instance ``eval/gsm8k``, all at once. Returns at once.
 
         A version has one evaluation: one that was told before, or is older than one that was, is not told again.
+
+        Args:
+            place: where it stands among the versions; None: at ``version``.
         """
         shown = names.numbers(values)
         for reporter in self._reporters:
-            reporter.evaluation(version, shown)
+            reporter.evaluation(version, shown, place)
 
     def evaluation_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Show rows of ``eval.jsonl``, those of one version together. Returns at once."""
+        """Show rows of ``eval.jsonl``, those of one version together, at the mean version of their tokens.
+
+        Returns at once.
+        """
         if not self._reporters:
             return
         versions: dict[int, dict[str, float]] = {}
+        places: dict[int, list[float]] = {}
         for row in rows:
-            versions.setdefault(int(row["version"]), {}).update(names.of_evaluation(row))
+            version = int(row["version"])
+            values = versions.setdefault(version, {})
+            values.update(names.of_evaluation(row))
+            if (mean := row.get("mean_version")) is not None:
+                places.setdefault(version, []).append(float(mean))
+                values["eval/requested_version"] = float(version)
         for version in sorted(versions):
-            self.evaluation(version, versions[version])
+            found = places.get(version)
+            self.evaluation(version, versions[version], sum(found) / len(found) if found else None)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Show what the run came to, numbers and texts. Returns at once."""

@@ -34,8 +34,8 @@ class Trackio:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
-    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
-        self._run.log({**values, "eval/version": version}, step=version)
+    def evaluation(self, version: float, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "eval/version": version}, step=round(version))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         shown = {f"summary/{name}": value for name, value in numbers(values).items()}

@@ -48,7 +48,7 @@ class Wandb:
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._log({**values, "step": step})
 
-    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
+    def evaluation(self, version: float, values: Mapping[str, float]) -> None:
         self._log({**values, "eval/version": version})
 
     def _log(self, row: dict[str, float]) -> None:

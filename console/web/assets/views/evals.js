@@ -51,16 +51,18 @@ export function evals({ run }) {
   function draw(names, found) {
     const lines = names.map((name, colour) => {
       const mine = found.filter((one) => one.dataset === name && one.reward_mean !== null);
-      return { name, colour, x: mine.map((one) => one.version), y: mine.map((one) => one.reward_mean) };
+      return { name, colour, x: mine.map((one) => one.mean_version ?? one.version), y: mine.map((one) => one.reward_mean) };
     }).filter((one) => one.x.length);
     close();
     if (lines.length) {
-      const made = chart({ title: "Reward of held-out prompts", unit: "mean, by version", zero: true, xName: "version", lines });
+      const made = chart({ title: "Reward of held-out prompts", unit: "mean, by mean version of the tokens", zero: true, xName: "version", lines });
       close = made.close;
       replace(charts, made.node);
     }
     replace(scores, table("Scores", [
-      ["Dataset", (one) => one.dataset], ["Version", (one) => number(one.version), "number"], ["Prompts", (one) => number(one.prompts), "number"],
+      ["Dataset", (one) => one.dataset], ["Requested version", (one) => number(one.version), "number"], ["Mean version", (one) => number(one.mean_version, 2), "number"],
+      ["Versions", (one) => one.oldest === one.newest ? number(one.oldest) : `${number(one.oldest)} to ${number(one.newest)}`, "number"],
+      ["By requested", (one) => one.asked_share === null ? "" : `${number(100 * one.asked_share, 1)} %`, "number"], ["Prompts", (one) => number(one.prompts), "number"],
       ["Answers", (one) => number(one.answers), "number"], ["Mean", (one) => number(one.reward_mean, 3), "number"],
       ["Least", (one) => number(one.reward_min, 3), "number"], ["Greatest", (one) => number(one.reward_max, 3), "number"],
       ["pass@k", (one) => rates(one.pass_at)],

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from console.read.evals import list_categories
+from console.read.evals import list_categories, list_evals
 from penstock.history.read_part import ReadPart
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow
@@ -59,3 +59,28 @@ def test_each_dataset_has_a_newest_version_of_its_own(tmp_path: Path) -> None:
         one for one in list_categories(samples) if (one["dataset"], one["version"]) in {("early", 3), ("held", 8)}
     ]
     samples.close()
+
+
+def test_an_evaluation_shows_the_range_of_its_versions_their_mean_and_the_share_of_the_requested_one(
+    tmp_path: Path,
+) -> None:
+    samples = HistoryReader(tmp_path / "history")
+    drawn = [((3, 3), 30), ((5, 5), 10)]
+    rows = [
+        row(f"held/3/{line}", lane="eval", oldest=span[0], newest=span[1], num_generated=tokens)
+        for line, (span, tokens) in enumerate(drawn)
+    ]
+    samples.show_too(rows)
+    fields = ("version", "mean_version", "oldest", "newest", "asked_share")
+    assert [tuple(one[name] for name in fields) for one in list_evals(samples)] == [(3, 3.5, 3, 5, 0.75)]
+
+
+def test_the_record_of_an_evaluation_says_what_its_samples_do_not(tmp_path: Path) -> None:
+    """A sample of several versions does not say how many tokens are of each."""
+    samples = HistoryReader(tmp_path / "history")
+    samples.show_too([row("held/3/0", lane="eval", oldest=3, newest=6, num_generated=30)])
+    fields = ("mean_version", "oldest", "newest", "asked_share")
+    assert [tuple(one[name] for name in fields) for one in list_evals(samples)] == [(None, 3, 6, None)]
+    record = {"dataset": "held", "version": 3, "mean_version": 5.2, "asked_share": 0.012}
+    found = list_evals(samples, records=[record])
+    assert [tuple(one[name] for name in fields) for one in found] == [(5.2, 3, 6, 0.012)]

@@ -73,3 +73,11 @@ def test_T18_tokens_that_a_filter_masked_are_nobody_elses() -> None:
     [found] = rows_of(one, other, asked=4)
     assert found["asked_share"] == pytest.approx(135 / 180)
     assert (found["prompts"], found["asked"]) == (2, 4)
+
+
+def test_T18_an_evaluation_is_one_record_with_the_mean_version_of_its_tokens() -> None:
+    """Requested of version 11, of whose tokens it generated one in ten."""
+    (found,) = rows_of(row("held/11/0", {11: 10, 12: 30}), row("held/11/1", {14: 60}))
+    assert found["mean_version"] == pytest.approx((11 * 10 + 12 * 30 + 14 * 60) / 100)
+    assert (found["version"], found["oldest"], found["newest"]) == (11, 11, 14)
+    assert found["asked_share"] == pytest.approx(0.1)

@@ -155,6 +155,21 @@ def test_an_evaluation_is_named_by_its_dataset() -> None:
     assert names.of_evaluation(row) == {"eval/held": 0.5, "eval/held-truncated_ratio": 0.25, "eval/held-pass@4": 0.75}
 
 
+def test_an_evaluation_stands_at_the_mean_version_of_its_tokens_at_trackers(
+    tmp_path: Path, opened: dict[str, tuple[Recording, TrackedRun]]
+) -> None:
+    row = {"dataset": "held", "version": 3, "accuracy": 0.5, "mean_version": 5.25, "oldest": 3, "newest": 7}
+    row |= {"asked_share": 0.125}
+    with Trackers(config(tmp_path, "tensorboard")) as shown:
+        shown.evaluation_rows([row])
+    (_, place, values), _ = opened["tensorboard"][0].told
+    assert place == 5.25
+    assert values == {
+        "eval/held": 0.5, "eval/held-mean_version": 5.25, "eval/held-oldest": 3.0, "eval/held-newest": 7.0,
+        "eval/held-asked_share": 0.125, "eval/requested_version": 3.0,
+    }  # fmt: skip
+
+
 def test_an_evaluation_of_several_datasets_is_one_entry_and_told_once_over_starts(
     tmp_path: Path, opened: dict[str, tuple[Recording, TrackedRun]]
 ) -> None:
