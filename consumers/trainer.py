@@ -101,7 +101,6 @@ class Trainer:
         check_groups(batch_groups, definition)
         #: True where its publications move the clock.
         self.drives = definition.driving
-        #: What this rank is made of, and the batches that it is handed.
         self.session = Session(
             config,
             self.name,
@@ -113,7 +112,7 @@ class Trainer:
             prepare=prepare,
             reads_evaluations=True,
         )
-        #: Finished evaluations of the held-out prompts, which rank 0 of the trainer that publishes reads and releases.
+        #: Finished evaluations, which rank 0 of the trainer that publishes reads and releases.
         self.evaluations = self.session.evaluations
         self.stream = self.session.stream(0 if config.staleness.mode is Mode.SYNC else prefetch)
         #: Records a row per committed batch: in ``steps.jsonl``, `penstock status` and trackers.
@@ -145,9 +144,11 @@ class Trainer:
         self.close(finished=kind is None)
 
     def close(self, *, finished: bool = True) -> None:
-        """Give the subscription back, when the newest version has its folder. Blocks shortly, and for that.
+        """Give the subscription back, when the newest version has its folder; blocks for that.
 
-        ``finished``: False if training failed, so that trackers get no summary."""
+        Args:
+            finished: False if training failed, so that trackers get no summary.
+        """
         self.stream.close()
         self.session.close(finished=finished)
 
@@ -307,18 +308,17 @@ class Trainer:
         self.session.engines.onload(tags, timeout)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
-        """Have workers count health checks of their engines, or, ``watched`` false, leave them out: while this process
-        takes the engines' time or their GPUs. An engine whose process ends is lost all the same.
+        """Have workers count failed health checks of their engines; false: not, while this process uses their GPUs.
 
-        Blocks until all do. Raises WaitTimeout as :meth:`offload_engines`.
+        An engine whose process ends is lost either way. Blocks until all do; raises as :meth:`offload_engines`.
         """
         self.session.engines.watch(watched, timeout)
 
     def revive_engines(self, *, timeout: float = 600.0) -> None:
         """Have engines that are lost started at once, without the wait after several failures; blocks until all serve.
 
-        They are started again without being asked, too; this is for a trainer that will not go on without them. With
-        memory offloaded it returns at once: they start when it is back.
+        They are restarted in any case; this is for a trainer that cannot continue without them. With memory offloaded
+        it returns at once: they start when it is back.
 
         Raises:
             WaitTimeout: an engine was not back in ``timeout`` seconds; names its worker and why.

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -255,10 +254,6 @@ class TrainingLoop:
         self._hooks.tell_evaluations()
         log.info("version %d: %s", found.version, ", ".join(f"{k} {v:.3f}" for k, v in found.accuracy.items()))
         return True
-
-    def _file(self, name: str) -> Path:
-        self.config.run_dir.mkdir(parents=True, exist_ok=True)
-        return self.config.run_dir / name
 
 
 def _about(seconds: float | None) -> str:
