@@ -169,7 +169,7 @@ class Trainer:
 
     @property
     def position(self) -> int:
-        """Batches behind this trainer: handed out, or committed before it joined."""
+        """Number of batches handed out, or committed before it joined."""
         return self.stream.last
 
     def source_lines(self) -> int | None:
@@ -382,11 +382,7 @@ class Trainer:
             self.stream.last = n
 
     def ask_evaluation(self, version: int, end: str = "") -> None:
-        """Have ``version`` evaluated, whatever ``data.eval_every`` says: the last one of a run.
-
-        Args:
-            end: where training ended, in words of the caller's own, for :meth:`asked_last`.
-        """
+        """Have ``version`` evaluated, whatever ``data.eval_every`` says; ``end`` names where training ended."""
         self.session.clock.ask_evaluation(version, end)
 
     def asked_last(self, end: str) -> int:

@@ -18,6 +18,7 @@ class Told:
     def __init__(self, *_: Any, **told: Any) -> None:
         self.told = told
         self.evaluations = Evaluations()
+        self.steps = None
 
     def stream(self, prefetch: int) -> None:
         """Nobody reads."""

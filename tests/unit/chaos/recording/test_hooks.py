@@ -251,6 +251,7 @@ progress = Some(commit=lambda n, digest: None)
 Session.commit(
     Some(
         subscriber=subscriber, name="actor", progress=progress, publishes=False, clock=Some(see=print), _exporter=None,
+        steps=Some(commit=print),
         _tell=print,
     ),
     batch,

@@ -150,6 +150,8 @@ def test_the_summary_file_is_json_with_the_versions(tmp_path: Path) -> None:
 SNAPSHOT: dict[str, Any] = {
     "version": 12,
     "step": 12,
+    "parts": [],
+    "subs": [],
     "lanes": {"train": {"queued": 5, "leased": 2}, "eval": {"queued": 1, "leased": 0}},
     "ready": 4,
     "workers": [WorkerPresence(name="worker-0", version=12, running=7, slots=64, tokens_per_s=1234.6, state="serving")],
@@ -256,7 +258,7 @@ def test_a_line_that_says_the_same_comes_once_a_minute() -> None:
         for second in range(130):
             now[0] = float(second)
             waits = [{"who": "trainer", "what": "the engine to start", "since_s": second + 2.0}]
-            yield {"waits": waits, "step": int(second >= 70)}
+            yield {"waits": waits, "step": int(second >= 70), "parts": [], "subs": [], "workers": []}
 
     text = shown(False, snapshots(), clock=lambda: now[0])
 

@@ -16,7 +16,7 @@ from consumers.trainer import Trainer
 from consumers.weights.sources import State, float32_names
 from penstock.config import Config, TrainerConfig
 from tests.batch_factory import gradient, make_batch, make_samples, tiny_model
-from tests.unit.consumers.grpo.test_skipped_steps import Source
+from tests.unit.consumers.grpo.sources import Source
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,7 @@ class Published(Source):
 )
 def test_weights_are_published_in_the_type_of_the_engines(tmp_path: Path, dtype: str, published: torch.dtype) -> None:
     settings = config(tmp_path, dtype)
-    source, learner = Published(), learner_of(settings, 1)
+    source, learner = Published(settings), learner_of(settings, 1)
     TrainingLoop(settings, cast(Trainer, source), learner).train(batch())
 
     assert {one.dtype for one in source.tensors.values()} == {published}

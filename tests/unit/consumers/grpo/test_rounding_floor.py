@@ -15,7 +15,7 @@ from consumers.grpo.step import GRPO
 from consumers.trainer import Trainer
 from penstock.config import Config, TrainerConfig
 from tests.batch_factory import logprobs_of, make_batch, make_samples, tiny_model
-from tests.unit.consumers.grpo.test_skipped_steps import Source
+from tests.unit.consumers.grpo.sources import Source
 
 
 def learner(**changes: Any) -> GRPO:
@@ -24,8 +24,8 @@ def learner(**changes: Any) -> GRPO:
     return GRPO(model, torch.optim.SGD(model.parameters(), lr=0.0), config)
 
 
-def batch() -> Batch:
-    return make_batch(make_samples({5: tiny_model(2)}), train_version=5)
+def batch(n: int = 1) -> Batch:
+    return make_batch(make_samples({5: tiny_model(2)}), train_version=5, n=n)
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_tokens": 40}])
@@ -105,9 +105,10 @@ def test_the_type_of_the_engines_is_the_one_that_sglang_takes(
 
 
 def test_each_step_is_recorded_beside_the_floor(tmp_path: Path) -> None:
-    loop = TrainingLoop(config(tmp_path, "bfloat16"), cast(Trainer, Source()), learner())
-    for _ in range(2):
-        loop.train(batch())
+    settings = config(tmp_path, "bfloat16")
+    loop = TrainingLoop(settings, cast(Trainer, Source(settings)), learner())
+    for n in (1, 2):
+        loop.train(batch(n))
     rows = [json.loads(line) for line in (tmp_path / "r" / "steps.jsonl").read_text().splitlines()]
     first, second = (row["logprob_diff_floor"] for row in rows)
     assert 1e-3 < first < 1.0

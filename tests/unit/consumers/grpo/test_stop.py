@@ -20,7 +20,8 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.system.exit_codes import EXIT_INTERRUPT
 from penstock.system.stop import watched_signals
-from tests.unit.consumers.grpo.test_skipped_steps import Source, good, learner
+from tests.unit.consumers.grpo.sources import Source
+from tests.unit.consumers.grpo.test_skipped_steps import good, learner
 
 
 class OneBatch(Source):
@@ -50,8 +51,9 @@ def loop_of(folder: Path) -> tuple[TrainingLoop, OneBatch]:
         "model": {"path": str(folder)}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
         "trainer": {"checkpoint_every": 100},
     }  # fmt: skip
-    source = OneBatch()
-    return TrainingLoop(Config.model_validate(values), cast(Trainer, source), learner()), source
+    config = Config.model_validate(values)
+    source = OneBatch(config)
+    return TrainingLoop(config, cast(Trainer, source), learner()), source
 
 
 def test_the_trainer_finishes_its_step_and_its_checkpoint_and_says_how_long_that_may_take(
