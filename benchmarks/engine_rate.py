@@ -293,9 +293,7 @@ def main(
             thread.start()
             try:
                 for turn in range(rounds):
-                    names = [*(["raw"] if raw else []), *sources]
-                    names = names if turn % 2 == 0 else names[::-1]
-                    for name in names:
+                    for name in [*(["raw"] if raw else []), *sources]:
                         if turn and time.monotonic() + plan.warm_s + plan.window_s > end_s:
                             break
                         is_raw = name == "raw"
