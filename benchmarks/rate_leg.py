@@ -51,6 +51,7 @@ def configure(settings: dict[str, Any], folder: Path) -> Config:
             "batch_groups": settings["batch_groups"],
             "batches_per_version": 1,
             "transport": settings["publish"] or "disk",
+            "device": settings["device"] if settings["publish"] else "cpu",
             "weights_dir": str(weights_folder(folder)),
         },
     )
