@@ -9,6 +9,7 @@ import redis
 from penstock.config import ModelConfig
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
+from penstock.protocol.scripts import ensure_lanes
 from tests.integration import worker_play
 from tests.integration.worker_play import admit, all_in, job, publish, read_group, tended, until, working
 
@@ -39,6 +40,7 @@ class SeededRuns:
         config = worker_play.make_config(
             self.redis_url, keys, self.model, self.folder / run, engine={"url": self.engine_url}, **sections
         )
+        ensure_lanes(client, keys)
         publish(client, keys, self.publication)
         prompts = [[5, 6, 7, 8 + i % 3, 9 + i] for i in range(NUM_JOBS)]
         jobs = admit(client, keys, [job(i, prompt=None, prompt_ids=prompt) for i, prompt in enumerate(prompts)])

@@ -62,6 +62,9 @@ class Rig:
         self.fake: FakeEngine
 
     def publish(self, trainer: Trainer, step: int = 0) -> None:
+        """Publish weights that differ from those before: engines adopt equal ones without a load."""
+        name, tensor = next(iter(self._weights.items()))
+        self._weights = {**self._weights, name: tensor + 1e-3}
         trainer.publish(self._weights, step=step)
 
     def train(self, trainer: Trainer, batches: int = 1) -> None:

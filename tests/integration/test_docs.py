@@ -114,7 +114,8 @@ SETTINGS = (
     "docs/rewards.md: reward: {function: code",
     "docs/rewards.md: reward: {function: math, group",
     "docs/rewards.md: # run.yaml",
-    'docs/rewards.md: reward: {function: "rewards',
+    'docs/rewards.md: reward: {function: "rewards:score"',
+    'docs/rewards.md: reward: {function: "rewards:run_tests"',
     "docs/rewards.md: # frozen models",
     "docs/tracing.md: telemetry:",
 )

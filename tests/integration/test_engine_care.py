@@ -91,7 +91,7 @@ async def test_an_engine_that_dies_of_everything_is_a_crash_loop_and_takes_nothi
         await until(lambda: fake.proofs >= proofs + 3)
         assert play.counter(client, keys, "crashes") == 4, "each job paid for the first death and for no other"
         assert set(states(client, keys, jobs)) == {"queued"}
-        assert "crash loop" in waits_of(client, keys, "intake")
+        await until(lambda: "crash loop" in waits_of(client, keys, "intake"))
         fake.behaviour.clear()
         await until(all_in(client, keys, jobs, "ready"))
         await until(lambda: presence(client, keys)["state"] == "serving")

@@ -538,8 +538,7 @@ def test_I1_audit_is_red_when_one_thing_is_tampered_with(client: redis.Redis, ke
 
 def test_I1_the_audit_tells_the_first_differences_and_counts_the_rest(client: redis.Redis, keys: Keys) -> None:
     admit(client, keys, 40)
-    client.delete(keys.jobs("train"))
-    ensure_lanes(client, keys)
+    client.xtrim(keys.jobs("train"), maxlen=0)
     report = audit(client, keys)
     assert (len(report.differences), report.num_differences) == (20, 41)
 

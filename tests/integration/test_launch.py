@@ -102,9 +102,8 @@ class Desk:
 
     def redis_pid(self) -> int:
         log = (self.run_dir / "redis" / "redis.log").read_text()
-        return int(
-            [line for line in log.splitlines() if "Redis version=" in line][-1].rsplit("pid=", 1)[1].split(",")[0]
-        )
+        starts = [line for line in log.splitlines() if "version=" in line and "pid=" in line]
+        return int(starts[-1].rsplit("pid=", 1)[1].split(",")[0])
 
     def state(self) -> str:
         return str(json.loads((self.run_dir / "run.json").read_text())["state"])
