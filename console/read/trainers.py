@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.config.subscription import ASKED
+from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.commands import Client
@@ -30,7 +31,7 @@ def head_line(state: Mapping[str, Any]) -> str:
 def list_trainers(client: Client, keys: Keys) -> list[dict[str, Any]]:
     """A row per rank that ever showed figures, and one per subscription whose trainer has shown none yet.
 
-    Blocks for a few round trips.
+    Subscriptions that only read evaluations have no row (``penstock subs ls`` lists them). Blocks for round trips.
     """
     return trainer_rows(snapshot(client, keys))
 
@@ -40,8 +41,14 @@ def trainer_rows(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     subs = {sub["name"]: sub for sub in state["subs"]}
     rows = [_row(one, subs.get(one.get("name", "")), state["waits"]) for one in state["trainers"]]
     shown = {row["name"] for row in rows}
-    rows += [_row({"name": name}, sub, state["waits"]) for name, sub in subs.items() if name not in shown]
+    silent = (sub for name, sub in subs.items() if name not in shown and not only_evaluates(sub))
+    rows += [_row({"name": sub["name"]}, sub, state["waits"]) for sub in silent]
     return sorted(rows, key=lambda row: (str(row["name"]), row.get("rank") or 0))
+
+
+def only_evaluates(sub: Mapping[str, Any]) -> bool:
+    """Whether a subscription takes nothing but evaluations: no batch of it is trained."""
+    return sub.get("lanes") == Lane.EVAL
 
 
 def _row(shown: Mapping[str, Any], sub: Mapping[str, Any] | None, waits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

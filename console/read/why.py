@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from console.read.silence import silences
+from console.read.trainers import only_evaluates
 from penstock.protocol.presence import SILENT_S, WorkerPresence, WorkerState
 
 #: The first part that a wait names is the one that it waits for.
@@ -180,6 +181,8 @@ def _look_at_trainer(state: Mapping[str, Any], waits: Sequence[Link], name: str)
     sub = subs[0]
     shown = [one["age_s"] for one in state["trainers"] if one.get("name") == sub["name"]]
     last = f"; its last step was {min(shown):.0f} s ago" if shown else ""
+    if not sub["owned"] and only_evaluates(sub):
+        return f"no trainer reads evaluations: start the trainer again, or drop subscription {sub['name']}"
     if not sub["owned"]:
         return f"trainer {sub['name']} is gone{last}: start it again, or drop its subscription"
     return _longest(waits, f"trainer:{sub['name']}") or f"trainer {sub['name']} is at work{last}"

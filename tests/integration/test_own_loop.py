@@ -31,8 +31,8 @@ from tests.integration import play
 from tests.integration.docs_blocks import blocks
 from tests.integration.parts import PATIENCE_S, Player, beside, buffering, make_config, producing, until_waits
 
-#: Versions that the loop publishes; PENSTOCK_OWN_LOOP_VERSIONS names another number.
-VERSIONS = int(os.environ.get("PENSTOCK_OWN_LOOP_VERSIONS", "12"))
+#: Versions that the loop publishes; PENSTOCK_TEST_OWN_LOOP_VERSIONS names another number.
+VERSIONS = int(os.environ.get("PENSTOCK_TEST_OWN_LOOP_VERSIONS", "12"))
 
 
 class Enough(Exception):

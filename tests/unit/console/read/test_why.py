@@ -101,6 +101,17 @@ SILENT = {**PRODUCER, "age_s": 40.0}
             "trainer judge is gone: start it again",
         ),
         (
+            state(
+                ("subscription:eval", "its trainer to come: 3 groups are held"),
+                subs=[
+                    {"name": "actor", "driving": 1, "owned": False},
+                    {"name": "eval", "lanes": "eval", "owned": False},
+                ],
+            ),
+            1,
+            "no trainer reads evaluations: start the trainer again, or drop subscription eval",
+        ),
+        (
             state(TRAINER, ("buffer:actor", "2 of 4 jobs of the cohort to be finished"), workers=[]),
             2,
             "there is no worker",
