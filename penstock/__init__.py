@@ -168,7 +168,8 @@ def __getattr__(name: str) -> Any:
             raise
         from penstock.system.extras import needed
 
-        raise ModuleNotFoundError(f"penstock.{name} needs {needed(exc.name)}", name=exc.name) from exc
+        needs = needed(exc.name, trains=_LAZY[name].startswith("consumers."))
+        raise ModuleNotFoundError(f"penstock.{name} needs {needs}", name=exc.name) from exc
     return getattr(module, name)
 
 

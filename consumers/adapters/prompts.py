@@ -60,6 +60,13 @@ class Prompts:
         self._name = session.name
         self._lane: AskedLane = lane
 
+    def ensure_lanes(self) -> None:
+        """Make the run's lanes before the first job is admitted; parts that start later would take them for lost.
+
+        Blocks for a round trip. Raises ConfigError where the run is of another schema.
+        """
+        self._control.do(lambda client: scripts.ensure_lanes(client, self._keys))
+
     def admit(self, requests: Sequence[Request], deadline: float) -> list[str]:
         """Admit all; their ids. Blocks for room in Redis; raises WaitTimeout past ``deadline`` (monotonic).
 

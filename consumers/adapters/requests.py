@@ -87,6 +87,7 @@ class Requests:
         return Definition(mode=ASKED, lanes=(self.lane,), size=size, bound=UNBOUNDED)
 
     def __enter__(self) -> Self:
+        self.prompts.ensure_lanes()
         self.prompts.check_alone()
         self.session.join()
         self._clean()

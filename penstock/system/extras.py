@@ -49,14 +49,17 @@ def check_installed(package: str, what: str) -> None:
         raise ConfigError(f"{what} needs {needed(package)}")
 
 
-def needed(module: str) -> str:
-    """The end of a sentence that says what is not installed, and how to install it.
+def needed(module: str, *, trains: bool = False) -> str:
+    """Return the end of a sentence that says what is not installed, and how to install it.
 
     Args:
         module: what could not be imported; its package is named.
+        trains: whether a trainer needs it, whose extra contains that of workers.
     """
     package = module.partition(".")[0]
-    source = f"'penstock[{EXTRAS[package]}]'" if package in EXTRAS else package
+    extra = EXTRAS.get(package)
+    extra = "trainer" if trains and extra == "worker" else extra
+    source = f"'penstock[{extra}]'" if extra else package
     return f"{package}, which is not installed here: pip install {source}."
 
 

@@ -127,6 +127,22 @@ def test_a_time_out_cancels_what_was_asked(config: Config, client: redis.Redis, 
         assert Player(client, keys).lease(2, version=1) == []
 
 
+def test_prompts_may_be_asked_before_any_other_part_has_started(
+    redis_server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A part that starts afterwards does not take its lanes for lost ones."""
+    keys = Keys(f"early{tmp_path.stat().st_ino}")
+    config = make_config(redis_server.url, keys.run, tmp_path)
+    with Requests(config) as requests:
+        publish(requests)
+        with pytest.raises(WaitTimeout):
+            requests.answer(prompts("a"), timeout=0.1)
+        with buffering(config):
+            work = answering(Player(client, keys), 1)
+            assert len(together(lambda: requests.answer(prompts("b"), timeout=PATIENCE_S), work)) == 1
+    assert audit(client, keys).ok
+
+
 @pytest.mark.parametrize("finished", [0, 1, 2])
 def test_I4_what_a_killed_process_had_asked_is_let_go_by_the_next(
     config: Config, client: redis.Redis, keys: Keys, finished: int

@@ -57,6 +57,13 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     assert needed("other.part") == "other, which is not installed here: pip install other."
 
 
+def test_a_name_of_the_trainers_client_is_installed_with_the_trainers_extra() -> None:
+    """Workers need aiohttp, too, but their extra lacks what the trainer needs next."""
+    done = run("import sys; sys.modules['aiohttp'] = None; from penstock import Trainer")
+    wanted = "penstock.Trainer needs aiohttp, which is not installed here: pip install 'penstock[trainer]'."
+    assert wanted in done.stderr
+
+
 def test_queue_buffer_producer_and_console_need_no_extra() -> None:
     parts = "buffer.main, producer.main, penstock.redis.server"
     done = run(f"import {parts}, console.cli.main, console.launch.run, penstock; penstock.Config, penstock.Job")
