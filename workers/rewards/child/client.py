@@ -138,6 +138,7 @@ class _Child:
         self._ready = asyncio.Event()
         self._open: dict[int, asyncio.Future[Verdict]] = {}
         self.ended = False
+        self._how = "ended"
         self._ending: asyncio.Task[None] | None = None
         self._reading = asyncio.create_task(self._read(), name="rewards")
 
@@ -168,6 +169,9 @@ class _Child:
         await self._ready.wait()
 
     def send(self, question: bytes) -> tuple[int, "asyncio.Future[Verdict]"]:
+        """Send a question; return its number and its answer to come. Raises _Died if the process has ended."""
+        if self.ended:
+            raise _Died(self._how)
         number = next(self._serial)
         answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._open[number] = answer
@@ -181,7 +185,9 @@ class _Child:
                 await self.end(f"answered nothing for {limit_s:g} s and was killed")
             return await answer
         finally:
-            if self._open.pop(number, None) is not None and not answer.done() and not self.ended:
+            # One that runs alone waits for this future, whoever asked.
+            was_pending = answer.cancel()
+            if self._open.pop(number, None) is not None and was_pending and not self.ended:
                 self._write(frame(number, b""))  # nobody waits for it any more
 
     def answers(self) -> "set[asyncio.Future[Verdict]]":
@@ -203,8 +209,8 @@ class _Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             code = await self._process.wait()
+        how = self._how = how or (f"ended by {_how(code)}" if code else "closed its pipe")
         self._ready.set()
-        how = how or (f"ended by {_how(code)}" if code else "closed its pipe")
         if self._open:
             log.warning("the process of rewards %s; its %d rewards run again, one at a time", how, len(self._open))
         for answer in self._open.values():

@@ -1,6 +1,8 @@
 """``reward.own_process``: what runs in the process of rewards, and what comes back from it."""
 
+import asyncio
 import os
+import signal
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ from penstock.config import RewardConfig
 from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from workers.rewards.child.client import RewardProcess
 from workers.rewards.judges import Judges
 from workers.rewards.score import Rewards
 
@@ -33,6 +36,16 @@ def slime(args: Any, sample: Any) -> float:
 
 def raises(sample: Sample) -> float:
     raise ArithmeticError("of its own")
+
+
+def ends_its_process(sample: Sample) -> float:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0.0
+
+
+async def never_ends(sample: Sample) -> float:
+    await asyncio.Event().wait()
+    return 0.0
 
 
 @asynccontextmanager
@@ -85,3 +98,32 @@ async def test_T11_a_reward_that_raises_is_a_failure_with_its_traceback() -> Non
 def test_own_process_is_refused_beside_the_verifier_pool() -> None:
     with pytest.raises(ValidationError, match=r"own_process: true has no effect with pool\.kind rq"):
         RewardConfig(own_process=True, pool={"kind": "rq"})
+
+
+async def test_a_reward_cancelled_while_its_process_ends_delays_no_other() -> None:
+    process = RewardProcess(Namespace(), timeout_s=3600.0, key="score")
+    ends, waits, works = (process.asking(f"{HERE}:{name}") for name in ("ends_its_process", "never_ends", "where"))
+    await works(sample())
+    child = process._child
+    assert child is not None
+    ending = asyncio.create_task(ends(sample()))
+    while not child.ended:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    # Sent while the process ends, so that it runs again alone.
+    cancelled = asyncio.create_task(waits(sample()))
+    while process._child is child or not (process._child and process._child.answers()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+
+    assert (await asyncio.wait_for(works(sample()), 60))["score"] == 1.0
+    await asyncio.wait({ending})
+    await process.close()
+
+
+async def test_a_reward_whose_module_ends_its_process_on_import_fails() -> None:
+    process = RewardProcess(Namespace(), timeout_s=3600.0, key="score")
+    ask = process.asking("tests.unit.workers.rewards.dies_on_import:reward")
+    with pytest.raises(RewardError, match="ended its process twice: it ended by signal SIGKILL"):
+        await asyncio.wait_for(ask(sample()), 60)
+    await process.close()
