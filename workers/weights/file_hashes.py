@@ -21,7 +21,7 @@ from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import own_folder
+from penstock.system.disk import check_own, own_folder
 from penstock.system.processes import die_with_parent, python_command, python_environment
 from workers.weights.machine_lock import alone_in
 
@@ -91,11 +91,12 @@ def _remembered(folder: Path, names: Iterable[str], digest: str) -> dict[str, in
 def _read(digest: str) -> Known:
     """What is remembered of a version; {} where that cannot be read."""
     try:
+        check_own(cache_folder())
         found = json.loads((cache_folder() / f"{digest}.json").read_bytes())
         return {name: (list(map(int, state)), int(value)) for name, (state, value) in found.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         log.warning("hashes of files cannot be read and are computed again: %r", exc)
         return {}
 
@@ -155,6 +156,7 @@ def _remember(digest: str, known: Known) -> None:
     """Write what is known under the version, and forget the oldest ones. A cache that refuses is logged."""
     folder, temporary = cache_folder(), ""
     try:
+        check_own(folder)
         handle, temporary = tempfile.mkstemp(prefix=_WRITING, dir=folder)
         with os.fdopen(handle, "w") as file:
             json.dump(known, file)

@@ -200,7 +200,9 @@ def test_where_the_child_fails_the_worker_hashes(folder: Path, monkeypatch: pyte
     assert hashes_of(folder, NAMES, DIGEST) == real(folder)
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b'{"a": 3}', b'{"a": [[1], "x"]}'])
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b'{"a": 3}', b'{"a": [[1], "x"]}', b"[" * 200_000, b'{"a": [[Infinity], 1]}']
+)
 def test_a_record_that_cannot_be_read_counts_for_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
@@ -210,6 +212,17 @@ def test_a_record_that_cannot_be_read_counts_for_nothing(
     (cache_folder() / f"{DIGEST}.json").write_bytes(text)
     assert hashes_of(folder, NAMES, DIGEST) == real(folder)
     assert hashed.names == NAMES * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_the_cache_of_another_user_counts_for_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(monkeypatch)
+    hashes_of(folder, NAMES, DIGEST)
+    record = cache_folder() / f"{DIGEST}.json"
+    record.write_text(json.dumps({name: (state, 42) for name, (state, _) in json.loads(record.read_text()).items()}))
+    for path in (record, cache_folder()):
+        os.chown(path, 65534, 65534)
+    assert hashes_of(folder, NAMES, DIGEST) == real(folder)
 
 
 def test_without_a_cache_files_are_hashed_every_time(
