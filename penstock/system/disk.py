@@ -231,11 +231,16 @@ def put(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def append(path: Path, data: str | bytes) -> None:
-    """Add whole records to a file, or nothing. Blocks for the file system. Raises DiskFull, OSError."""
+    """Add whole records to a file, or nothing. Blocks for the file system. Raises DiskFull, OSError.
+
+    Text begins on a new line: a process that was killed may have left half a line.
+    """
     raw = data.encode() if isinstance(data, str) else data
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         size = os.fstat(file).st_size
+        if raw and isinstance(data, str) and size and os.pread(file, 1, size - 1) != b"\n":
+            raw = b"\n" + raw
         try:
             view = memoryview(raw)
             while view:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.system.disk import own_file, own_folder
+from penstock.system.disk import append, own_file, own_folder
 from penstock.system.run_folder import RunFolder
 
 
@@ -21,6 +21,14 @@ def test_a_folder_of_ours_is_closed_to_others(tmp_path: Path) -> None:
     old.chmod(0o777)  # whatever the umask was
     own_folder(old)
     assert [mode(tmp_path / "a" / "new"), mode(old)] == [0o700, 0o700]
+
+
+def test_a_record_begins_on_a_line_of_its_own_behind_half_a_record(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "da')
+    append(file, '{"step": 2}\n')
+    append(file, '{"step": 3}\n')
+    assert file.read_text() == '{"step": 1}\n{"step": 2, "da\n{"step": 2}\n{"step": 3}\n'
 
 
 def test_another_users_folder_is_refused(tmp_path: Path) -> None:
