@@ -41,7 +41,7 @@ def schedule(
     in_order = _first_fit(lengths, max_tokens, max_samples)
     for packed in (in_order, micro_batches(lengths, max_tokens, max_samples)):
         bins = _expanded(packed, lengths, -(-len(packed) // (ranks * multiple)) * ranks * multiple)
-        if len(bins) % ranks:
+        if len(bins) % (ranks * multiple):
             continue
         sums = [_tokens(one, lengths) for one in bins]
         strided = [list(range(rank, len(bins), ranks)) for rank in range(ranks)]

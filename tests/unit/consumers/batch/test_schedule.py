@@ -82,6 +82,11 @@ def test_T10_every_row_is_in_one_micro_batch_within_the_limits(max_samples: int 
             assert max_samples is None or len(members) <= max_samples
 
 
+def test_T10_few_rows_have_empty_micro_batches_up_to_the_multiple() -> None:
+    found = schedule([24, 162, 65], [[0], [1], [2]], 50, 8, 2)
+    assert [len(rank) for rank in found] == [2, 2, 2]
+
+
 def test_T10_no_more_micro_batches_are_made_than_by_dealing_out_packed_ones() -> None:
     more = 0
     for step in STEPS:
