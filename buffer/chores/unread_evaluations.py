@@ -74,10 +74,17 @@ class UnreadEvaluations:
             "Trainer(...).evaluations reads them"
         )
         limit, retired = time.monotonic() - self._ttl_s, 0
+        due = {version for version, some in unread.items() if max(group.since_s for group in some) <= limit}
+        due -= self._unfinished() if due else set()
         for version, some in sorted(unread.items()):
-            if max(group.since_s for group in some) <= limit and retired < CHUNK:
+            if version in due and retired < CHUNK:
                 retired += self._release(version, some)
         return retired
+
+    def _unfinished(self) -> set[int]:
+        """Return the versions with prompts that are still to be answered. Blocks for a round trip."""
+        jobs = self._client.zrange(self._keys.unfinished(Lane.EVAL), 0, -1)
+        return {int(version) for job in jobs if (version := job.decode().rsplit("/", 2)[-2]).isdecimal()}
 
     def _unread(self) -> Mapping[int, list[Group]]:
         """Return the ready groups of lane eval by version; none if a subscription reads that lane."""

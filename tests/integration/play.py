@@ -33,10 +33,14 @@ def admit(
     position: int | None = None,
     gate: tuple[int, Sequence[str]] | None = None,
     source: str = "train",
+    cohorts: bool = False,
 ) -> scripts.Admission:
     at = int(client.hget(keys.source, source) or 0) if position is None else position
     pairs = [(one, one.to_bytes()) for one in jobs]
-    return run(client, scripts.admit(keys, pairs, lane=lane, source=source, position=at, model=MODEL, gate=gate))
+    return run(
+        client,
+        scripts.admit(keys, pairs, lane=lane, source=source, position=at, model=MODEL, gate=gate, cohorts=cohorts),
+    )
 
 
 def lease(

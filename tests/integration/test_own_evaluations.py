@@ -98,7 +98,8 @@ def admit_evaluation(client: redis.Redis, keys: Keys, version: int) -> None:
     """Admit an evaluation as the producer does."""
     jobs = [play.job(i, n=1, dataset="held", epoch=version) for i in range(NUM_PROMPTS)]
     client.hset(keys.source, "eval_jobs", NUM_PROMPTS)
-    assert play.admit(client, keys, jobs, lane="eval", source=f"eval@{version}").admitted == NUM_PROMPTS
+    admitted = play.admit(client, keys, jobs, lane="eval", source=f"eval@{version}", cohorts=True)
+    assert admitted.admitted == NUM_PROMPTS
 
 
 def finish_evaluation(client: redis.Redis, keys: Keys, version: int, count: int = NUM_PROMPTS) -> None:
@@ -125,6 +126,19 @@ def test_I1_I10_an_evaluation_that_no_consumer_reads_is_written_counted_and_rele
     assert found.tokens["eval"].accounts["evaluated"] == found.tokens["eval"].heard > 0
     rows = [(row["version"], row["num"], row["prompts"], row["asked"], row["asked_share"]) for row in rows_of(config)]
     assert rows == [(1, 3, 3, 3, 1.0), (2, 3, 3, 3, 1.0)]
+
+
+def test_an_evaluation_with_answers_to_come_is_not_released(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, config: Config
+) -> None:
+    admit_evaluation(client, keys, 1)
+    player = Player(client, keys)
+    player.work(NUM_PROMPTS - 1, 1)
+    with buffering(config.model_copy(update={"buffer": config.buffer.model_copy(update={"eval_ttl_s": 0.01})})):
+        until_waits(client, keys, "evaluations", "a consumer of evaluations")
+        player.work(1, 1)
+        until(lambda: play.counter(client, keys, "unread_evaluations") == NUM_PROMPTS)
+    assert [(row["version"], row["prompts"]) for row in rows_of(config)] == [(1, NUM_PROMPTS)]
 
 
 def test_I8_why_names_evaluations_that_no_consumer_reads_until_one_comes(
