@@ -404,5 +404,5 @@ def test_what_comes_is_seen_without_a_reload(tab: Tab, runs: Path) -> None:
     page = tab.show("live", "overview")
     held = json.loads((runs / "live" / "redis.json").read_text())
     with redis.Redis.from_url(held["url"]) as client:
-        client.hset(Keys("live").trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": time.time(), "step": 41}))
+        client.hset(Keys("live").sub("actor"), "cursor", 41)
     page.get_by_text("41 of 50").wait_for()
