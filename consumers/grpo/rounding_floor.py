@@ -7,19 +7,21 @@ The figure depends on types and model: with weights in bfloat16 a model of 135M 
 0.04 per token, which says nothing of a bug.
 """
 
-import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.func import functional_call
 
 from consumers.batch.batch import Batch
 from consumers.grpo.corrections import token_logprobs
 from consumers.grpo.pictures import add_images, inputs_of
 from consumers.grpo.step import GRPO, to_device
 from consumers.grpo.totals import mean
+from consumers.weights.sources import float32_names
 from penstock.config import Config
+from penstock.system.out_of_memory import is_out_of_memory
 from penstock.weights.model_folder import read_config
 
 log = logging.getLogger(__name__)
@@ -52,9 +54,11 @@ class RoundingFloor:
             return
         try:
             found = rounding_of(learner, batch, self.dtype)
-        except torch.OutOfMemoryError as exc:
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
             self._is_done = True
-            log.warning("the floor of logprob differences cannot be measured, for lack of memory: %s", exc)
+            log.warning("not enough memory to measure the floor of logprob differences: %s", exc)
             return
         if found is not None:
             self._is_done, self.value = True, max(found, LEAST_FLOOR)
@@ -102,15 +106,23 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 @torch.no_grad()
 def rounding_of(learner: GRPO, batch: Batch, dtype: torch.dtype) -> float | None:
-    """Return the mean |difference| per loss token of this rank's share; None where it has none."""
+    """Return the mean |difference| per loss token of this rank's share; None if it has none.
+
+    Parameters are rounded as engines round them. Buffers are not: engines keep the frequencies of RoPE in float32.
+    """
     if dtype is learner.compute_dtype is torch.float32:
         return 0.0
-    rounded: Any = copy.deepcopy(learner.model).to(dtype)
+    model, kept = learner.model, float32_names(learner.model, _name(dtype))
+    rounded = {
+        name: parameter.to(dtype)
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and not (kept and kept.search(name))
+    }
     total = count = 0.0
     for made in batch.micro_batches(learner.config.max_tokens, learner.max_samples):
         micro = to_device(made, learner.device)
         add_images(batch, [[micro]])
-        logits = rounded(**inputs_of(rounded, micro), use_cache=False).logits
+        logits = functional_call(model, rounded, (), inputs_of(model, micro) | {"use_cache": False}).logits
         mask = micro["loss_mask"]
         away = learner.logprobs(micro) - token_logprobs(logits, micro["tokens"], micro["temperatures"])
         total += float(torch.where(mask, away, 0.0).abs().sum(dtype=torch.float64))

@@ -35,9 +35,15 @@ def engine_advice(log: str) -> str:
     )
 
 
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Return whether Python, or an allocator of torch, raised an exception for lack of memory."""
+    named = f"{type(exc).__name__}: {exc}"
+    return isinstance(exc, MemoryError) or (isinstance(exc, RuntimeError) and _SAID.search(named) is not None)
+
+
 def trainer_error(exc: BaseException, config: "TrainerConfig") -> PenstockError | None:
-    """The sentence for an exception of a training process that is short of memory; None for any other."""
-    if not isinstance(exc, MemoryError) and (not isinstance(exc, RuntimeError) or not _SAID.search(_named(exc))):
+    """Return the error for an exception of a training process that ran out of memory; None for any other exception."""
+    if not is_out_of_memory(exc):
         return None
     now = f"is {config.max_tokens}" if config.max_tokens else "is not set, so a rank's whole share is one micro-batch"
     reason = _line(str(exc)) or type(exc).__name__
@@ -46,10 +52,6 @@ def trainer_error(exc: BaseException, config: "TrainerConfig") -> PenstockError 
         f"micro-batch, which {now}; or raise trainer.dp_size, lower rollout.max_context_tokens, or give the trainer a "
         "device that no engine uses."
     )
-
-
-def _named(exc: BaseException) -> str:
-    return f"{type(exc).__name__}: {exc}"
 
 
 def _line(text: str) -> str:
