@@ -201,7 +201,7 @@ def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
         return _named(waits, f"worker:{workers[0].name}") or "there is no worker: start one"
     if all(one.state in _SICK for one in present):
         worst = min(present, key=lambda one: _SICK.index(WorkerState(one.state)))
-        told = _longest(waits, f"worker:{worst.name}", but=(":intake",))
+        told = _longest(waits, f"worker:{worst.name}", but=(":intake",)) or _longest(waits, f"worker:{worst.name}")
         return _refusal(state, waits) or told or f"worker {worst.name} is in the state {worst.state}{_because(worst)}"
     if running := sum(one.running for one in present):
         # One that hangs has said so.

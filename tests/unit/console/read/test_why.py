@@ -192,3 +192,12 @@ def test_I8_an_engine_that_refuses_a_version_is_the_cause_and_not_the_circle_aro
 def test_I8_a_refusal_is_the_cause_where_the_worker_only_shows_it() -> None:
     (chain,) = chains(state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=7, workers=[REFUSED]))
     assert chain.end == "worker w.1 is in the state cannot load: version 27 cannot be loaded: its shape differs"
+
+
+def test_I8_between_restarts_of_an_engine_the_wait_of_the_intake_leads_to_the_suspects() -> None:
+    """The wait for a restart ends with each start, too soon to be seen; that of the intake lasts."""
+    lost = replace(WORKER, state=WorkerState.ENGINE_AWAY)
+    intake = ("worker:w.1:intake", "its engine to be restarted")
+    (chain,) = chains(state(TRAINER, BUSY, intake, leased=7, workers=[lost], suspects=["d/0/9"]))
+    assert chain.links[-1].who == "worker:w.1:intake"
+    assert chain.end.startswith("engines died of d/0/9 before, in lane suspect")
