@@ -13,6 +13,8 @@ KINDS = get_args(Kind)
 
 #: Added to the standard deviation, so that a group of equal rewards has advantage 0.
 EPSILON = 1e-6
+#: Largest advantage: batches hold them in float32.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def group_advantages(
@@ -33,7 +35,8 @@ def group_advantages(
     - ``reinforce_pp_baseline``: a = r - m, then (a - M) / (S + 1e-6) with M and S the mean and the standard deviation
       of a over all loss tokens of the batch (Hu et al. 2025, arXiv 2501.03262)
 
-    A group of one has nothing to compare with: its a is 0 in all of them, and no deviation is taken.
+    A group of one has nothing to compare with: its a is 0 in all of them, and no deviation is taken. Advantages are
+    finite for finite rewards of any size: what float32 cannot hold is clipped to ``LARGEST``.
 
     Args:
         weights: loss tokens of each sample, of the whole batch; only ``reinforce_pp_baseline`` looks at them. None
@@ -60,18 +63,26 @@ def group_advantages(
     ids: dict[Hashable, int] = {}
     index = np.array([ids.setdefault(group, len(ids)) for group in groups])
     count = np.bincount(index).astype(np.float64)
+    # A power of 2 scales each group to at most 1, exactly: no sum and no square overflows.
+    largest = np.zeros(len(ids))
+    np.maximum.at(largest, index, np.abs(values))
+    exponent = np.maximum(np.frexp(largest)[1], 0)
+    values = np.ldexp(values, -exponent[index])
     centred: NDArray[np.float64] = values - (np.bincount(index, values) / count)[index]
     # The mean of large rewards is rounded. Subtracting what it is off by makes equal rewards exactly 0.
     centred = centred - (np.bincount(index, centred) / count)[index]
     others = np.maximum(count - 1, 1)
-    if kind == "grpo":
-        deviation = np.sqrt(np.bincount(index, centred**2) / others)
-        centred = centred / (deviation + EPSILON)[index]
-    elif kind == "rloo":
-        centred = centred * (count / others)[index]
-    elif kind == "reinforce_pp_baseline":
-        centred = _whitened(centred, weights)
-    return centred
+    with np.errstate(over="ignore"):
+        if kind == "grpo":
+            deviation = np.sqrt(np.bincount(index, centred**2) / others)
+            centred = centred / (deviation + np.ldexp(EPSILON, -exponent))[index]
+        elif kind == "reinforce_pp_baseline":
+            common = exponent.max()
+            centred = _whitened(np.ldexp(centred, exponent[index] - common), weights, np.ldexp(EPSILON, -common))
+        else:
+            factor = count / others if kind == "rloo" else np.ones_like(count)
+            centred = np.ldexp(centred * factor[index], exponent[index])
+    return centred.clip(-LARGEST, LARGEST)
 
 
 def _of_unmasked(
@@ -92,7 +103,7 @@ def _of_unmasked(
     return out
 
 
-def _whitened(values: NDArray[np.float64], weights: Sequence[float] | None) -> NDArray[np.float64]:
+def _whitened(values: NDArray[np.float64], weights: Sequence[float] | None, epsilon: float) -> NDArray[np.float64]:
     """Mean 0 and deviation 1 over the batch, each value counted ``weights`` times."""
     counts = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     if len(counts) != len(values):
@@ -102,5 +113,5 @@ def _whitened(values: NDArray[np.float64], weights: Sequence[float] | None) -> N
         return np.zeros_like(values)
     mean = (counts * values).sum() / total
     deviation = np.sqrt((counts * (values - mean) ** 2).sum() / total)
-    whitened: NDArray[np.float64] = (values - mean) / (deviation + EPSILON)
+    whitened: NDArray[np.float64] = (values - mean) / (deviation + epsilon)
     return whitened

@@ -126,10 +126,10 @@ class Batch:
         """Have others: one for each of ``all_rows``, the same on every rank (T11). Before arrays are made.
 
         Raises:
-            ProtocolError: not as many, or one is not finite.
+            ProtocolError: not as many, or one is not finite in float32.
         """
         found = np.asarray(values, np.float64)
-        if found.shape != (len(self.all_rows),) or not np.isfinite(found).all():
+        if found.shape != (len(self.all_rows),) or not (np.abs(found) <= advantages.LARGEST).all():
             raise ProtocolError(
                 f"{self._what} needs a finite advantage for each of {len(self.all_rows)} samples, not {shown(values)}."
             )

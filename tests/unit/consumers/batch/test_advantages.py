@@ -1,6 +1,7 @@
 """Advantages against a version that is written out."""
 
 import statistics
+import sys
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_a_group_of_one_and_a_group_of_equals_have_advantage_0(kind: Kind) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("reward", [1e9 + 0.1, -1e9 - 0.3, 1e12 + 0.7, 123456789.123])
+@pytest.mark.parametrize("reward", [1e9 + 0.1, -1e9 - 0.3, 1e12 + 0.7, 123456789.123, 1.1e308, -sys.float_info.max])
 @pytest.mark.parametrize("size", [3, 7, 16])
 def test_T11_a_group_of_equal_large_rewards_has_advantage_0(kind: Kind, reward: float, size: int) -> None:
     assert group_advantages([reward] * size, "a" * size, kind).tolist() == [0.0] * size
@@ -59,6 +60,22 @@ def test_T11_large_rewards_have_the_advantages_of_their_differences(kind: Kind) 
     small = [0.0, 1.0, 0.5, 4.0, 0.25]
     found = group_advantages([1e9 + reward for reward in small], "a" * 5, kind)
     np.testing.assert_allclose(found, group_advantages(small, "a" * 5, kind), rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("largest", [1e39, 1e160, sys.float_info.max])
+def test_T11_advantages_of_rewards_that_overflow_are_finite_in_float32(kind: Kind, largest: float) -> None:
+    rewards = [largest, -largest, largest, -largest / 4, 1.0, 0.0, 1.0, 0.0]
+    found = group_advantages(rewards, "aaaabbbb", kind)
+    assert np.isfinite(found.astype(np.float32)).all()
+    assert (np.sign(found[:4]) == [1, -1, 1, -1]).all()
+    if kind != "reinforce_pp_baseline":  # which compares with the deviation of the complete batch
+        np.testing.assert_array_equal(found[4:], group_advantages(rewards[4:], "bbbb", kind))
+    weighed = group_advantages(rewards, "aaaabbbb", kind, [0, 0, 0, 0, 1, 2, 3, 4])
+    assert np.isfinite(weighed.astype(np.float32)).all()
+    if kind == "grpo":
+        np.testing.assert_allclose(found[:4], group_advantages([4e6, -4e6, 4e6, -1e6], "aaaa"), rtol=1e-9)
 
 
 def test_T11_reinforce_pp_whitens_over_loss_tokens_of_the_whole_batch() -> None:

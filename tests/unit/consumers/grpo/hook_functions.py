@@ -21,6 +21,11 @@ def too_few(batch: Any) -> list[float]:
     return [1.0]
 
 
+def too_large(batch: Any) -> list[float]:
+    """Advantages that float32 cannot hold."""
+    return [1e39] * len(batch.all_rows)
+
+
 def first_of_each(args: Any, groups: list[list[Any]]) -> None:
     """slime's form: takes the first sample of each group out."""
     for group in groups:
