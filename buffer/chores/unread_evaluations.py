@@ -14,7 +14,8 @@ from typing import Any
 from buffer.group import Group
 from buffer.manifest import Ages, row_of
 from buffer.state import State
-from penstock.history.eval_rows import FILE, append_rows, read_rows, summarize
+from penstock.errors import DiskFull
+from penstock.history.eval_rows import FILE, add_rows, read_rows, summarize
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
@@ -100,7 +101,7 @@ class UnreadEvaluations:
     def _release(self, version: int, groups: Sequence[Group]) -> int:
         try:
             self._write(version, groups)
-        except OSError as exc:
+        except (DiskFull, OSError) as exc:
             self._waiting.for_(f"{self._path} to be writable, before the evaluation of version {version} goes: {exc}")
             return 0
         retired = 0
@@ -119,13 +120,13 @@ class UnreadEvaluations:
     def _write(self, version: int, groups: Sequence[Group]) -> None:
         """Append a row for each dataset that has none: a dataset's row is written once, before its first group goes."""
         if self._written is None:
-            self._written = {(int(row["version"]), str(row["dataset"])) for row in read_rows(self._path)}
+            self._written = {(row["version"], row["dataset"]) for row in read_rows(self._path)}
         by_dataset = attrgetter("dataset")
         rows: list[dict[str, Any]] = []
         for dataset, some in groupby(sorted(groups, key=by_dataset), key=by_dataset):
             if (version, dataset) not in self._written:
                 rows += self._rows(list(some))
-        append_rows(self._path, rows)
+        add_rows(self._path, rows)
         self._written |= {(row["version"], row["dataset"]) for row in rows}
 
     def _rows(self, groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from console.read.silence import silences
 from console.read.trainers import only_evaluates
 from penstock.protocol.presence import SILENT_S, WorkerPresence, WorkerState
 
-#: The first part that a wait names is the one that it waits for.
-_PART = re.compile(r"\b(trainer|buffer|producer|worker)s?\b(?::([\w.\-]+))?")
+#: The first part that a wait names is the one that it waits for; a folder of a path is none.
+_PART = re.compile(r"(?<![\w/.\-])(trainer|buffer|producer|worker)s?\b(?![/\-])(?::([\w.\-]+))?")
 #: Of a buffer that is short of groups: those that there are may be held back.
 _NOTHING_COMES = re.compile(r"\b0( jobs)? are queued or running")
 #: Where a part that fell silent ends a chain.

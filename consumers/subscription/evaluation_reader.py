@@ -4,11 +4,15 @@
 
 One batch is one evaluation: the cohort that the producer admitted for one version. A batch is committed, and its groups
 are released, once its rows are in ``eval.jsonl``.
+
+Of several trainers that publish, one reads. The others stand by: they take their results from the file, and take the
+subscription when its owner is gone. Nothing depends on a reader that stands by, so it reports no wait.
 """
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,8 +21,8 @@ from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import ASKED, Definition
-from penstock.errors import PenstockError, WaitTimeout
-from penstock.history.eval_rows import FILE, append_rows, read_rows, reward_info_of, summarize
+from penstock.errors import DiskFull, OwnershipLost, PenstockError, WaitTimeout
+from penstock.history.eval_rows import FILE, add_rows, read_rows, reward_info_of, summarize
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
@@ -52,14 +56,15 @@ class EvaluationReader:
         self._needs_reward_info = any((one.n or 1) > 1 or one.category_key is not None for one in config.data.eval)
         self._stop = threading.Event()
         self._num_jobs = 0
+        #: Size of the file when its rows were added last; None: never.
+        self._size: int | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread, once the rows of earlier starts are read. Blocks for the disk."""
-        url = self._config.redis.url
-        if self.results.is_read and url is not None:
-            self._subscriber = Subscriber(url, Keys(self._config.run), NAME)
-            self.results.add(read_rows(self._path), is_new=False)
+        if self.results.is_read:
+            with suppress(OSError):  # the thread tries again, and reports it
+                self._add_written()
             self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
             self._thread.start()
 
@@ -71,19 +76,49 @@ class EvaluationReader:
 
     def _run(self) -> None:
         try:
-            self._num_jobs = self._await_size()
-            if not self._num_jobs:
-                return
-            self._subscriber.join()
-            self._subscriber.define(definition(self._num_jobs))
             while not self._stop.is_set():
-                self._take_one()
+                self._own()
         except Exception as exc:
+            if self._stop.is_set() and isinstance(exc, (DiskFull, OSError)):
+                log.warning("the next trainer writes evaluations that could not be written: %s", exc)
+                return
             is_known = isinstance(exc, (PenstockError, *PASSING))
             log.error("evaluations are no longer read: %s", exc, exc_info=not is_known)
             self.results.fail(exc)
+
+    def _own(self) -> None:
+        """Own the subscription, once it is free, and read evaluations until a stop, or until the ownership is lost."""
+        url = self._config.redis.url
+        assert url is not None
+        self._subscriber = Subscriber(url, Keys(self._config.run), NAME)
+        try:
+            self._num_jobs = self._await_size()
+            while not self._stop.is_set() and not self._subscriber.join_if_free():
+                with suppress(OSError):
+                    self._add_written()
+                self._stop.wait(POLL_S)
+            if self._stop.is_set():
+                return
+            self._subscriber.define(definition(self._num_jobs))
+            # The buffer, or an earlier owner, may have written rows until now.
+            self._until_done(self._add_written)
+            while not self._stop.is_set():
+                self._take_one()
+        except OwnershipLost as exc:
+            log.warning("another trainer may read evaluations now: %s", exc)
         finally:
             self._subscriber.leave()
+
+    def _add_written(self) -> None:
+        """Add the rows of the file that ``results`` has not, if the file changed. Blocks. Raises OSError."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._size:
+            rows = [row for row in read_rows(self._path) if not self.results.has(row["version"], row["dataset"])]
+            self.results.add(rows, is_new=self._size is not None)
+            self._size = size
+
+    def _until_done(self, work: Callable[[], None]) -> None:
+        until_room(work, tell=self._subscriber.waiting.for_, stopped=self._stop.is_set, path=self._path)
 
     def _await_size(self) -> int:
         """Return the number of jobs of one evaluation, as the producer counts them; 0 when stopped before."""
@@ -107,8 +142,7 @@ class EvaluationReader:
         found = summarize(delivery.manifest.samples(), self._num_jobs, self._reward_info(delivery.manifest))
         # A batch whose rows were written before a kill comes again.
         rows = [row for row in found if not self.results.has(row["version"], row["dataset"])]
-        write = partial(append_rows, self._path, rows)
-        until_room(write, tell=self._subscriber.waiting.for_, stopped=self._stop.is_set)
+        self._until_done(partial(add_rows, self._path, rows))
         self._subscriber.commit(n, delivery.digest)
         self._subscriber.checkpointed(n)
         self.results.add(rows)

@@ -67,13 +67,8 @@ class Ownership:
             ConfigError: another trainer with this name is alive.
             WaitTimeout: it is past ``deadline``.
         """
-        self.token = token
         left_before, renewals = float("inf"), 0
-        while True:
-            joined = self._join(self._job)
-            if joined.mine:
-                self.gen, self.cursor = joined.gen, joined.cursor
-                return
+        while not (joined := self._try(token)).mine:
             # Once it rises also where the clock of Redis is set back.
             renewals += joined.holder_ms > left_before
             if renewals > 1:
@@ -84,6 +79,10 @@ class Ownership:
             left_before = joined.holder_ms
             self._waiting.for_("the lease of the trainer that had this subscription before")
             self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, "its predecessor's lease to end")
+
+    def take_if_free(self, token: str) -> bool:
+        """Own the subscription under ``token`` unless another trainer holds its lease. Blocks for one round trip."""
+        return self._try(token).mine
 
     def keep(self) -> None:
         """Renew the lease from a thread of its own until ``stop``. Returns at once."""
@@ -113,6 +112,13 @@ class Ownership:
             return False
         self.gen, self.cursor = joined.gen, cursor
         return True
+
+    def _try(self, token: str) -> scripts.Joined:
+        self.token = token
+        joined = self._join(self._job)
+        if joined.mine:
+            self.gen, self.cursor = joined.gen, joined.cursor
+        return joined
 
     def _join(self, job: str = "") -> scripts.Joined:
         lease_ms = int(OWNER_LEASE_S * 1000)

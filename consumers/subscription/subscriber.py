@@ -106,6 +106,16 @@ class Subscriber:
             self.ownership.follow(deadline, alive=True)
         self.waiting.end()
 
+    def join_if_free(self) -> bool:
+        """Take the subscription unless another trainer holds it; return whether it was taken. Blocks for a round trip.
+
+        Raises ConfigError: the run is of another schema, or the subscription was dropped.
+        """
+        self.control.call(scripts.check_schema(self.keys))
+        if is_taken := self.ownership.take_if_free(new_token()):
+            self.ownership.keep()
+        return is_taken
+
     def define(self, definition: Definition) -> None:
         """Set what the subscription takes; groups that wait are looked at anew. Blocks for one round trip."""
         self.control.call(scripts.subscribe(self.keys, self.name, definition.fields()))

@@ -3,6 +3,7 @@
 Whoever reads a finished evaluation writes its rows: the trainer's client, or the buffer where no consumer came.
 """
 
+import fcntl
 import json
 import logging
 import time
@@ -105,20 +106,40 @@ def reward_info_of(job: str, data: bytes | None) -> RewardInfo:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of earlier starts; a line that a kill truncated, or that is not a row, is skipped. Blocks."""
-    rows = []
+    found = list(_parsed(path))
+    rows = [row for row in found if row is not None]
+    if len(rows) < len(found):
+        log.warning("%s has %d lines that hold no row; they are skipped", path, len(found) - len(rows))
+    return rows
+
+
+def _parsed(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the row of each line; None for a line that has none."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            log.warning("%s has a truncated line; it is skipped", path)
-    return rows
+        is_row = isinstance(row, dict) and isinstance(row.get("version"), int) and isinstance(row.get("dataset"), str)
+        yield row if is_row else None
 
 
-def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to the file, all or none, and make its folder if needed. Blocks. Raises DiskFull, OSError."""
+def add_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append the rows of those datasets and versions that the file has none of, and make its folder if needed. Blocks.
+
+    Several processes may do so at once, as a reader that lost its lease and its successor: each row is written once.
+
+    Raises:
+        BlockingIOError: another process is writing. DiskFull, OSError: nothing was written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    append(path, "".join(json.dumps(row) + "\n" for row in rows))
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as exc:  # the file system has no locks
+            log.debug("%s is not locked: %s", path, exc)
+        written = {(row["version"], row["dataset"]) for row in _parsed(path) if row is not None}
+        new = [row for row in rows if (row["version"], row["dataset"]) not in written]
+        append(path, "".join(json.dumps(row) + "\n" for row in new))

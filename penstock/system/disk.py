@@ -30,6 +30,8 @@ ROOM_BYTES = 1024 * 1024
 WAITS_FOR_ROOM = "room on a disk"
 #: Between two tries, and between two lines that say so.
 LOOK_S, SAY_EVERY_S = 1.0, 60.0
+#: Most pauses of LOOK_S before a file that cannot be written is tried again.
+MAX_PAUSES = 30
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -185,6 +187,7 @@ def until_room(
     *,
     tell: Callable[[str], None] = lambda what: None,
     stopped: Callable[[], bool] = lambda: False,
+    path: Path | None = None,
 ) -> T:
     """Do ``work`` until there is room for it. Blocks.
 
@@ -192,19 +195,27 @@ def until_room(
         work: raises DiskFull, or an OSError for lack of room, and may then be done again from its beginning.
         tell: called with what is waited for, again while that lasts; '' at its end.
         stopped: asked before every further try; true raises what ``work`` raised last.
+        path: the file that ``work`` writes, where every other OSError is retried too, after longer and longer pauses.
     """
-    said = -SAY_EVERY_S
+    said, pauses = -SAY_EVERY_S, 1
     while True:
         try:
             done = work()
         except (DiskFull, OSError) as exc:
-            if not is_full(exc) or stopped():
+            if not (path or is_full(exc)) or stopped():
                 raise
+            what = f"{WAITS_FOR_ROOM}: {str(exc).rstrip('.')}"
+            if path and not is_full(exc):
+                what = f"{path} to be writable ({exc}): move what is in its place, or let this user write it"
             if time.monotonic() - said >= SAY_EVERY_S:
                 said = time.monotonic()
-                log.warning("waiting for room: %s", exc)
-            tell(f"{WAITS_FOR_ROOM}: {str(exc).rstrip('.')}")
-            time.sleep(LOOK_S)
+                log.warning("waiting for %s", what)
+            for _ in range(pauses):
+                tell(what)
+                time.sleep(LOOK_S)
+                if stopped():
+                    raise
+            pauses = 1 if is_full(exc) else min(2 * pauses, MAX_PAUSES)
             continue
         if said > 0:
             tell("")

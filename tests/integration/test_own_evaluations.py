@@ -10,8 +10,10 @@ import pytest
 import redis
 
 from console.read.why import chains
+from consumers.subscription.subscriber import Subscriber
 from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
@@ -194,3 +196,113 @@ def test_T18_evaluate_has_the_newest_version_evaluated_whatever_eval_every_says(
         found = trainer.evaluations.evaluate(timeout_s=PATIENCE_S)
         assert found is not None
         assert (found.version, set(found.accuracy)) == (last, {"held"})
+
+
+def await_reader(client: redis.Redis, keys: Keys) -> None:
+    """Wait until a trainer reads evaluations."""
+    client.hset(keys.source, "eval_jobs", NUM_PROMPTS)
+    until(lambda: client.hexists(keys.sub("eval"), "lanes"))
+
+
+def test_T18_a_second_publishing_trainer_takes_evaluations_over_when_the_first_one_is_gone(
+    config: Config, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_join, tries = scripts.join, []
+
+    def counting_join(keys: Keys, sub: str, *args: Any, **options: Any) -> scripts.Call[scripts.Joined]:
+        tries.append(sub)
+        return real_join(keys, sub, *args, **options)
+
+    monkeypatch.setattr(scripts, "join", counting_join)
+    with buffering(config), Trainer(config) as first:
+        await_reader(client, keys)
+        second = Trainer(config, name="second")
+        second.__enter__()
+        try:
+            count = len(tries)
+            # The lease of the first one is renewed between any two looks of the second one.
+            until(lambda: client.pexpire(keys.owner("eval"), 6000) and len(tries) > count + 12)
+            finish_evaluation(client, keys, 1)
+            until(lambda: first.evaluations.has(1, "held"))
+            until(lambda: second.evaluations.has(1, "held"))
+            assert [one.version for one in second.evaluations] == [1]
+            assert not any(who.startswith("trainer:eval") for who in waits(client, keys))
+            first.close()
+            finish_evaluation(client, keys, 2)
+            until(lambda: second.evaluations.has(2, "held"))
+            assert [one.version for one in second.evaluations] == [2]
+        finally:
+            second.close()
+    assert [row["version"] for row in rows_of(config)] == [1, 2]
+
+
+def test_T18_a_reader_of_evaluations_that_lost_its_lease_takes_it_again(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    """As after a stop of its process for longer than the lease."""
+    with buffering(config), Trainer(config) as trainer:
+        await_reader(client, keys)
+        client.set(keys.owner("eval"), "other")
+        client.hset(keys.sub("eval"), "owner", "other")
+        finish_evaluation(client, keys, 1)
+        until(lambda: ready(client, keys) == NUM_PROMPTS)
+        client.delete(keys.owner("eval"))
+        until(lambda: trainer.evaluations.has(1, "held"))
+        assert [one.version for one in trainer.evaluations] == [1]
+
+
+def test_I8_why_names_the_file_of_evaluations_that_cannot_be_written_until_it_can(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    file = config.run_dir / "eval.jsonl"
+    with buffering(config), Trainer(config) as trainer:
+        await_reader(client, keys)
+        file.mkdir(parents=True)  # no user can append to it, root neither
+        finish_evaluation(client, keys, 1)
+        told = until_waits(client, keys, "trainer:eval", f"{file} to be writable")
+        found = [chain.to_map() for chain in chains(snapshot(client, keys))]
+        assert [one["cause"] for one in found if one["who"] == "trainer:eval"] == [told]
+        assert list(trainer.evaluations) == []
+        finish_evaluation(client, keys, 2)
+        file.rmdir()
+        until(lambda: trainer.evaluations.has(2, "held"))
+        assert [one.version for one in trainer.evaluations] == [1, 2]
+        until(lambda: not ready(client, keys))
+        assert "trainer:eval" not in {who for who, what in waits(client, keys).items() if "writable" in what}
+    assert [row["version"] for row in rows_of(config)] == [1, 2]
+
+
+def test_a_trainer_is_closed_while_the_file_of_evaluations_cannot_be_written(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    file = config.run_dir / "eval.jsonl"
+    file.mkdir(parents=True)
+    with buffering(config):
+        with Trainer(config):
+            finish_evaluation(client, keys, 1)
+            until_waits(client, keys, "trainer:eval", "to be writable")
+        file.rmdir()
+        with Trainer(config) as trainer:
+            until(lambda: trainer.evaluations.has(1, "held"))
+            assert [one.version for one in trainer.evaluations] == [1]
+
+
+def test_a_row_written_by_another_reader_before_the_subscription_is_defined_is_written_once(
+    config: Config, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffer releases unread evaluations until the subscription is defined."""
+    real_define = Subscriber.define
+    row = {"version": 1, "dataset": "held", "accuracy": 0.5, "num": 3}
+
+    def define(self: Subscriber, *args: Any) -> None:
+        if self.name == "eval":
+            config.run_dir.mkdir(parents=True, exist_ok=True)
+            (config.run_dir / "eval.jsonl").write_text(json.dumps(row) + "\n")
+        real_define(self, *args)
+
+    monkeypatch.setattr(Subscriber, "define", define)
+    finish_evaluation(client, keys, 1)
+    with buffering(config), Trainer(config) as trainer:
+        until(lambda: trainer.evaluations.has(1, "held"))
+        until(lambda: not ready(client, keys))
+    assert rows_of(config) == [row]

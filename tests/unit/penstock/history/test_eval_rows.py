@@ -1,10 +1,12 @@
 """T18: what a row of an evaluation says of the versions that generated it."""
 
+import fcntl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.history.eval_rows import summarize
+from penstock.history.eval_rows import add_rows, read_rows, summarize
 from penstock.history.eval_scores import pass_rates
 from penstock.protocol.records.manifest import Row
 from tests.batch_factory import make_manifest
@@ -81,3 +83,15 @@ def test_T18_an_evaluation_is_one_record_with_the_mean_version_of_its_tokens() -
     assert found["mean_version"] == pytest.approx((11 * 10 + 12 * 30 + 14 * 60) / 100)
     assert (found["version"], found["oldest"], found["newest"]) == (11, 11, 14)
     assert found["asked_share"] == pytest.approx(0.1)
+
+
+def test_T18_a_row_is_written_once_whatever_number_of_readers_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "eval.jsonl"
+    first, second = rows_of(row("held/1/0", {1: 8}), row("other/1/0", {1: 8}))
+    add_rows(path, [first])
+    add_rows(path, [first | {"time_s": 0.0}, second])
+    assert read_rows(path) == [first, second]
+    with path.open() as other_reader:
+        fcntl.flock(other_reader, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            add_rows(path, [first])
