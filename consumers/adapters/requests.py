@@ -8,9 +8,11 @@ itself: a job is started only on weights at least as new as those published befo
 every token.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +27,8 @@ from consumers.subscription.subscriber import ALONE
 from penstock.config import Config, RolloutConfig
 from penstock.config.sampling import temperature_of
 from penstock.config.subscription import ASKED, Definition
-from penstock.errors import ConfigError, ProtocolError, WaitTimeout
+from penstock.errors import ConfigError, DiskFull, ProtocolError, WaitTimeout
+from penstock.history.eval_rows import FILE, add_rows, summarize
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
 from penstock.protocol.presence import WorkerPresence
@@ -34,6 +37,8 @@ from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
     from consumers.weights.sources import Weights
+
+log = logging.getLogger(__name__)
 
 #: How often a wait looks for prompts that were given up; how late a time-out is seen.
 LOOK_S = 0.5
@@ -155,6 +160,22 @@ class Requests:
         self._answered = batch
         self.session.steps.hand_out(batch.n)
         return [groups[job] for job in jobs]
+
+    def record_evaluation(self, dataset: str, groups: Sequence[Sequence[RowArrays]]) -> None:
+        """Write the result of a complete evaluation of the newest version to ``eval.jsonl``, if it has no row yet.
+
+        Blocks for the disk and a round trip. A file that cannot be written is logged, and stops no training.
+
+        Args:
+            groups: what ``answer`` returned for all prompts of ``dataset``.
+        """
+        version = self.version
+        rows = [replace(one.row, job=f"{dataset}/{version}/{i}") for i, group in enumerate(groups) for one in group]
+        file = self.config.run_dir / FILE
+        try:
+            add_rows(file, summarize(rows, len(groups)))
+        except (DiskFull, OSError) as exc:
+            log.warning("the evaluation of version %d on %s is not in %s: %s", version, dataset, file, exc)
 
     def publish(self, weights: "Weights", *, step: int | None = None, timeout: float = 600.0) -> int:
         """As ``Trainer.publish``, but nothing need have been asked since the last publication; lane train only."""

@@ -130,7 +130,7 @@ class SlimeRollouts:
         return RolloutFnTrainOutput(samples=kept, metrics=dict(dropped))
 
     def evaluate(self) -> Any:
-        """A ``RolloutFnEvalOutput``: of each dataset ``rewards``, ``truncated`` and ``samples``."""
+        """A ``RolloutFnEvalOutput``: of each dataset ``rewards``, ``truncated`` and ``samples``; also in eval.jsonl."""
         from slime.rollout.base_types import RolloutFnEvalOutput
         from slime.utils.types import Sample
 
@@ -138,7 +138,8 @@ class SlimeRollouts:
         for dataset in self._args.eval_datasets or []:
             check_eval_dataset(dataset, self._eval.config)
             groups = self._eval_groups(dataset)
-            self._answer(self._eval, groups, eval_sampling(self._args, dataset))
+            answers = self._answer(self._eval, groups, eval_sampling(self._args, dataset))
+            self._eval.record_evaluation(dataset.name, answers)
             samples = [sample for group in groups for sample in group]
             data[dataset.name] = {
                 "rewards": [_number(sample.reward) for sample in samples],
@@ -193,8 +194,10 @@ class SlimeRollouts:
         for one in found:
             shutil.rmtree(one, ignore_errors=True)
 
-    def _answer(self, lane: Requests, groups: Sequence[Sequence[Any]], sampling: dict[str, Any]) -> None:
-        """Fill the samples of ``groups``, which have their prompts."""
+    def _answer(
+        self, lane: Requests, groups: Sequence[Sequence[Any]], sampling: dict[str, Any]
+    ) -> list[list[RowArrays]]:
+        """Fill the samples of ``groups``, which have their prompts; return what was answered."""
         requests = [
             Request(
                 prompt_ids=self._ids(group[0]),
@@ -205,9 +208,11 @@ class SlimeRollouts:
             )
             for group in groups
         ]
-        for group, rows in zip(groups, lane.answer(requests), strict=True):
+        answers = lane.answer(requests)
+        for group, rows in zip(groups, answers, strict=True):
             for sample, row in zip(group, rows, strict=True):
                 self._fill(sample, row, evaluating=lane is self._eval)
+        return answers
 
     def _ids(self, sample: Any) -> list[int]:
         if not isinstance(sample.prompt, str) or sample.multimodal_inputs:

@@ -15,6 +15,7 @@ from consumers.batch.batch import Batch
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
+from penstock.history.eval_rows import read_rows
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -278,3 +279,27 @@ def test_T6_an_evaluation_may_read_logprobs_of_any_kind(config: Config, client: 
         work = answering(worker, 1, temperature=0.5, logprob_kind="original")
         [[row]] = together(lambda: checks.answer(prompts("a"), timeout=PATIENCE_S), work)
         assert row.row.logprob_kind == "original"
+
+
+def test_T18_an_evaluation_of_a_trainers_own_prompts_has_its_row_in_eval_jsonl_once(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    with Requests(config) as train, Requests(config, name="held", lane="eval") as held:
+        publish(train)
+        work = answering(Player(client, keys), 2)
+        found = together(lambda: held.answer(prompts("a", "b", n=2), timeout=PATIENCE_S), work)
+        for _ in range(2):  # a restarted trainer evaluates the version again
+            held.record_evaluation("math/easy", found)
+    (row,) = read_rows(config.run_dir / "eval.jsonl")
+    assert (row["dataset"], row["version"], row["num"], row["prompts"], row["asked"]) == ("math/easy", 1, 4, 2, 2)
+    assert (row["accuracy"], row["asked_share"], row["pass@2"]) == (0.5, 1.0, 1.0)
+
+
+def test_an_evaluation_that_cannot_be_written_stops_no_trainer(
+    config: Config, client: redis.Redis, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    (config.run_dir / "eval.jsonl").mkdir(parents=True)
+    with Requests(config, name="held", lane="eval") as held:
+        found = together(lambda: held.answer(prompts("a"), timeout=PATIENCE_S), answering(Player(client, keys), 1))
+        held.record_evaluation("held", found)
+    assert "the evaluation of version 0 on held is not in" in caplog.text

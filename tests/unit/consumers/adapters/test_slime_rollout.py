@@ -104,10 +104,14 @@ class Lane:
 
     def __init__(self, config: Config, *, teacher: bool = False) -> None:
         self.config, self.teacher, self.asked = config, teacher, list[Request]()
+        self.recorded = dict[str, list[int]]()
 
     def answer(self, requests: Sequence[Request]) -> list[list[RowArrays]]:
         self.asked += requests
         return [[self._row(float(at)) for _ in range(one.n)] for at, one in enumerate(requests)]
+
+    def record_evaluation(self, dataset: str, groups: Sequence[Sequence[RowArrays]]) -> None:
+        self.recorded[dataset] = [len(group) for group in groups]
 
     def _row(self, reward: float) -> RowArrays:
         made: Any = SimpleNamespace(prompt_length=2, oldest=1, newest=1, reward=reward, status="completed")
@@ -271,6 +275,7 @@ def test_an_evaluation_is_drawn_and_rewarded_as_its_data_set_says(config: Config
     held = made.evaluate().data["held"]
     assert held["rewards"] == [0.0, 1.0]
     assert held["samples"][1].reward == {"math": 1.0, "acc": 1.0}
+    assert made._eval.recorded == {"held": [1, 1]}
     assert [(one.label, one.metadata) for one in made._eval.asked] == [("7", {"held": True}), ("", {"held": True})]
     assert made._eval.asked[0].sampling == {
         "temperature": 0.6, "min_new_tokens": 2, "repetition_penalty": 1.1, "stop": ["!"], "stop_token_ids": [3],
