@@ -171,21 +171,22 @@ def audit(
 ) -> None:
     """Recount every job and group from the keys; exit code 1 on a difference."""
     from console.progress import Steps
+    from console.read.lanes import ready_line
     from penstock.protocol.audit import audit as recount
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)
     with Steps("recounting groups", hidden=as_json) as steps:
         report = recount(target.client, target.keys, lambda done, total: steps.at(done, total=total))
+    state = snapshot(target.client, target.keys)
     if as_json:
-        print_json({**asdict(report), "ok": report.ok})
+        print_json({**asdict(report), "ready_lanes": state["ready_lanes"], "ok": report.ok})
     else:
         counts = ", ".join(f"{name} {value}" for name, value in asdict(report.recount).items())
         say(f"{counts}; {report.groups} live groups")
         for difference in report.differences:
             say(f"  {difference}")
-        state = snapshot(target.client, target.keys)
-        for line in (goodput_line(state), rollback_line(state["counters"])):
+        for line in (ready_line(state), goodput_line(state), rollback_line(state["counters"])):
             if line:
                 say(line)
         say("ok" if report.ok else f"not ok: lost {report.lost}, duplicated {report.duplicated}")

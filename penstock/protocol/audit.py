@@ -1,6 +1,6 @@
 """Invariants I1 and I10 recounted from the keys, and what was committed against what is there.
 
-(a) one instant: admitted = in lanes + delayed + dead + ready + retired + evicted + dropped + cancelled
+(a) one instant: admitted = in lanes + delayed + dead + kept + retired + evicted + dropped + cancelled
 (b) every group against the container its state names, by a small verb each; safe while the run goes on
 (c) every id below the source's position is done or live, by the bitmaps
 (d) one instant, each home lane: tokens told of = sum of the accounts + what live groups hold

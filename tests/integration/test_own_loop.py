@@ -240,6 +240,12 @@ def test_groups_are_ready_in_each_view_as_the_buffer_counts_them(
         assert status["kept"] == 5, "two are trained, and no checkpoint is past them"
         assert execute(["status", "--run", keys.run, "--redis", str(config.redis.url)]) == 0
         assert "groups ready 0, of lane eval 3, kept 5" in capsys.readouterr().out
+        assert execute(["audit", "--run", keys.run, "--redis", str(config.redis.url)]) == 0
+        said = capsys.readouterr().out
+        assert "groups ready 0, of lane eval 3, kept 5" in said
+        assert "kept 5, retired 0" in said, "the recount names what it counts as status does"
+        recounted = views.cli("audit")
+        assert (recounted["ready_lanes"], recounted["recount"]["kept"]) == (status["ready_lanes"], status["kept"])
         assert views.page("overview")["figures"]["ready"] == 0
         lanes = {one["lane"]: one["ready"] for one in views.page("lanes")["lanes"]}
         assert (lanes["train"], lanes["eval"]) == (0, 3)

@@ -1,7 +1,7 @@
 -- recount: invariant I1 in one instant (audit).
 -- KEYS: counters, delayed, dead, ready, then jobs:LANE of every lane
 -- ARGV: none
--- Returns: {admitted, in lanes, delayed, dead, ready, retired, evicted, dropped, cancelled}
+-- Returns: {admitted, in lanes, delayed, dead, kept, retired, evicted, dropped, cancelled}
 -- Atomic because jobs move while one counts.
 local counters_key, delayed_key, dead_key, ready_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local first_lane_key = 5

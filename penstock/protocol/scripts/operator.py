@@ -66,7 +66,8 @@ class Recount:
     lanes: int
     delayed: int
     dead: int
-    ready: int
+    #: Complete groups that are not retired, whether a batch may still take them or not.
+    kept: int
     retired: int
     evicted: int
     dropped: int
@@ -74,7 +75,7 @@ class Recount:
 
     @property
     def difference(self) -> int:
-        parts = self.lanes + self.delayed + self.dead + self.ready
+        parts = self.lanes + self.delayed + self.dead + self.kept
         return self.admitted - parts - self.retired - self.evicted - self.dropped - self.cancelled
 
 
