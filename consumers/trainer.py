@@ -200,7 +200,7 @@ class Trainer:
             raise ProtocolError(
                 "Publish the restored weights before the next batch: engines may hold a version that was abandoned."
             )
-        self.session.steps.finish()
+        self.session.steps.write()
         batch = self.stream.take(timeout)
         self.session.check_clock(batch)
         self.stream.hand_out(batch)
@@ -392,7 +392,7 @@ class Trainer:
     def report(self, **figures: Any) -> None:
         """Add figures, such as ``loss``, to the row of a step: in ``steps.jsonl``, `penstock status` and trackers.
 
-        Call it between two ``next``, before the commit or after it. Figures that every row has (``step``, ...) keep
+        Call it between two batches, before the commit or after it. Figures that every row has (``step``, ...) keep
         their value. Returns at once; on a rank that does not lead it blocks for a round trip, for `trainers ls` alone.
         """
         self.session.report(figures)

@@ -137,7 +137,7 @@ class Requests:
             return []
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         self._record_step()
-        self.session.steps.finish()
+        self.session.steps.write()
         if self._busy:
             self._clean()
         version = self.version

@@ -84,7 +84,7 @@ class Replay:
         """The next batch; blocks for the disk only. Raises RecordingOver, PayloadError."""
         if self._next >= len(self._numbers):
             raise RecordingOver(f"The recording {self._template!r} ends with batch {self._numbers[-1]}.")
-        self.steps.finish()
+        self.steps.write()
         found = recording.load(self._template, self._numbers[self._next])
         self._next += 1
         self.steps.hand_out(found.manifest.n)

@@ -3,8 +3,10 @@
     hand_out ─> commit: the row begins ─> publishing, report: time and figures are added ─> finish
 
 The trainer client calls all of this, so any loop is recorded. A row is written before a checkpoint is, so a step that
-a checkpoint holds has its row; it is finished when the next batch is asked for, and at the end. A row that changed
-after it was written is written again: of several rows of one step the last one counts (``read_rows``).
+a checkpoint holds has its row. Figures are added to it until the next batch is handed out, and the time of its
+publication until the next commit: weights that are published while the next batch is trained are of the batch that was
+committed last. Then it is finished, at the latest at the end. A row that changed after it was written is written again:
+of several rows of one step the last one counts (``read_rows``).
 """
 
 import json
@@ -82,6 +84,8 @@ class StepRecorder:
         #: The row of the last committed batch while it may still change.
         self._row: Row | None = None
         self._is_written = True
+        #: True until the next batch is handed out: figures that are reported are of this row.
+        self._takes_reports = False
         #: Names of its figures that a report does not replace.
         self._own: frozenset[str] = frozenset()
         #: Figures that were reported before their batch was committed.
@@ -99,7 +103,10 @@ class StepRecorder:
         return time.monotonic() - self._tally.waits["batch"] - self._published_s
 
     def hand_out(self, n: int) -> None:
-        """Note that the trainer has batch ``n`` now."""
+        """Note that the trainer has batch ``n`` now; the row before it is finished if its weights are published."""
+        self._takes_reports = False
+        if self._row is not None and self._row["publish_s"]:
+            self.finish()
         waited_s = self._tally.waits["batch"]
         self._handed[n] = self._busy_s(), waited_s - self._waited_s
         self._waited_s = waited_s
@@ -129,13 +136,13 @@ class StepRecorder:
         }
         self._own = frozenset(own)
         self._row = self._reported | own
-        self._reported, self._is_written = {}, False
+        self._reported, self._is_written, self._takes_reports = {}, False, True
         self._last, self._committed_at = n, busy_s
         self._handed = {later: at for later, at in self._handed.items() if later > n}
         self._show()
 
     def report(self, figures: Mapping[str, Any]) -> None:
-        """Add figures to the row of the step: the last one that was committed, or else the one that is under way.
+        """Add figures to the row of the step: the one that is under way, or the last one between two batches.
 
         Figures that every row has (``step``, ``reward_mean``, ...) keep their value.
         """
@@ -143,7 +150,7 @@ class StepRecorder:
             return
         plain = {name: plain_figure(value) for name, value in figures.items()}
         self._tally.report(plain)
-        if self._row is None:
+        if self._row is None or not self._takes_reports:
             self._reported |= plain
             if not self._last and self._latest is not None:
                 self._latest.show({**plain, **self._about(time.time())})
@@ -166,6 +173,8 @@ class StepRecorder:
                 self._row["time_s"] = time.time()
                 self._is_written = False
                 self._show()
+                if not self._takes_reports:
+                    self.finish()
 
     def write(self) -> None:
         """Write the row if it changed. Rows that find no room on the disk are kept, and written with a later one."""

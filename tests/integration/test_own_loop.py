@@ -23,6 +23,7 @@ from consumers.grpo.rows import Rows, of_steps, read_rows
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.subscription import ASKED
+from penstock.errors import WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.saved_config import keep_config
@@ -253,3 +254,38 @@ def test_groups_are_ready_in_each_view_as_the_buffer_counts_them(
         assert (row["ready"], row["eval_ready"], row["queued"], row["step"]) == (0, 3, 0, 1)
         rows = views.cli("buffer", "ls", "--where", "state=ready")
         assert {one["lane"] for one in rows} == {"eval"}
+
+
+def test_figures_reported_while_no_batch_is_there_are_of_the_last_step(
+    config: Config, client: redis.Redis, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, player = {"weight": torch.zeros(1)}, Player(client, keys)
+    with buffering(config), Trainer(config) as trainer:
+        trainer.publish(weights)
+        for n in (1, 2):
+            play.admit(client, keys, [play.job(2 * n - 2 + i) for i in range(2)])
+            player.work(2, 1)
+            batch = trainer.next(timeout=PATIENCE_S)
+            if n == 2:
+                trainer.publish(weights)  # of batch 1
+            trainer.commit(batch)
+            assert trainer.next_nowait() is None
+            trainer.report(loss=float(n))
+    rows = read_rows(config.run_dir).steps
+    assert [(row["step"], row["loss"], row["publish_s"] > 0) for row in rows] == [(1, 1.0, True), (2, 2.0, False)]
+
+
+def test_figures_reported_after_a_call_that_timed_out_are_of_the_last_answers(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    with buffering(config), Requests(config, name="mine") as requests:
+        with beside(answering(client, keys)):
+            requests.publish({"weight": torch.zeros(1)})
+            requests.answer([Request(prompt="2+2=", n=2)], timeout=PATIENCE_S)
+        with pytest.raises(WaitTimeout):
+            requests.answer([Request(prompt="3+3=", n=2)], timeout=0.0)
+        requests.report(loss=1.0)
+        with beside(answering(client, keys)):
+            requests.answer([Request(prompt="3+3=", n=2)], timeout=PATIENCE_S)
+    rows = read_rows(config.run_dir).steps
+    assert [(row["step"], row.get("loss")) for row in rows] == [(1, 1.0), (2, None)]

@@ -148,6 +148,28 @@ def test_reports_before_and_after_the_commit_are_added_and_own_figures_keep_thei
     assert "loss" not in lines(made)[1], "figures are of one step"
 
 
+def test_a_publication_after_the_next_batch_was_handed_out_is_of_the_batch_committed_last(
+    made: Config, recorder: StepRecorder, clock: Clock
+) -> None:
+    """Its weights are of that batch. Figures that are reported by then are of the batch that is trained now."""
+    recorder.hand_out(1)
+    recorder.commit(batch(1))
+    recorder.report({"loss": 1.0})
+    recorder.hand_out(2)
+    recorder.report({"loss": 2.0})
+    with recorder.publishing():
+        clock.now_s += 2.0
+    clock.now_s += 5.0
+    recorder.commit(batch(2))
+    recorder.hand_out(3)
+    recorder.close()
+    rows = read_rows(made.run_dir).steps
+    assert [(row["step"], row["loss"], row["publish_s"], row["step_s"]) for row in rows] == [
+        (1, 1.0, 2.0, 0.0),
+        (2, 2.0, 0.0, 5.0),
+    ]
+
+
 def test_a_trainer_that_reports_before_its_first_commit_is_shown(recorder: StepRecorder, shown: Shown) -> None:
     recorder.report({"loss": 2.0})
     assert (shown.record["name"], shown.record["rank"], shown.record["loss"]) == ("actor", 0, 2.0)
@@ -261,6 +283,22 @@ def test_trackers_are_told_every_step_with_what_was_reported_and_what_the_run_ca
     assert evaluation == ("evaluation", 1, {"eval/held": 0.25})
     assert (step, values["train/loss"], values["eval/mine"], values["rollout/raw_reward"]) == (1, 0.5, 0.75, 0.5)
     assert (kind, summary["steps"], summary["samples"]) == ("summary", 1, 4)
+
+
+def test_trackers_are_told_each_step_once_whether_it_is_published_before_or_after_the_next_batch(
+    tmp_path: Path, opened: dict[str, Recording]
+) -> None:
+    recorder = tracked(tmp_path)
+    for n, is_published_late in ((1, True), (2, False), (3, True)):
+        recorder.commit(batch(n))
+        if is_published_late:
+            recorder.hand_out(n + 1)
+        with recorder.publishing():
+            pass
+        if not is_published_late:
+            recorder.hand_out(n + 1)
+    recorder.close(finished=False)
+    assert [entry[0] for entry in opened["wandb"].told] == [1, 2, 3, "close"]
 
 
 def test_a_trainer_that_failed_tells_trackers_no_summary(tmp_path: Path, opened: dict[str, Recording]) -> None:
