@@ -5,7 +5,8 @@
 
 The cache is ``$XDG_CACHE_HOME/penstock/hashes/BOOT`` (``~/.cache/penstock/...``), which the workers of one user share.
 A file counts as unchanged while its size, inode, device, mtime and ctime are those that it had when it was hashed. The
-cache is a saving only: without it, or where the child dies, the files are hashed here.
+cache is a saving only: without it, or where the child dies or stalls, the files are hashed here. A hash that differs
+from what is announced is forgotten and computed once more: the file may have been read wrongly, or repaired since.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import PublishError
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: Fewer bytes than this are hashed at once: starting a process takes longer.
 SMALL_BYTES = 16 * 1024 * 1024
+#: Longest wait for that process: so many seconds, and what it and one before it take at so many bytes per second.
+CHILD_S, CHILD_BYTES_PER_S = 120.0, 16 * 1024 * 1024
 #: Versions that are remembered on one machine.
 MAX_REMEMBERED = 64
 #: A file that was changed so shortly before it was hashed may change again without another mtime; it is not remembered.
@@ -44,6 +47,26 @@ _WRITING = ".writing-"
 State = list[int]
 #: Name of a file -> its state, and XXH3-64 of its bytes in that state.
 Known = dict[str, tuple[State, int]]
+
+
+def differing(folder: Path, checksums: Mapping[str, int], digest: str) -> list[str]:
+    """Return the names of files in ``folder`` whose XXH3-64 is not the given one. Blocks until they are hashed.
+
+    One that differs is hashed once more, without what is remembered of it.
+
+    Args:
+        digest: as of :func:`hashes_of`.
+
+    Raises OSError where one cannot be read.
+    """
+    found = hashes_of(folder, list(checksums), digest)
+    if wrong := [name for name, checksum in checksums.items() if found[name] != checksum]:
+        log.warning("%s: hashes differ and are computed once more: %s", folder, ", ".join(wrong[:8]))
+        if digest:
+            with _turn(digest):
+                _remember(digest, {name: one for name, one in _read(digest).items() if name not in wrong})
+        found = hashes_of(folder, wrong, digest)
+    return [name for name in wrong if found[name] != checksums[name]]
 
 
 def hashes_of(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]:
@@ -105,15 +128,17 @@ def _ask_child(folder: Path, names: list[str], digest: str) -> dict[str, int]:
     """Have a process of low priority hash files, so that this one's event loop is not held up. Blocks for it."""
     command = python_command(__name__, str(os.getpid()))
     question = json.dumps({"folder": str(folder), "names": names, "digest": digest}).encode()
+    limit_s = CHILD_S + 2 * sum((folder / name).stat().st_size for name in names) / CHILD_BYTES_PER_S
+    environment = python_environment(os.environ)
     try:
         done = subprocess.run(
-            command, input=question, capture_output=True, env=python_environment(os.environ), check=False
+            command, input=question, capture_output=True, env=environment, check=False, timeout=limit_s
         )
         if done.returncode == 0:
             answer = json.loads(done.stdout)
             return {name: int(answer[name]) for name in names}
         why = f"it ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}"
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as exc:
         why = repr(exc)
     log.warning("the process that hashes %s failed, the files are hashed in this one: %s", folder, why)
     return {name: file_xxh3(folder / name) for name in names}

@@ -5,7 +5,7 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, read_index
-from workers.weights.file_hashes import hashes_of
+from workers.weights.file_hashes import differing
 
 
 def prove(folder: Path, digest: str) -> None:
@@ -22,10 +22,8 @@ def prove(folder: Path, digest: str) -> None:
             raise PublishError(
                 f"{folder} has other files than its index names, such as {min(other)!r}: it is fetched again."
             )
-        hashes = hashes_of(folder, list(index.files), digest)
-        for name, checksum in index.files.items():
-            if hashes[name] != checksum:
-                raise PublishError(f"{folder / name} is not the file that its index names: it is fetched again.")
+        for name in differing(folder, index.files, digest):
+            raise PublishError(f"{folder / name} is not the file that its index names: it is fetched again.")
 
 
 def is_whole(folder: Path, digest: str) -> bool:

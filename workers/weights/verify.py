@@ -14,7 +14,7 @@ from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, read_folder
 from penstock.weights.safetensors_header import header_rooms
 from penstock.words import shown
-from workers.weights.file_hashes import hashes_of
+from workers.weights.file_hashes import differing
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:
@@ -91,12 +91,10 @@ def _check_files(what: str, folder: Path, checksums: dict[str, int], digest: str
     for name in checksums:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise PublishError(f"{what}: file {shown(name)} is not in {folder}; publish it again.")
-    found = hashes_of(folder, list(checksums), digest)
-    for name, checksum in checksums.items():
-        if found[name] != checksum:
-            raise PublishError(
-                f"{what}: {folder / name} is not the file that was announced (its checksum differs); publish it again."
-            )
+    for name in differing(folder, checksums, digest):
+        raise PublishError(
+            f"{what}: {folder / name} is not the file that was announced (its checksum differs); publish it again."
+        )
     # An engine loads every safetensors file of the folder, announced or not.
     strangers = {path.name for path in folder.glob("*.safetensors")} - checksums.keys()
     if checksums and strangers:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: After its time a reward is a time-out, as its process says; a process that says nothing for so much longer is stuck.
 STUCK_S = 10.0
+#: Longest import of user code, which counts for no reward's time: a model may be loaded in it.
+START_S = 600.0
 #: Longest wait for the keeper to end what it keeps.
 END_S = 5.0
 
@@ -66,7 +68,8 @@ class RewardProcess:
     async def ask(self, name: str, sample: Sample) -> dict[str, Any]:
         """Compute reward ``name`` of a sample; return its number under ``key``, beside what else it gave.
 
-        Waits for at most ``timeout_s`` per try, beside rewards that run alone after a death.
+        Waits for at most ``timeout_s`` per try, beside rewards that run alone after a death, and ``START_S`` for a
+        process that starts.
 
         Raises:
             RewardError: reward_timeout, reward_not_a_number, reward_too_large; reward_raised where the process died
@@ -165,8 +168,12 @@ class _Child:
         return child
 
     async def ready(self) -> None:
-        """Wait until user code is imported, which counts for no reward's time, or the process ended."""
-        await self._ready.wait()
+        """Wait until user code is imported, or the process ended: by itself, or killed after ``START_S``."""
+        try:
+            async with asyncio.timeout(START_S):
+                await self._ready.wait()
+        except TimeoutError:
+            await self.end(f"did not import its functions within {START_S:g} s and was killed")
 
     def send(self, question: bytes) -> tuple[int, "asyncio.Future[Verdict]"]:
         """Send a question; return its number and its answer to come. Raises _Died if the process has ended."""

@@ -15,6 +15,7 @@ from penstock.config import RewardConfig
 from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from workers.rewards.child import client
 from workers.rewards.child.client import RewardProcess
 from workers.rewards.judges import Judges
 from workers.rewards.score import Rewards
@@ -126,4 +127,19 @@ async def test_a_reward_whose_module_ends_its_process_on_import_fails() -> None:
     ask = process.asking("tests.unit.workers.rewards.dies_on_import:reward")
     with pytest.raises(RewardError, match="ended its process twice: it ended by signal SIGKILL"):
         await asyncio.wait_for(ask(sample()), 60)
+    await process.close()
+
+
+async def test_a_reward_whose_module_is_never_imported_fails_and_others_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "START_S", 0.1)
+    process = RewardProcess(Namespace(), timeout_s=3600.0, key="score")
+    ask = process.asking("tests.unit.workers.rewards.hangs_on_import:reward")
+    asked = [asyncio.create_task(ask(sample())) for _ in range(2)]
+    done, _ = await asyncio.wait(asked, timeout=60)
+    assert len(done) == 2
+    for one in done:
+        with pytest.raises(RewardError, match=r"did not import its functions within 0\.1 s and was killed"):
+            one.result()
     await process.close()

@@ -257,3 +257,46 @@ def test_a_version_with_flipped_bits_is_refused_though_it_was_proven_before(
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(PublishError, match="not the file"):
         prove(written.path, written.index_digest)
+
+
+def test_a_child_that_never_answers_is_killed_and_the_worker_hashes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_hashes, "CHILD_S", 0.1)
+    monkeypatch.setattr(
+        file_hashes, "python_command", lambda *_: [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    )
+    assert hashes_of(folder, NAMES, DIGEST) == real(folder)
+
+
+def test_a_file_that_was_read_wrongly_once_is_hashed_again_before_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    hashed = Hashed(monkeypatch)
+    written = publish(tmp_path, 1, a_model(size=30))
+    with monkeypatch.context() as patch:
+        patch.setattr(file_hashes, "file_xxh3", lambda path: 7)
+        with pytest.raises(PublishError, match="not the file"):
+            prove(written.path, written.index_digest)
+    prove(written.path, written.index_digest)
+    count = len(hashed.names)
+    prove(written.path, written.index_digest)
+    assert len(hashed.names) == count, "the right hash is remembered"
+
+
+def test_a_flipped_bit_that_was_repaired_in_place_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(monkeypatch)
+    Hashed(monkeypatch)
+    written = publish(tmp_path, 1, a_model(size=30))
+    file = next(written.path.glob("*.safetensors"))
+    good, times = file.read_bytes(), (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    # Size, inode and times stay: the memory cannot see that the file changed.
+    monkeypatch.setattr(file_hashes, "_state", lambda found: [found.st_size, found.st_ino, found.st_dev, 0, 0])
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    os.utime(file, ns=times)
+    with pytest.raises(PublishError, match="not the file"):
+        prove(written.path, written.index_digest)
+    file.write_bytes(good)
+    os.utime(file, ns=times)
+    prove(written.path, written.index_digest)

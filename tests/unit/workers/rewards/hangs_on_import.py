@@ -1,0 +1,5 @@
+"""A module of rewards whose import never ends."""
+
+import threading
+
+threading.Event().wait()
