@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 PRESENCE_S = 0.5
 #: Between two looks at whether somebody asks what this worker reaches.
 ASKED_S = 2.0
+#: Tokens per second below which a worker is idle: a decayed mean never becomes 0.
+IDLE_TOKENS_PER_S = 0.01
 #: Longest try to take the record away at the end; the leader tidies up what is left.
 END_S = 2.0
 
@@ -76,7 +78,7 @@ class Presence:
             rate = (tokens - before) / (now - at)
             self._look_at_capacity(now - at, tokens - before)
             before, at = tokens, now
-            self._tokens_per_s = 0.7 * self._tokens_per_s + 0.3 * rate
+            self._tokens_per_s = smoothed(self._tokens_per_s, rate)
             for waiting in self._waits.values():
                 waiting.tick()
 
@@ -182,3 +184,9 @@ class Presence:
             engines=engine.describe(),
             gpus=list(services.gpus()),
         )
+
+
+def smoothed(mean: float, rate: float) -> float:
+    """Return the mean of a rate over the last few seconds, one look later; 0 for an idle worker."""
+    mean = 0.7 * mean + 0.3 * rate
+    return mean if mean >= IDLE_TOKENS_PER_S else 0.0

@@ -99,7 +99,7 @@ def _in_words(row: "Trial") -> dict[str, Any]:
 
 
 def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
-    for what, step in steps(config, trains="trainer" not in without, claims=False):
+    for what, step in steps(config, without=without, claims=False):
         # Which jail it is says more than that there is one.
         yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
     if "trainer" not in without:

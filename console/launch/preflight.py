@@ -4,7 +4,7 @@ import contextlib
 import logging
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -41,29 +41,32 @@ PACKAGES = ("producer", "workers", "buffer", "consumers")
 log = logging.getLogger(__name__)
 
 
-def check(config: Config, *, trains: bool = True) -> None:
+def check(config: Config, *, without: Collection[str] = ()) -> None:
     """Check what can be known before a start, cheap things first, so that a wrong path answers at once.
 
     Packages, what cannot be trained, files, Redis; then the engine's environment, for seconds.
 
     Args:
-        trains: whether the reference trainer is one of the parts; one of the user's own may do what it cannot.
+        without: parts that are not started here; a trainer of the user's own may do what the reference trainer cannot.
     """
-    for _, step in steps(config, trains=trains):
+    for _, step in steps(config, without=without):
         step()
-    if trains:
+    if "trainer" not in without:
         warn_of_unheeded(config)
 
 
-def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterator[tuple[str, Callable[[], object]]]:
+def steps(
+    config: Config, *, without: Collection[str] = (), claims: bool = True
+) -> Iterator[tuple[str, Callable[[], object]]]:
     """What ``check`` looks at, one by one: what it is, and what raises ConfigError or QueueUnavailable where it fails.
 
     Args:
-        trains: as of ``check``.
+        without: as of ``check``.
         claims: whether a folder of payloads is made and marked for the run, as its start does.
     """
+    trains, works = "trainer" not in without, "worker" not in without
     yield "parts", lambda: _check_parts(config)
-    yield "packages", lambda: check_extras(config, trains=trains)
+    yield "packages", lambda: check_extras(config, without)
     if runs_programs(config):
         yield "jail", lambda: check_jail(config.reward)
     yield "sampling", lambda: check_rollouts(config)
@@ -73,7 +76,7 @@ def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterat
         yield "subscription", lambda: definition_of(config)
         yield "device", lambda: check_device(config)
     yield from weights.steps(config, claims=claims)
-    if config.engine.url is None:
+    if works and config.engine.url is None:
         yield "engine's interpreter", lambda: check_interpreter(config.engine.python)
     if config.prepare is None:
         yield "data and policy", lambda: check_data(config)
@@ -88,7 +91,7 @@ def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterat
         yield "ids of the models that score", lambda: check_ids(config)
     if config.prepare is None:
         yield "code of the run", lambda: check_user_code(config)
-    if config.engine.url is None:
+    if works and config.engine.url is None:
         yield "engine", lambda: check_engine(config.engine.python)
         yield "engine.args", lambda: check_engine_arguments(config)
 
@@ -117,11 +120,12 @@ def _check_payloads(url: str, prefix: str | None) -> None:
         store.check()
 
 
-def check_extras(config: Config, *, trains: bool) -> None:
-    """Refuse a run whose parts need what is not installed here."""
-    check_installed("transformers", "a worker")
-    if trains:
-        for package in ("torch", "safetensors"):
+def check_extras(config: Config, without: Collection[str] = ()) -> None:
+    """Refuse a run whose parts need what is not installed here, but for parts that are left out."""
+    if "worker" not in without:
+        check_installed("transformers", "a worker")
+    if "trainer" not in without:
+        for package in ("torch", "safetensors", "transformers"):
             check_installed(package, "the reference trainer")
         transport(config.trainer.transport).check_package(config.trainer.transport)
         for name in config.trainer.report_to:

@@ -99,7 +99,7 @@ def launch(
     check_notify(config)
     check_ports(config, without)
     with folder.held():
-        check(config, trains="trainer" not in without)
+        check(config, without=without)
         resume = _decide(choice, folder, live.console)
         clear = choice == "fresh" or (not resume and folder.record() is not None)
         with stop.installed():

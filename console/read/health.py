@@ -237,7 +237,7 @@ def look_at_packages(config: Config) -> Iterator[Finding]:
     """Whether the extras that this configuration needs are installed here."""
     from console.launch.preflight import check_extras
 
-    yield passes("packages", lambda: check_extras(config, trains=True), "all that the configuration needs is there")
+    yield passes("packages", lambda: check_extras(config), "all that the configuration needs is there")
 
 
 def look_at_jail(config: Config) -> Iterator[Finding]:

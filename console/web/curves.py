@@ -223,11 +223,14 @@ def _steps_of(rows: Sequence[Row]) -> _Steps:
 
 def _chart(chart: Chart, rows: Sequence[Row], up: Uptime, steps: _Steps) -> dict[str, Any]:
     lines = dict(_by_dataset(_OF_EVALS[chart.id], rows) if chart.rows == "evals" else _by_line(chart.lines, rows))
+    unit, datasets = chart.unit, {row["dataset"][:200] for row in rows} if chart.rows == "evals" else ()
+    if len(datasets) > MAX_DATASETS:
+        unit += f"; {len(lines)} of {len(datasets)} datasets, the others are on page Evaluation"
     drawn = [{"name": name, **_drawn(points, up, steps)} for name, points in lines.items() if points]
     return {
         "id": chart.id,
         "title": chart.title,
-        "unit": chart.unit,
+        "unit": unit,
         "rows": chart.rows,
         "zero": chart.zero,
         "lines": drawn,

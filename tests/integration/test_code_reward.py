@@ -108,7 +108,7 @@ def test_a_start_says_which_jail_there_is_and_refuses_where_there_is_none(
     assert list(look_at_jail(make())) == []
     (found,) = look_at_jail(make(function="code", jail={"kind": "none"}))
     assert (found.level, found.found) == ("warning", "none: programs of answers may do what this user may")
-    check_extras(config, trains=False)
+    check_extras(config, ["trainer"])
 
     monkeypatch.setenv("PATH", "/nowhere")
     demanding = make(function="code", jail={"kind": "bwrap"})

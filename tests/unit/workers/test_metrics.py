@@ -5,12 +5,15 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from penstock.protocol.presence import GpuLoad
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from workers.engine import Drafts, Segment
 from workers.jobs.repetition import LOOKED_AT, is_repetitive
 from workers.metrics import WorkerCollector
+from workers.presence import smoothed
 from workers.services import Services, Tally
 
 JOB = Job(id="d/0/0", n=4)
@@ -93,3 +96,12 @@ def test_what_is_repetitive_is_judged_by_the_best_that_zlib_can_do() -> None:
     end = "".join(text[: LOOKED_AT + 1])
     assert len(zlib.compress(end[-LOOKED_AT:].encode())) > LOOKED_AT / 10, "not by what it does by default"
     assert is_repetitive(end)
+
+
+def test_the_rate_of_an_idle_worker_becomes_zero() -> None:
+    rate = smoothed(0.0, 1000.0)
+    assert rate == pytest.approx(300.0)
+    for _ in range(60):  # half a minute
+        rate = smoothed(rate, 0.0)
+    assert rate == 0.0
+    assert smoothed(0.0, 1.0) > 0.0, "a slow engine is not idle"

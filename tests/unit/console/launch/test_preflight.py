@@ -37,8 +37,23 @@ def test_a_transport_whose_package_is_not_there_is_refused_before_anything_start
     monkeypatch.setattr("penstock.system.extras.is_installed", lambda one: one != package)
     if package:
         with pytest.raises(ConfigError, match=rf"trainer\.transport {name} needs {package}, which is not installed"):
-            check_extras(config, trains=True)
-    check_extras(config, trains=not package)
+            check_extras(config)
+    check_extras(config, ["trainer"] if package else [])
+
+
+@pytest.mark.parametrize("without", [["worker", "trainer"], ["trainer"], ["worker"]])
+def test_a_part_that_is_left_out_needs_nothing_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: list[str]
+) -> None:
+    monkeypatch.setattr("penstock.system.extras.is_installed", lambda one: one != "transformers")
+    config = by("disk", tmp_path, engine={"python": "/nonexistent"})
+    found = dict(preflight.steps(config, without=without))
+    assert ("engine" in found) == ("worker" not in without)
+    if len(without) == 2:
+        found["packages"]()
+        return
+    with pytest.raises(ConfigError, match=r"(a worker|the reference trainer) needs transformers"):
+        found["packages"]()
 
 
 def test_checkpoint_engine_needs_its_package() -> None:

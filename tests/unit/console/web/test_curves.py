@@ -70,3 +70,11 @@ def test_goodput_is_the_share_of_the_tokens_drawn_that_were_trained_on() -> None
     told += [{"time_s": 3.0, "tokens_heard": 200, "tokens_trained": 150}]
     (chart,) = [one for one in curves(Rows(steps=[], evals=[], queue=told), None) if one["id"] == "goodput"]
     assert chart["lines"] == [{"name": "so far", "step": [0.0], "up_s": [2.0], "value": [0.75]}]
+
+
+def test_charts_of_evaluations_say_how_many_datasets_they_leave_out() -> None:
+    rows = [{"dataset": f"h{i}", "version": v, "accuracy": 0.5, "time_s": 1.0} for v in (1, 2) for i in range(11)]
+    (many,) = curves(Rows(steps=[], evals=rows, queue=[]), None)
+    assert (len(many["lines"]), many["unit"]) == (8, "share; 8 of 11 datasets, the others are on page Evaluation")
+    (few,) = curves(Rows(steps=[], evals=[row for row in rows if row["dataset"] < "h5"], queue=[]), None)
+    assert few["unit"] == "share"
