@@ -17,12 +17,12 @@ _DIGITS, _NEAR = 40, 1e-25
 _VERIFY_DIGITS = 50
 #: Powers whose evaluation may take for ever.
 _BIG_POWER = re.compile(r"\^\{[+-]?\d{4,}|\^\{[^{}]*\^|!!|\d{5,}!")
-#: Two numbers side by side, a number with two points, and what the grammar leaves out: none is read completely.
-_NO_FORMULA = re.compile(r"\d \d|\.\d*\.|'|\\prime")
+#: Two numbers side by side, a number with two points, and what the grammar ignores: primes, the base of a number.
+_NO_FORMULA = re.compile(r"\d \d|\.\d*\.|'|\\prime|\d_")
 #: Variables that the grammar takes for a constant or a function, or for the small letter.
 _GREEK = re.compile(r"\\(gamma|Gamma(?!\()|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![a-zA-Z])")
 _WORD = re.compile(r"(?<![a-zA-Z\\])(?<!\\[a-zA-Z])[a-zA-Z]{4,}")
-_COMMANDS = re.compile(r"\\[a-zA-Z]+")
+_COMMANDS = re.compile(r"\\(?:(?:begin|end)\{[a-z]?matrix\}|[a-zA-Z]+)")
 _ONLY_WORDS = re.compile(r"[^\d+*/^=<>\\|]*[a-zA-Z]{3}[^\d+*/^=<>\\|]*")
 
 

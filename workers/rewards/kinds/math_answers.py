@@ -5,6 +5,8 @@ compared as mathematics (math_algebra.py). Both rewards run in processes that ca
 """
 
 import re
+from collections.abc import Hashable
+from dataclasses import replace
 from functools import lru_cache
 from math import gcd
 
@@ -20,6 +22,14 @@ RESPONSE = "###Response"
 #: A relation may be written as an interval too.
 _RELATION = re.compile(r"[<>]|\\[gl]eq(?![a-zA-Z])")
 _OPEN, _CLOSE = "([", ")]"
+#: Most values that are compared in any order.
+_MAX_FREE = 8
+#: A variable before the equals sign of an entry, and before the set that it is an element of.
+_NAMED = re.compile(r"(?:^|(?<=,))([a-z]|\\[a-zA-Z]+)=(?=[^=,]*(?:,|$))")
+_MEMBER = re.compile(r"([a-z]|\\[a-zA-Z]+)\\in(?![a-zA-Z])(.+)")
+_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-z]")
+_SIGNS = re.compile(r"\\pm(?![a-zA-Z]) ?")
+_PLUS = re.compile(r"(?:^|(?<=[{(=]))\+")
 
 
 @lru_cache(maxsize=256)
@@ -29,7 +39,7 @@ def _label(label: str) -> Notation | None:
     if not found or len(found) > MAX_ANSWER:
         return None
     notation = read_notation(found)
-    for entry in _entries(notation.text)[1]:
+    for entry in {*_entries(notation.text)[1], *_values(notation)[1]}:
         if exact_value(entry) is None:
             is_equal(entry, "0")
     return notation
@@ -68,11 +78,11 @@ def _judged(text: str, label: str) -> int:
 def is_same(label: Notation, answer: Notation) -> bool:
     """Return whether an answer equals a label, entry by entry where they are lists, tuples or intervals.
 
-    Units and names before an equals sign count where both have one.
+    Units, names before an equals sign and words between entries count where both have some.
     """
-    if (label.unit and answer.unit and label.unit != answer.unit) or (
-        label.name and answer.name and label.name != answer.name
-    ):
+    if _conflict(label.unit, answer.unit) or _conflict(label.name, answer.name):
+        return False
+    if _conflict(label.joints, answer.joints) and any(map(_LETTER.search, _values(label)[1])):
         return False
     if label.text == answer.text:
         return True
@@ -80,10 +90,70 @@ def is_same(label: Notation, answer: Notation) -> bool:
         return False
     if _RELATION.search(label.text):
         return is_equal(label.text, answer.text)
+    if _RELATION.search(answer.text) and _MEMBER.fullmatch(label.text):
+        return is_equal(answer.text, label.text)
+    # An equation that is not solved may be the question, unless it is asked for a curve.
+    if (label.name == "y" and _is_curve(label, answer)) or _is_curve(answer, label):
+        return is_equal(_equation(label), _equation(answer))
+    label, answer = _without_variable(label), _without_variable(answer)
+    (name, wanted, is_free), (other, given, is_other_free) = _values(label), _values(answer)
+    if _conflict(name, other):
+        return False
+    if is_free or is_other_free:
+        return _are_same_in_any_order(wanted, given)
     (brackets, wanted), (others, given) = _entries(label.text), _entries(answer.text)
     if _is_set(label.text) != _is_set(answer.text) and brackets == others == "" and len(wanted) != len(given):
         return is_equal(_as_set(label.text), _as_set(answer.text))
     return brackets == others and len(wanted) == len(given) and all(map(_is_same_entry, wanted, given))
+
+
+def _conflict(one: Hashable, other: Hashable) -> bool:
+    return bool(one and other and one != other)
+
+
+def _is_curve(solved: Notation, equation: Notation) -> bool:
+    """Return whether ``y=3x-4`` is to be compared with an equation that is not solved, as ``3x-y=4``."""
+    is_equation = "=" in equation.text and "," not in equation.text
+    return bool(is_equation and solved.name and _LETTER.search(solved.text))
+
+
+def _equation(notation: Notation) -> str:
+    return f"{notation.name}={notation.text}" if notation.name else notation.text
+
+
+def _without_variable(notation: Notation) -> Notation:
+    """Return the set of ``x\\in[1,2]``, with the variable as its name."""
+    found = _MEMBER.fullmatch(notation.text)
+    return replace(notation, name=found[1], text=found[2].strip()) if found and not notation.name else notation
+
+
+def _values(notation: Notation) -> tuple[str, list[str], bool]:
+    """Return a variable, its values, and whether their order is free: of ``\\pm 3`` and of ``x=1,x=2``."""
+    brackets, entries = _entries(notation.text[2:-2] if _is_set(notation.text) else notation.text)
+    if brackets:
+        return notation.name, [notation.text], False
+    values = [value for entry in entries for value in _both_signs(entry)]
+    names = [found[1] if (found := _NAMED.match(value)) else "" for value in values]
+    if names[0] and len(set(names)) == 1:
+        return names[0], [value.partition("=")[2] for value in values], len(values) > 1
+    return notation.name, values, len(values) > len(entries)
+
+
+def _both_signs(entry: str) -> list[str]:
+    """Return the two values of a formula with one plus-minus sign; any other formula as it is."""
+    if len(_SIGNS.findall(entry)) != 1 or "\\mp" in entry:
+        return [entry]
+    return [_PLUS.sub("", _SIGNS.sub(sign, entry)) for sign in "+-"]
+
+
+def _are_same_in_any_order(wanted: list[str], given: list[str]) -> bool:
+    left = list(given) if len(wanted) == len(given) <= _MAX_FREE else [""]
+    for value in wanted:
+        found = next((one for one in left if _is_same_entry(value, one)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
 
 
 def _is_set(text: str) -> bool:
@@ -102,8 +172,9 @@ def _entries(text: str) -> tuple[str, list[str]]:
         found = _between_commas(text[1:-1])
         if found is not None and len(found) > 1:
             return text[0] + text[-1], found
-    found = _between_commas(text)
-    return "", found if found is not None else [text]
+    found = _between_commas(text) or [text]
+    names = {name[1] for entry in found if (name := _NAMED.match(entry))}
+    return "", sorted(found) if len(names) == len(found) else found
 
 
 def _between_commas(text: str) -> list[str] | None:

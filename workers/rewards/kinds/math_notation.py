@@ -32,22 +32,28 @@ _COMMANDS = {
     "dfrac": "\\frac", "tfrac": "\\frac", "cfrac": "\\frac", "ge": "\\geq", "geqslant": "\\geq", "le": "\\leq",
     "leqslant": "\\leq", "ne": "\\neq", "cdot": "*", "times": "*", "div": "/", "lt": "<", "gt": ">", "left": "",
     "right": "", "quad": " ", "qquad": " ", "displaystyle": "", "lbrace": "\\{", "rbrace": "\\}", "degree": "^\\circ ",
-    "lvert": "|", "rvert": "|", "vert": "|",
+    "lvert": "|", "rvert": "|", "vert": "|", "varnothing": "\\emptyset",
 }  # fmt: skip
 _COMMAND = re.compile(rf"\\({'|'.join(sorted(_COMMANDS, key=len, reverse=True))})(?![a-zA-Z])")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|~|\s+")
 _BARE_NAME = re.compile(
     r"(?<![a-zA-Z\\])(sqrt|pi|sin|cos|tan|sec|csc|cot|log|ln|exp|infinity|infty|inf|theta|alpha|beta)(?![a-zA-Z])"
 )
-_MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_MAGNITUDE = re.compile(rf"(?<=[\d}}]) ?(?:\\text\{{ ?)?({'|'.join(_MAGNITUDES)})s?\b ?\}}?", re.IGNORECASE)
-_NAME = re.compile(r"((?:\\?[a-zA-Z]+?|[A-Z])(?:_(?:\{\w+\}|\w))?(?:\([a-z]\))?) ?= ?([^=<>]+)")
-_ONE_LETTER = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_.*|\(.*)?")
-_LIST_WORD = re.compile(r",? ?(?:\\text\{ ?(?:or|and) ?\}|(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])) ?")
+_MAGNITUDES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+#: Bare, or at the beginning of a command for text, whose rest it keeps.
+_MAGNITUDE = re.compile(
+    rf"(?<=[\d}}]) ?({_TEXT_COMMAND}\{{ ?)?((?:(?:{'|'.join(_MAGNITUDES)})s?\b ?)+)(?!\d)", re.IGNORECASE
+)
+_NAME = re.compile(r"((?:\\?[a-zA-Z]+?|[A-Z])(?:_(?:\{\w+\}|\w))?(?:\([a-z]\))?|\([a-z](?:, ?[a-z])+\)) ?= ?([^=<>]+)")
+_ONE_LETTER = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_.*|\(.*)?|\(.*\)")
+_LIST_WORD = re.compile(r",? ?(?:\\text\{ ?(or|and) ?\}|(?<![a-zA-Z])(or|and)(?![a-zA-Z])) ?")
 
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d{1,3}(?: \d{3})+")
 _E_NOTATION = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![\w.])")
 _QUOTIENT = re.compile(r"(?<![\w.}/)])(\d+) ?/ ?(\d+)(?![\d.^/!])")
+_REPEATING = re.compile(
+    r"(?<![\d.])(?<!\d )(\d{0,400})\.(\d{0,400})\\(?:overline|bar) ?(?:\{ ?(\d{1,400}) ?\}|(\d))(?![\d.])"
+)
 _MIXED = re.compile(r"(?<![\w.}^_)])(-? ?)(\d+) ?(\\frac\{\d+\}\{\d+\})")
 _DECIMAL = re.compile(
     r"([+-]?)(?:(\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:\*10\^\{([+-]?\d{1,3})\})?|10\^\{([+-]?\d{1,3})\})"
@@ -67,6 +73,8 @@ class Notation:
     unit: str = ""
     #: What stands before its equals sign: ``x`` of ``x = 5``.
     name: str = ""
+    #: Words that join its entries: ``and``, ``or``.
+    joints: frozenset[str] = frozenset()
 
 
 def read_notation(answer: str) -> Notation:
@@ -74,13 +82,14 @@ def read_notation(answer: str) -> Notation:
     text = _unwrapped(answer.strip())
     text = _SPACES.sub(" ", text.replace("{,}", ",").replace(",\\!", ",")).strip()
     name, text = _split_name(text)
+    text = _MAGNITUDE.sub(_power_of_ten, text)
     text, unit = split_unit(text.rstrip("."))
+    joints = frozenset(found[1] or found[2] for found in _LIST_WORD.finditer(text))
     text = _LIST_WORD.sub(",", text)
-    text = _MAGNITUDE.sub(lambda found: f"*10^{{{_MAGNITUDES[found[1].lower()]}}}", text)
     text = _ALL_TEXT.sub(r"\1", text).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     text = _numbers(braced(_commands(text)))
     text = _NOT_COMMAND.sub(lambda found: found[1] or found[0].lower(), _tight(text))
-    return Notation(text, unit, _tight(_commands(name)))
+    return Notation(text, unit, _tight(_commands(name)), joints)
 
 
 def exact_value(text: str) -> Fraction | None:
@@ -207,11 +216,26 @@ def _numbers(text: str) -> str:
     text = text.strip()
     if _GROUPED.fullmatch(text):
         text = text.replace(",", "").replace(" ", "")
+    text = _REPEATING.sub(_fraction_of_repeating, text)
     text = _E_NOTATION.sub(lambda found: f"{found[1]}*10^{{{int(found[2])}}}", text)
     text = _QUOTIENT.sub(r"\\frac{\1}{\2}", text)
     text = _MIXED.sub(lambda found: f"{found[1].strip()}({found[2]}+{found[3]})", text)
     text = text.removeprefix("+")
     return re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
+
+
+def _power_of_ten(found: re.Match[str]) -> str:
+    """Return words of magnitude as a power of ten, before what else a command for text holds."""
+    exponent = sum(_MAGNITUDES[word.rstrip("s")] for word in found[2].lower().split())
+    return f"*10^{{{exponent}}}{found[1] or ''}"
+
+
+def _fraction_of_repeating(found: re.Match[str]) -> str:
+    """Return ``0.1\\overline{6}`` as the fraction of integers that it is."""
+    whole, digits, repeated = found[1], found[2], found[3] or found[4]
+    nines = 10 ** len(repeated) - 1
+    value = Fraction(int((whole + digits) or 0) * nines + int(repeated), nines * 10 ** len(digits))
+    return str(value) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _tight(text: str) -> str:

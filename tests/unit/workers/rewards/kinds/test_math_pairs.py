@@ -8,7 +8,7 @@ from workers.rewards.kinds.question import Question
 from workers.rewards.kinds.registry import KINDS
 
 _FILE = Path(__file__).with_name("math_pairs.txt")
-_NUM_PAIRS = 200
+_NUM_PAIRS = 280
 
 
 def _pairs(separator: str) -> list[tuple[str, str]]:
