@@ -15,7 +15,7 @@ help:
 	@echo "make run        a run of examples/digits on this machine (CONFIG=run.yaml, ARGS='--trainer.steps=10')"
 	@echo "make examples   all examples, each to its end (ARGS='--trainer.steps=10')"
 	@echo "make several    five trainers on one buffer"
-	@echo "make check      lint, format, walls between the parts, types"
+	@echo "make check      lint, format, walls between the parts, language, types"
 	@echo "make unit       tests without a server (ARGS='-k name')"
 	@echo "make test       all tests: a real Redis, a real SGLang, real kills"
 	@echo "make model      20,000 random histories of the buffer against its reference model, half an hour"
@@ -135,6 +135,7 @@ check: venv
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports --no-logo
+	@.venv/bin/python -m tests.language
 	@.venv/bin/mypy
 
 # docs/configuration.md and docs/metrics.md, from the code.
