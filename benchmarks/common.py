@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
@@ -165,6 +165,12 @@ def format_value(value: Any) -> str:
 
 def median(values: Sequence[float]) -> float:
     return float(statistics.median(values))
+
+
+def of_known(function: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
+    """Return a function, as the median, of the values that are not None; None if there is none."""
+    known = [value for value in values if value is not None]
+    return float(function(known)) if known else None
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -17,13 +17,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
 import yaml
 
 from benchmarks import tail_task
-from benchmarks.common import Report, execute, median, versions
+from benchmarks.common import Report, execute, median, of_known, versions
 from benchmarks.engine import serving
 
 MODES: dict[str, dict[str, Any]] = {
@@ -114,7 +115,8 @@ class Outcome:
     tokens_per_s: float
     #: Share of the time in which the trainer did not wait for a batch.
     trainer_busy: float
-    staleness_mean: float
+    #: Mean of the steps that had a loss token; None if none had.
+    staleness_mean: float | None
     length_mean: float
 
 
@@ -138,7 +140,7 @@ def read(folder: Path, target: float) -> Outcome:
         step_s=total_s / len(used),
         tokens_per_s=tokens / total_s,
         trainer_busy=1 - sum(row["wait_s"] for row in used) / total_s,
-        staleness_mean=sum(row["staleness_mean"] for row in used) / len(used),
+        staleness_mean=of_known(fmean, (row["staleness_mean"] for row in used)),
         length_mean=tokens / sum(row["samples"] for row in used),
     )
 
@@ -184,7 +186,7 @@ def _medians(runs: list[Outcome]) -> dict[str, Any]:
     names = ("steps", "step_s", "tokens_per_s", "trainer_busy", "staleness_mean", "length_mean", "accuracy")
     return {
         "seconds": median(seconds) if len(seconds) == len(runs) else None,
-        **{name: median([getattr(one, name) for one in runs]) for name in names},
+        **{name: of_known(median, (getattr(one, name) for one in runs)) for name in names},
         "rounds": [one.seconds for one in runs],
     }
 

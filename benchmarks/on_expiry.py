@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from benchmarks import modes, tail_task
-from benchmarks.common import Report, execute, median, redis_server, versions
+from benchmarks.common import Report, execute, median, of_known, redis_server, versions
 from benchmarks.engine import serving
 from benchmarks.watch import Fate, Watch
 
@@ -66,7 +66,7 @@ def make_config(
     return file
 
 
-def outcome(folder: Path, fate: Fate) -> dict[str, float]:
+def outcome(folder: Path, fate: Fate) -> dict[str, float | None]:
     """Figures of one run."""
     found = modes.read(folder, target=2.0)  # never reached, so all steps count
     evaluated = {row["version"]: row["accuracy"] for row in modes.read_lines(folder / "eval.jsonl")}
@@ -93,7 +93,7 @@ def main(
     """Seconds per step, tokens lost, length bias and accuracy of wait, mask and drop, side by side."""
     task, runs = (folder / "tail_task").absolute(), (folder / "on_expiry").absolute()
     tail_task.prepare(task)
-    found: dict[str, list[dict[str, float]]] = {choice: [] for choice in CHOICES}
+    found: dict[str, list[dict[str, float | None]]] = {choice: [] for choice in CHOICES}
     with redis_server() as redis, serving(task / "model", device="cpu", python=engine_python) as engine:
         for seed in range(seeds):
             for choice in CHOICES:
@@ -106,10 +106,10 @@ def main(
     report(found, bound=bound, steps=steps, sglang=engine.sglang).finish(json_file)
 
 
-def report(found: dict[str, list[dict[str, float]]], *, bound: int, steps: int, sglang: str) -> Report:
+def report(found: dict[str, list[dict[str, float | None]]], *, bound: int, steps: int, sglang: str) -> Report:
     """Medians over the seeds."""
     rows: list[dict[str, Any]] = [
-        {"on_expiry": choice} | {name: median([one[name] for one in runs]) for name in runs[0]}
+        {"on_expiry": choice} | {name: of_known(median, (one[name] for one in runs)) for name in runs[0]}
         for choice, runs in found.items()
     ]
     return Report(
