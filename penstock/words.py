@@ -4,15 +4,19 @@ What a user's exception says may hold lone surrogates, which no record, stream o
 Such texts are made writable where they enter.
 """
 
+import os
 import re
 import reprlib
 import traceback
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 #: Most characters of an exception's own text, and of a traceback; of both the beginning and the end are kept.
 MAX_SAID = 4_000
 MAX_TRACE = 32_000
+#: Folders of the code that calls user code.
+_OWN_FOLDERS = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("penstock", "workers"))
 #: Most characters of the name of a type.
 MAX_NAME = 200
 
@@ -97,6 +101,26 @@ def trace_of(exc: BaseException) -> str:
     """The traceback of an exception, with those that caused it."""
     try:
         text = "".join(traceback.format_exception(exc)).strip()
+    except BaseException:
+        text = said(exc)
+    return writable(text, MAX_TRACE)
+
+
+def user_trace_of(exc: BaseException) -> str:
+    """The traceback of the user's code that caused an error, without frames of penstock, and the error as last line.
+
+    The error alone where no user code raised.
+    """
+    root = exc
+    while root.__cause__ is not None:
+        root = root.__cause__
+    try:
+        found = traceback.TracebackException.from_exception(root)
+        found.stack[:] = [frame for frame in found.stack if not frame.filename.startswith(_OWN_FOLDERS)]
+        # One that was raised in another process has its traceback as a note.
+        notes = [] if found.stack else getattr(root, "__notes__", [])
+        lines = list(found.format()) if found.stack else [f"{note}\n" for note in notes]
+        text = "".join(lines) + str(exc)
     except BaseException:
         text = said(exc)
     return writable(text, MAX_TRACE)

@@ -68,7 +68,10 @@ async def test_T8_T11_a_hook_that_fails_is_a_named_failure_of_that_job(
     letter = letters(client, keys)[jobs[0]]
     assert (letter["reason"], letter["attempts"]) == (reason, "2")
     assert f"hooks.sample {PARTS}:{name}" in letter["detail"]
-    assert says in letter["detail"]
+    *trace, sentence = letter["detail"].splitlines()
+    assert says in sentence, "the last line says what became of it"
+    assert ("Traceback" in "".join(trace)) == (name == "exits"), "of the user's code alone"
+    assert "workers/" not in "".join(trace)
     play.assert_conserved(client, keys)
 
 

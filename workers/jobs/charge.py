@@ -23,7 +23,7 @@ from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job, JobFailure, JobState
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.user_failures import OF_USER_CODE
-from penstock.words import trace_of
+from penstock.words import trace_of, user_trace_of
 from workers.services import Services
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Charge:
         Raises:
             LeaseLost: the job was another's by then.
         """
-        detail = trace_of(failure)
+        of_user = user_trace_of(failure)
         match failure:
             case EngineDied() if self._services.died_receiving and not isinstance(failure, MemberDied):
                 await self._release(str(failure))
@@ -69,20 +69,20 @@ class Charge:
             case ConfigError() | ProtocolError() | EngineRefused():
                 await self._fail(failure, JobFailure.REFUSED, str(failure), permanent=True)
             case RewardError() | HookError():
-                await self._fail(failure, failure.outcome, detail)
+                await self._fail(failure, failure.outcome, of_user)
             case FrozenModelError():
                 await self._fail(failure, JobFailure.MODEL_FAILED, str(failure))
             case EngineError():
                 await self._fail(failure, JobFailure.ENGINE_ERROR, str(failure))
             case EnvironmentRaised():
-                await self._fail(failure, JobFailure.ENVIRONMENT_RAISED, detail)
+                await self._fail(failure, JobFailure.ENVIRONMENT_RAISED, of_user)
             case EnvironmentTimeout():
                 await self._fail(failure, JobFailure.ENVIRONMENT_TIMEOUT, str(failure))
             case PayloadError():
                 await self._fail(failure, JobFailure.PAYLOAD_ERROR, str(failure))
             case _:
                 # A defect of penstock: the job keeps the traceback.
-                await self._fail(failure, JobFailure.RAISED, detail)
+                await self._fail(failure, JobFailure.RAISED, trace_of(failure))
 
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
         services, config, job = self._services, self._services.config.worker, self._lease.job

@@ -14,7 +14,7 @@ from penstock.protocol.records.codec import MAX_RECORD_BYTES, unpack
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, run_through, staying_alive
-from penstock.words import trace_of
+from penstock.words import user_trace_of
 from workers.rewards.allowed import import_reward
 from workers.rewards.calls import awaiting
 from workers.rewards.child.wire import frame, read_frame, read_question, verdict_to_bytes
@@ -114,5 +114,5 @@ class _Server:
         except RewardError as exc:
             return Verdict(outcome=exc.outcome, error=str(exc))
         except Exception as exc:
-            return Verdict(error=words(exc), trace=trace_of(exc)[-MAX_TRACE:])
+            return Verdict(error=words(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
         return Verdict(reward=reward, info=info)

@@ -32,7 +32,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.redis.control import PASSING
 from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive
-from penstock.words import said, shown, trace_of
+from penstock.words import said, shown, user_trace_of
 from workers.rewards import processes
 from workers.rewards.jail.finding import find_jail
 from workers.rewards.kinds.code import Workshop
@@ -240,7 +240,7 @@ def judge(function: Function | Kind, sample: Sample, name: str, config: RewardCo
 
 
 def _raised(exc: BaseException) -> Verdict:
-    return Verdict(error=said(exc), trace=trace_of(exc)[-MAX_TRACE:])
+    return Verdict(error=said(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
 
 
 async def _awaited(value: Any) -> Any:

@@ -15,6 +15,7 @@ from penstock.config import RewardConfig
 from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from penstock.words import user_trace_of
 from workers.rewards.child import client
 from workers.rewards.child.client import RewardProcess
 from workers.rewards.judges import Judges
@@ -94,6 +95,10 @@ async def test_T11_a_reward_that_raises_is_a_failure_with_its_traceback() -> Non
         with pytest.raises(RewardError, match=r"reward .*:raises raised ArithmeticError: of its own") as caught:
             await made.score(sample())
     assert caught.value.outcome == "reward_raised"
+    first, *trace, sentence = user_trace_of(caught.value).splitlines()
+    assert (first, sentence) == ("Traceback (most recent call last):", str(caught.value))
+    assert "raise ArithmeticError" in "".join(trace)
+    assert "workers/rewards/c" not in "".join(trace)
 
 
 def test_own_process_is_refused_beside_the_verifier_pool() -> None:
