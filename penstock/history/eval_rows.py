@@ -31,9 +31,9 @@ def summarize(samples: Iterable[Row], asked: int, said: RewardInfo = NOTHING) ->
     """Yield one row per (dataset, version) of the samples of an evaluation.
 
     ``version`` is the requested one. ``oldest`` and ``newest`` are the versions that generated the samples,
-    ``mean_version`` is the mean version of their tokens (None if no version is known), and ``asked_share`` is the share
-    of the tokens that the requested version is proven to have generated, of all tokens whose version is known (a filter
-    may have masked others). Weights that change in place, or between two prompts, make them differ. ``accuracy`` is the
+    ``mean_version`` is the mean version of their tokens (None if no version is known), and ``asked_share`` is the least
+    share of the tokens that the requested version is proven to have generated, of all tokens whose version is known (a
+    filter may have masked others). Weights that change in place, or between two prompts, make them differ. ``accuracy`` is the
     mean reward over the ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` is the number of prompts of
     the complete evaluation.
     ``pass@K`` and ``maj@K`` are as ``pass_rates`` and ``majority_rates``; ``categories`` has the scores of each one.
@@ -89,7 +89,8 @@ def _versions_of(row: Row) -> list[list[int]]:
 def _drawn_by(version: int, row: Row) -> int:
     """Return the number of tokens of a sample that ``version`` is proven to have generated.
 
-    A token whose version is not proven carries the oldest that may have generated it (T6), and counts for none.
+    A token whose version is not proven carries the oldest that may have generated it (T6), and counts for none. A row
+    counts those of all versions together, and whether they bear loss or not: all are taken off, so it is a lower bound.
     """
     drawn = sum(tokens for drawn_by, tokens in _versions_of(row) if drawn_by == version)
     return max(0, drawn - row.num_unproven)

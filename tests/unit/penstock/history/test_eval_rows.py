@@ -44,6 +44,18 @@ def test_T18_a_token_whose_version_is_not_proven_is_of_none() -> None:
     assert found["asked_share"] == pytest.approx((100 + 30) / 200)
 
 
+def test_T18_the_share_of_the_requested_version_is_never_more_than_is_proven() -> None:
+    """A row counts unproven tokens of all versions together: they may all be of the requested one."""
+    mixed = row("held/2/0", {2: 60, 3: 40})
+    mixed.num_unproven = 20
+    [found] = rows_of(mixed)
+    assert found["asked_share"] == pytest.approx(0.4), "0.6 if those of version 3 are the unproven ones"
+    later = row("held/2/0", {3: 40})
+    later.num_unproven = 20
+    [found] = rows_of(later)
+    assert found["asked_share"] == 0.0
+
+
 def answers(job: str, *rewards: float) -> list[Row]:
     made = [row(job, {1: 10}) for _ in rewards]
     for k, (one, reward) in enumerate(zip(made, rewards, strict=True)):
