@@ -33,9 +33,9 @@ def summarize(samples: Iterable[Row], asked: int, said: RewardInfo = NOTHING) ->
     ``version`` is the requested one. ``oldest`` and ``newest`` are the versions that generated the samples,
     ``mean_version`` is the mean version of their tokens (None if no version is known), and ``asked_share`` is the least
     share of the tokens that the requested version is proven to have generated, of all tokens whose version is known (a
-    filter may have masked others). Weights that change in place, or between two prompts, make them differ. ``accuracy`` is the
-    mean reward over the ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` is the number of prompts of
-    the complete evaluation.
+    filter may have masked others). Weights that change in place, or between two prompts, make them differ. ``accuracy``
+    is the mean reward over the ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` is the number of
+    prompts of the complete evaluation.
     ``pass@K`` and ``maj@K`` are as ``pass_rates`` and ``majority_rates``; ``categories`` has the scores of each one.
 
     Args:
