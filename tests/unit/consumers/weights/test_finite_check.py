@@ -55,6 +55,20 @@ def test_a_tensor_that_is_not_finite_is_named(dtype: torch.dtype, value: float) 
         walk(weights)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_bit_pattern_of_nan_and_inf_of_16_bit_types_is_found(dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    wrong = every[~every.isfinite()]
+    assert len(wrong) == 2 * 2 ** {torch.bfloat16: 7, torch.float16: 10}[dtype]
+    tensor = torch.full((65,), 0.5, dtype=dtype)
+    check({"weight": tensor})
+    check({"weight": every[every.isfinite()]})
+    for value in wrong:
+        tensor[64] = value
+        with pytest.raises(WeightsNotFinite):
+            check({"weight": tensor})
+
+
 def test_other_tensors_are_counted() -> None:
     weights = model()
     for number in (1, 3):
