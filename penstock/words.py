@@ -107,9 +107,9 @@ def trace_of(exc: BaseException) -> str:
 
 
 def user_trace_of(exc: BaseException) -> str:
-    """The traceback of the user's code that caused an error, without frames of penstock, and the error as last line.
+    """Return the traceback of the user's code that caused an error, ending with the error, without frames of penstock.
 
-    The error alone where no user code raised.
+    Only the error if no user code raised.
     """
     root = exc
     while root.__cause__ is not None:

@@ -4,7 +4,7 @@
     python -m tests.language --lower    writes the budgets of folders that have fewer matches now
     python -m tests.language --show DIR prints the matches of a folder
 
-A budget only goes down. ``dialect`` counts lines that match :data:`DIALECT`; ``D401`` counts public functions whose
+A budget only goes down. ``dialect`` counts lines that match :data:`DIALECT`; ``D401`` counts functions whose
 docstring does not begin with an imperative verb, as Ruff decides.
 """
 
@@ -64,12 +64,13 @@ def _python_texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def not_imperative(root: Path = ROOT) -> Iterator[str]:
-    """Yield the path of each public function whose docstring does not begin with an imperative verb."""
+    """Yield ``path:line`` of each function whose docstring does not begin with an imperative verb."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "D401", "--output-format", "json"]
     done = subprocess.run([*command, *PARTS], cwd=root, capture_output=True, text=True, check=False)
     if done.returncode > 1:
         raise RuntimeError(f"Ruff failed: {done.stderr}")
-    yield from (str(Path(one["filename"]).relative_to(root)) for one in json.loads(done.stdout))
+    for one in json.loads(done.stdout):
+        yield f"{Path(one['filename']).relative_to(root)}:{one['location']['row']}"
 
 
 def counts(root: Path = ROOT) -> dict[str, dict[str, int]]:

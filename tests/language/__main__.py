@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from tests.language import BUDGETS, counts, excess, lowered, matches
+from tests.language import BUDGETS, counts, excess, lowered, matches, not_imperative
 
 
 def main() -> int:
@@ -17,6 +17,9 @@ def main() -> int:
         for path, number, text in matches():
             if path.rpartition("/")[0] == options.show:
                 print(f"{path}:{number}: {text}")
+        for place in not_imperative():
+            if place.rpartition("/")[0] == options.show:
+                print(f"{place}: D401")
         return 0
     budgets, found = json.loads(BUDGETS.read_text()), counts()
     if options.lower:
