@@ -90,7 +90,7 @@ def _drawn_by(version: int, row: Row) -> int:
     """Return the number of tokens of a sample that ``version`` is proven to have generated.
 
     A token whose version is not proven carries the oldest that may have generated it (T6), and counts for none. A row
-    counts those of all versions together, and whether they bear loss or not: all are taken off, so it is a lower bound.
+    counts those of all versions together, with or without loss: all are subtracted, so it is a lower bound.
     """
     drawn = sum(tokens for drawn_by, tokens in _versions_of(row) if drawn_by == version)
     return max(0, drawn - row.num_unproven)
