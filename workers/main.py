@@ -15,13 +15,12 @@
 The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
 ``worker.drain_timeout_s``. Either way prefixes are kept then and jobs handed back: without a charge by a worker that
 drains, and charged from the third worker on that dies of an error under them. Only a process that is killed leaves its
-leases to run out.
+leases to run out, unless its keeper (rewards/keeper.py) killed it because user code kept it from draining.
 """
 
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,8 @@ import uvloop
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
+from penstock.names import LANES
+from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
@@ -56,6 +57,7 @@ from workers.jobs.intake import Intake
 from workers.jobs.valves import Valves
 from workers.metrics import WorkerCollector
 from workers.presence import Presence
+from workers.rewards import keeper
 from workers.rewards.allowed import allowed_rewards
 from workers.rewards.frozen import FrozenModels
 from workers.rewards.score import Rewards
@@ -81,13 +83,13 @@ HAND_BACK_S = 15.0
 class Worker:
     """One worker process. ``run`` returns after ``drain``, or raises what killed a task."""
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, token: str = "") -> None:
         if config.redis.url is None:
             raise ConfigError("The worker needs redis.url: the address of the run's Redis.")
         self.config = config
         self.keys = Keys(config.run)
         # Unique for ever, or a successor of this name would be taken for it.
-        self.name = f"{name}.{new_token()[:8]}"
+        self.name = unique_name(name, token or new_token())
         with contextlib.closing(Control(config.redis.url)) as control:
             control.do(lambda client: ensure_lanes(client, self.keys))
         # Named waits are small and rare; a Redis that hangs must not hang the loop for long.
@@ -180,12 +182,15 @@ class Worker:
         return self._waits[what]
 
     def drain(self) -> None:
-        """Finish and leave; a second call hands back at once what still runs. Safe in a signal handler of the loop."""
-        if self._draining.is_set():
-            self._hurry.set()
-            return
-        log.info("draining: %d jobs are held", len(self.held))
-        self._draining.set()
+        """Finish and leave. Safe in a signal handler of the loop, as is ``hurry``."""
+        if not self._draining.is_set():
+            log.info("draining: %d jobs are held", len(self.held))
+            self._draining.set()
+
+    def hurry(self) -> None:
+        """Leave, and hand back at once what still runs."""
+        self.drain()
+        self._hurry.set()
 
     async def run(self) -> None:
         """Work until ``drain``. Blocks."""
@@ -240,7 +245,7 @@ class Worker:
                 group.create_task(task, name=name)
 
     async def _finish(self, tasks: "list[asyncio.Task[None]]") -> None:
-        """Let what runs end, for as long as it may, or until a second call of ``drain``."""
+        """Let what runs end, for as long as it may, or until ``hurry``."""
         ended = asyncio.create_task(self._all_ended())
         hurry = asyncio.create_task(self._hurry.wait())
         first: set[asyncio.Future[Any]] = {ended, hurry, self.held.failed, *tasks}
@@ -287,11 +292,17 @@ class Worker:
             self.metrics.close()
 
 
-async def _run(config: Config, name: str) -> None:
-    worker = Worker(config, name)
+def unique_name(name: str, token: str) -> str:
+    """Return the name by which one process of a worker has leases."""
+    return f"{name}.{token[:8]}"
+
+
+async def _run(config: Config, name: str, token: str) -> None:
+    worker = Worker(config, name, token)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in keeper.END:
         loop.add_signal_handler(number, worker.drain)
+    loop.add_signal_handler(keeper.HURRY, worker.hurry)
     try:
         await worker.run()
     except* PenstockError as group:
@@ -305,8 +316,23 @@ def _first(group: BaseException) -> BaseException:
     return group
 
 
+def _hand_back_killed(config: Config, worker: str) -> None:
+    """Return the leases of a worker that its keeper killed to the queue; no job is charged."""
+    assert config.redis.url is not None
+    keys = Keys(config.run)
+    try:
+        with contextlib.closing(Control(config.redis.url, patience_s=NOTE_S, check=False)) as control:
+            jobs = [job for lane in LANES for job in control.call(scripts.abandon(keys, lane, worker, ()))]
+            control.call(scripts.note(keys, keys.workers, worker, b""))
+        log.warning("%d jobs of the killed worker went back to the queue", len(jobs))
+    except Exception as exc:
+        log.error("the jobs of the killed worker could not be handed back, and their leases run out: %s", said(exc))
+
+
 def main(config: Config, name: str) -> int:
-    """Run one worker until SIGTERM or SIGINT. Blocks."""
+    """Run one worker until SIGTERM or SIGINT, in a process of its own under a keeper. Blocks."""
+    token = new_token()
+    keeper.keep(config.worker.drain_timeout_s, lambda: _hand_back_killed(config, unique_name(name, token)))
     with staying_alive():
-        run_through(_run(config, name), uvloop.new_event_loop)
+        run_through(_run(config, name, token), uvloop.new_event_loop)
     return 0

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from penstock.redaction import redact
 from penstock.system.health.asked import ASKED, Responder
 from workers.capacity import Capacity
 from workers.jobs.held_job import HeldJob
+from workers.rewards.keeper import started_pid
 from workers.services import Services
 from workers.weights.updates import Updates
 
@@ -153,7 +153,7 @@ class Presence:
             name=services.worker,
             at=time.time(),
             host=socket.gethostname(),
-            pid=os.getpid(),
+            pid=started_pid(),
             engine=f"sglang {engine.info.version}".strip() + (" (external)" if engine.config.url else ""),
             engine_pid=engine.pid or 0,
             url=redact(engine.url),

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from penstock.config import Config
 from penstock.system.processes import Child
 from penstock.system.stop import Stop
+from workers.rewards.keeper import KILL_S
 
 #: Between two looks at children that are ending.
 TICK_S = 0.05
 
-#: Longest wait for the end of a child after SIGTERM, beside a worker's own drain.
+#: Longest wait for the end of a child after SIGTERM. A worker is waited for until its keeper has killed it and handed
+#: back its jobs, and so much longer.
 STOP_S = 10.0
 
 #: After Ctrl-C workers get a second SIGTERM after this long: hand back what is partial, do not drain on.
@@ -24,6 +26,7 @@ HURRY_S = 2.0
 #: What it has to finish takes as long as it takes: it is not killed before a second Ctrl-C, and not hurried, because a
 #: second signal ends it at once.
 FINISHING = "trainer"
+PRODUCING = "producer"
 #: How often it is said what is waited for.
 SAY_EVERY_S = 10.0
 
@@ -52,15 +55,12 @@ def stop_children(
         finish_s: longest time, beside ``STOP_S``, for the trainer to finish its step and checkpoint.
     """
     presses = stop.count
-    limit_s = config.worker.drain_timeout_s + STOP_S if drain else STOP_S
+    limit_s = STOP_S + KILL_S + (config.worker.drain_timeout_s if drain else HURRY_S)
     if config.fleet.models:
         # It ends its workers first, then what they need.
         limit_s += 2 * STOP_S
-    working = {
-        child: finish_s + STOP_S if child.name == FINISHING else limit_s
-        for child in children
-        if child.name not in SERVING
-    }
+    limits_s = {FINISHING: finish_s + STOP_S, PRODUCING: STOP_S}
+    working = {child: limits_s.get(child.name, limit_s) for child in children if child.name not in SERVING}
     serving = {child: STOP_S for child in children if child.name in SERVING and child.name not in LAST}
     last = {child: STOP_S for child in children if child.name in LAST}
     for some, hurry in ((working, not drain), (serving, False), (last, False)):

@@ -23,7 +23,8 @@ class WorkerConfig(Section):
     heartbeat_s: Seconds = 2.0
     #: A worker whose event loop made no step for so long renews its leases no more: others take its jobs.
     stuck_s: Seconds = 120.0
-    #: Longest wait for running samples after SIGTERM; then partial ones are handed back.
+    #: Longest wait for running samples after SIGTERM; then partial ones are handed back. A worker that has not ended
+    #: 20 s later is killed.
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     #: Tries of a job that fails, before it is buried.
     max_attempts: Positive = 3

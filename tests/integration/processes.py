@@ -24,6 +24,20 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def kept_by(pid: int) -> tuple[int, int]:
+    """(keeper, worker) of the process of ``penstock worker`` that was started; 0 for one that is not there yet."""
+    keeper = _first_child(pid)
+    return keeper, _first_child(keeper)
+
+
+def _first_child(pid: int) -> int:
+    """Return the oldest child: orphans are adopted after it."""
+    try:
+        return int((Path(f"/proc/{pid}/task/{pid}/children").read_text().split() or ["0"])[0])
+    except OSError:
+        return 0
+
+
 def command_of(pid: int) -> str:
     """Command line of a process; SGLang's children carry their role in it."""
     return Path(f"/proc/{pid}/cmdline").read_text()

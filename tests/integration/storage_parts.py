@@ -1,6 +1,7 @@
 """Parts of a run as processes of their own: ``penstock PART --config FILE``, to be killed and started again."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from penstock.config import Config
 from tests.integration.parts import until
+from tests.integration.processes import kept_by
 from tests.integration.saved import saved
 
 
@@ -44,9 +46,9 @@ class PartProcess:
         self.process.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP; a kill ends it nevertheless."""
+        """SIGSTOP to the process that works; a kill ends it nevertheless."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        os.kill(kept_by(self.process.pid)[1] or self.process.pid, signal.SIGSTOP)
 
     def end(self) -> int:
         """SIGTERM; the exit code."""

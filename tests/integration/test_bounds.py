@@ -40,7 +40,8 @@ async def test_a_job_that_asks_for_2_to_the_40_answers_is_refused_by_name_and_th
         assert run(client, call).admitted == 1
     good = admit(client, keys, [job(len(forged))])
     worker = start(config())
-    resource.prlimit(worker.process.pid, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    await until(lambda: worker.pid != worker.process.pid)
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
 
     with contextlib.suppress(AssertionError):
         await until(lambda: worker.process.poll() is not None or all_in(client, keys, good, "ready")())

@@ -222,6 +222,24 @@ async def test_one_pool_through_its_life(
     assert not client.exists(keys.verdicts("w.1"), keys.asker("w.1"))
 
 
+async def test_children_of_a_check_end_with_the_pool(
+    client: redis.Redis, keys: Keys, verifying: Callable[..., Config], start: Callable[[Config], Pool], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PENSTOCK_TEST_FOLDER", str(tmp_path))
+    name = "tests.integration.harmful_parts:leaves_children"
+    config = verifying(pool={"functions": [name]})
+    pool = start(config)
+    async with asking(config, client, keys) as rewards:
+        assert (await outcome(rewards, name))[0] == 3.0
+    # Those in sessions of their own; rq ends the others with the check.
+    gone = open_pidfds([int((tmp_path / f"child-{number}").read_text()) for number in (1, 2)])
+    pool.process.send_signal(signal.SIGTERM)
+    await until(lambda: pool.process.poll() is not None)
+    assert pool.process.returncode == 0, pool.log.read_text()
+    assert wait_gone(gone, 1) == []
+
+
 async def test_T11_verdicts_are_heard_whatever_the_clock_of_redis_was(
     client: redis.Redis, keys: Keys, verifying: Callable[..., Config], start: Callable[[Config], Pool]
 ) -> None:

@@ -551,9 +551,7 @@ async def test_what_is_not_done_in_time_is_handed_back_with_its_prefix(
     fake.open.clear()
     async with working(config(worker={"drain_timeout_s": 1000 if hurries else 0.1})) as worker:
         await until(lambda: fake.num_running == 2)
-        worker.drain()
-        if hurries:
-            worker.drain()
+        (worker.hurry if hurries else worker.drain)()
         await until(lambda: states(client, keys, jobs) == ["queued"])
     assert play.counter(client, keys, "crashes") == play.counter(client, keys, "failed") == 0
     publish(client, keys, publications[2])

@@ -85,8 +85,7 @@ async def working(config: Config, name: str = "w") -> AsyncIterator[Worker]:
     try:
         yield worker
     finally:
-        worker.drain()
-        worker.drain()
+        worker.hurry()
         await asyncio.wait_for(task, 120)
 
 

@@ -39,6 +39,7 @@ from workers.fleet.pressure import Scaling
 from workers.fleet.reserved_plans import ReservedPlans
 from workers.fleet.specs import engine_process, specs_of
 from workers.fleet.state import clear_wanted, read_wanted, write_state
+from workers.rewards.keeper import KILL_S
 from workers.router.members import write_members
 from workers.sglang.args import check_arguments
 
@@ -307,7 +308,7 @@ class Fleet:
         """Drain the workers, then end the rest; a second signal has workers hand back what runs, a third one kills."""
         workers = [name for name, spec in self._specs.items() if spec.kind == "worker" and name in self._statuses]
         presses = self.stop.count
-        self._end(workers, self.config.worker.drain_timeout_s + STOP_S, presses)
+        self._end(workers, self.config.worker.drain_timeout_s + KILL_S + STOP_S, presses)
         self._end([name for name in self._statuses if name not in workers], STOP_S, presses)
 
     def _end(self, names: Iterable[str], limit_s: float, presses: int) -> None:
@@ -317,7 +318,7 @@ class Fleet:
         hurried = False
         while left and time.monotonic() - began < limit_s and self.stop.count <= presses + 1:
             if self.stop.count > presses and not hurried:
-                hurried, limit_s = True, time.monotonic() - began + STOP_S
+                hurried, limit_s = True, min(limit_s, time.monotonic() - began + KILL_S + STOP_S)
                 for name in left:
                     self.launcher.terminate(name)
             self._statuses = self.launcher.look()

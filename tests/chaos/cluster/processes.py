@@ -22,6 +22,15 @@ def descendants(pid: int) -> Iterator[tuple[int, int]]:
         yield from ((depth + 1, other) for depth, other in descendants(child))
 
 
+def kept(pid: int) -> list[int]:
+    """``pid`` of a worker or of a pool of verifiers, its keeper and, last, the process that works; those there are."""
+    found = [pid]
+    # Each is a fork of the one above, which adopts orphans after it.
+    while len(found) < 3 and (below := children(found[-1])) and command_of(below[0]) == command_of(pid):
+        found.append(below[0])
+    return found
+
+
 def command_of(pid: int) -> str:
     """The command of a process, a blank behind every word; '' where it is gone."""
     try:

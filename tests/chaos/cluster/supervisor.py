@@ -16,10 +16,12 @@ from pathlib import Path
 
 from penstock.system.processes import die_with
 from tests.chaos.cluster.forked import Process, Zygote
-from tests.chaos.cluster.processes import runs
+from tests.chaos.cluster.processes import kept, runs
 
 #: Between two looks at the processes.
 LOOK_S = 0.05
+#: Kinds of parts whose process waits for a keeper and the process that works.
+KEPT = ("worker", "verifier")
 #: Wait before a restart; doubles with each death of a process that lived for less than ``LIVED_S``.
 FIRST_WAIT_S, LONGEST_WAIT_S, LIVED_S = 0.2, 3.0, 10.0
 
@@ -97,7 +99,7 @@ class Supervisor:
                 return 0
             part.is_stopped = number == signal.SIGSTOP or (part.is_stopped and number != signal.SIGCONT)
             try:
-                os.kill(part.pid, number)
+                os.kill(_target(part, number), number)
             except ProcessLookupError:  # one that another part has reaped meanwhile
                 return 0
             return part.pid
@@ -221,6 +223,14 @@ class Supervisor:
                 stderr=log,
                 preexec_fn=die_with(),
             )
+
+
+def _target(part: Part, number: int) -> int:
+    """Return the process to signal: of a part under a keeper the one that works; SIGKILL hits each in turn."""
+    if part.kind not in KEPT or number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+        return part.pid
+    pids = kept(part.pid)
+    return pids[-1 - part.lives % len(pids)] if number == signal.SIGKILL else pids[-1]
 
 
 def searched(*folders: str) -> str:

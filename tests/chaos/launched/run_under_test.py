@@ -22,7 +22,7 @@ from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.connect import connect, connect_blocking
 from penstock.redis.server import SERVERS, read_address
-from tests.chaos.cluster.processes import children, command_of
+from tests.chaos.cluster.processes import children, command_of, kept
 from tests.chaos.places import ROOT
 
 #: Longest wait for any one thing to happen; an engine's start under load is the longest of them.
@@ -104,6 +104,11 @@ class RunUnderTest:
             return int(self.until("an engine to serve", lambda: self.worker().engine_pid))
         return int(self.until(f"{part} to run", lambda: self._child(part)))
 
+    def working_pid(self, part: str) -> int:
+        """Pid of the process that does the work of a part: a worker's is below its keeper."""
+        pid = self.pid_of(part)
+        return kept(pid)[-1] if part == "worker" else pid
+
     def _child(self, part: str) -> int:
         for child in children(self.process.pid):
             words = command_of(child)
@@ -137,14 +142,14 @@ class RunUnderTest:
     # --- faults ---------------------------------------------------------------------------------------------------
 
     def kill(self, part: str) -> int:
-        """SIGKILL; returns the pid that is gone."""
+        """SIGKILL to the process that works; returns the pid of the part that is gone with it."""
         pid = self.pid_of(part)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.working_pid(part), signal.SIGKILL)
         return pid
 
     def freeze(self, part: str, until: Callable[[], Any], what: str) -> None:
-        """SIGSTOP until the others have noticed, then SIGCONT."""
-        pid = self.pid_of(part)
+        """SIGSTOP to the process that works until the others have noticed, then SIGCONT."""
+        pid = self.working_pid(part)
         os.kill(pid, signal.SIGSTOP)
         try:
             self.until(what, until)

@@ -93,7 +93,7 @@ def _freeze_for_steps(run: RunUnderTest, part: str, steps: int) -> None:
 
 def _freeze_worker(run: RunUnderTest) -> None:
     before = run.counter("reclaimed")
-    pid = run.pid_of("worker")
+    pid = run.working_pid("worker")
     while True:
         run.until("the worker to hold a job", lambda: run.num_leased())
         os.kill(pid, signal.SIGSTOP)

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from random import Random
 
-from tests.chaos.cluster.processes import descendants
+from tests.chaos.cluster.processes import descendants, kept
 from tests.chaos.nemesis.act import USUAL_MOMENTS, Facts, Ground, Kind, NotStruck, names_of, own_names, pick
 
 PARTS = (
@@ -41,7 +41,7 @@ def _strike_below(ground: Ground, facts: Facts) -> None:
     """A check is over soon, so it is waited for."""
     pool = ground.cluster.parts[facts["part"]]
     deadline = time.monotonic() + CHECK_S
-    while not (pids := [pid for depth, pid in descendants(pool.pid) if depth == facts["depth"]]):
+    while not (pids := [pid for depth, pid in descendants(kept(pool.pid)[-1]) if depth == facts["depth"]]):
         if time.monotonic() > deadline:
             raise NotStruck(f"{pool.name} made no check in {CHECK_S:g} s")
         time.sleep(0.002)

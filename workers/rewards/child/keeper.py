@@ -10,18 +10,13 @@ rewards that was stopped is killed: nobody would continue it.
 Run as ``python -m workers.rewards.child.keeper PIPE``.
 """
 
-import contextlib
 import os
-import select
 import signal
 import sys
-from pathlib import Path
 
 from penstock.system.processes import adopt_orphans, die_with_parent
 from workers.rewards.child.serve import serve
-
-#: Between two checks whether the process of rewards is stopped.
-CHECK_MS = 500
+from workers.rewards.keeper import Kept, kill_children
 
 
 def main(pipe: int) -> None:
@@ -37,40 +32,26 @@ def main(pipe: int) -> None:
         serve()
         os._exit(0)
     # Sent by the kernel when the worker is gone; the pipe says the same, unless a fork of the worker holds it.
-    signal.signal(signal.SIGTERM, lambda *_: _end(pid, signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: _end(signal.SIGTERM))
     for own in (0, 1):
         os.close(own)
-    _end(pid, _wait(pid, pipe))
-
-
-def _wait(pid: int, pipe: int) -> int:
-    """Wait until the process ends, is stopped, or is not wanted any more; return the code to exit with."""
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    poll.register(os.pidfd_open(pid), select.POLLIN)
+    kept = Kept(pid, pipe)
     while True:
-        ready = [fd for fd, _ in poll.poll(CHECK_MS)]
-        done, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-        if done and os.WIFSTOPPED(status):
-            return 128 + os.WSTOPSIG(status)
-        if done:
-            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        if pipe in ready:
-            return 0
+        status, told = kept.wait()
+        if status is not None:
+            _end(_code(status))
+        if told is not None:
+            _end(0)
 
 
-def _end(pid: int, code: int) -> None:
-    """Kill the process, its session and its orphans, then exit. Blocks until none is left."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
-    while orphans := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        for orphan in map(int, orphans):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(orphan, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+def _code(status: int) -> int:
+    if os.WIFSTOPPED(status):
+        return 128 + os.WSTOPSIG(status)
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _end(code: int) -> None:
+    kill_children()
     os._exit(code)
 
 

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -37,6 +36,7 @@ from penstock.system.tokens import new_token
 from workers.rewards.allowed import allowed_rewards, import_reward
 from workers.rewards.jail.finding import find_jail
 from workers.rewards.judges import takes_judges
+from workers.rewards.keeper import END, HURRY, keep, started_pid
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.registry import check_packages, kind_of, needs_jail
 from workers.rewards.pool.check_queue import SLACK_S
@@ -126,17 +126,21 @@ class Verifiers:
         self._tally = PoolTally()
         self._exporter = Exporter.of(config, "verifiers", name, PoolCollector(self._tally))
         self._children = [_Child(index) for index in range(config.reward.pool.workers)]
-        self._stops = 0
+        self._draining = self._hurry = False
 
     def stop(self, *_: object) -> None:
-        """Let checks that run end, and leave; a second call ends them. Safe in a signal handler."""
-        self._stops += 1
+        """Let checks that run end, and leave. Safe in a signal handler, as is ``hurry``."""
+        self._draining = True
+
+    def hurry(self, *_: object) -> None:
+        """End checks that run, and leave."""
+        self._draining = self._hurry = True
 
     def run(self) -> None:
         """Keep verifiers up until ``stop``. Blocks."""
         noted = 0.0
         try:
-            while not self._stops:
+            while not self._draining:
                 for child in self._children:
                     self._keep(child)
                 if time.monotonic() - noted >= NOTE_S:
@@ -189,7 +193,7 @@ class Verifiers:
         self._waiting.for_("checks, from the workers" if all(state == "idle" for state in states) else "")
 
     def _record(self, name: str, about: dict[str, Any]) -> bytes:
-        shown = {"name": name, "pool": self.name, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+        shown = {"name": name, "pool": self.name, "host": socket.gethostname(), "pid": started_pid(), "at": time.time()}
         return pack(shown | {"state": "starting", "checks": 0, "killed": 0} | about)
 
     def _show(self, name: str, record: bytes) -> bool:
@@ -208,7 +212,7 @@ class Verifiers:
             if child.process is not None:
                 child.process.terminate()
         noted = 0.0
-        while self._stops == 1 and time.monotonic() < deadline:
+        while not self._hurry and time.monotonic() < deadline:
             if not any(child.process is not None and child.process.is_alive() for child in self._children):
                 return
             if time.monotonic() - noted >= NOTE_S:
@@ -227,21 +231,23 @@ class Verifiers:
 def _serve(config: Config, name: str, functions: dict[str, Function | Kind], pool: int) -> None:
     """The life of one verifier."""
     die_with_parent(pool)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (*END, HURRY):
         signal.signal(number, signal.SIG_DFL)
     assert config.redis.url is not None
     with contextlib.closing(connect_blocking(config.redis.url, RQ_TTL_S)) as client:
         Verifier(config.reward, Keys(config.run), name, as_redis(client), functions).work(logging_level="WARNING")
 
 
-def _on_signals(stop: Callable[..., None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+def _on_signals(verifiers: Verifiers) -> None:
+    for number in END:
+        signal.signal(number, verifiers.stop)
+    signal.signal(HURRY, verifiers.hurry)
 
 
 def main(config: Config, name: str) -> int:
-    """Run a pool of verifiers until SIGTERM or SIGINT. Blocks."""
+    """Run a pool of verifiers until SIGTERM or SIGINT, in a process of its own under a keeper. Blocks."""
+    keep(config.reward.timeout_s + SLACK_S)
     verifiers = Verifiers(config, name)
-    _on_signals(verifiers.stop)
+    _on_signals(verifiers)
     verifiers.run()
     return 0

@@ -8,10 +8,11 @@ from typing import Any, cast
 import pytest
 
 from console.launch import children
-from console.launch.children import STOP_S, stop_children
+from console.launch.children import HURRY_S, STOP_S, stop_children
 from penstock.config import Config
 from penstock.system.processes import Child
 from penstock.system.stop import Stop
+from workers.rewards.keeper import KILL_S
 
 
 class Clock:
@@ -75,11 +76,18 @@ def test_the_trainer_finishes_a_step_of_150_s_and_gets_one_signal(
 
 def test_other_parts_are_killed_at_their_limit_while_the_trainer_goes_on(clock: Clock) -> None:
     trainer, worker = Process("trainer", clock, 150.0), Process("worker-0", clock, math.inf)
-    buffer = Process("buffer", clock, math.inf)
-    end([buffer, trainer, worker])
+    buffer, producer = Process("buffer", clock, math.inf), Process("producer", clock, math.inf)
+    end([buffer, trainer, worker, producer])
     assert trainer.killed_after_s is None
-    assert worker.killed_after_s == pytest.approx(STOP_S, abs=0.1)
+    assert worker.killed_after_s == pytest.approx(HURRY_S + KILL_S + STOP_S, abs=0.1), "after its keeper"
     assert buffer.killed_after_s == pytest.approx(STOP_S, abs=0.1)
+    assert producer.killed_after_s == pytest.approx(STOP_S, abs=0.1)
+
+
+def test_a_worker_that_drains_is_killed_after_its_keeper_had_its_time(clock: Clock) -> None:
+    worker = Process("worker-0", clock, math.inf)
+    end([worker], drain=True)
+    assert worker.killed_after_s == pytest.approx(30.0 + KILL_S + STOP_S, abs=0.1)
 
 
 def test_a_second_ctrl_c_kills_the_trainer(clock: Clock) -> None:
