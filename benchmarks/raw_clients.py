@@ -7,7 +7,6 @@ at once. Clients that start each request alone are no ceiling: each start costs 
 
 import asyncio
 import multiprocessing
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +20,15 @@ GROUP = 8
 def raw_clients(url: str, prompts: Sequence[list[int]], lengths: Sequence[int], concurrency: int) -> Iterator[None]:
     """Start the client processes and terminate them at the end; the server aborts what they leave."""
     context = multiprocessing.get_context("spawn")
-    each = concurrency // CLIENTS
+    # All clients take prompts from one sequence. If each took every fourth prompt, one client would have all long
+    # answers, and the mix of running lengths would not be that of the workload.
+    started = context.Value("q", 0)
     clients = [
-        context.Process(target=keep_running, args=(url, prompts, lengths, each, k, CLIENTS), daemon=True)
+        context.Process(
+            target=keep_running,
+            args=(url, prompts, lengths, len(range(k, concurrency // GROUP, CLIENTS)), started),
+            daemon=True,
+        )
         for k in range(CLIENTS)
     ]
     for client in clients:
@@ -38,34 +43,32 @@ def raw_clients(url: str, prompts: Sequence[list[int]], lengths: Sequence[int], 
             client.join(timeout=30)
 
 
-def keep_running(
-    url: str, prompts: Sequence[list[int]], lengths: Sequence[int], concurrency: int, offset: int, stride: int
-) -> None:
-    """Keep ``concurrency`` requests running, all of a prompt together, until the process is terminated."""
+def keep_running(url: str, prompts: Sequence[list[int]], lengths: Sequence[int], groups: int, started: Any) -> None:
+    """Keep ``groups`` prompts running until the process is terminated; ``started`` counts those of all clients."""
     import uvloop
 
-    uvloop.run(_keep_running(url, prompts, lengths, concurrency, offset, stride))
+    uvloop.run(_keep_running(url, prompts, lengths, groups, started))
 
 
 async def _keep_running(
-    url: str, prompts: Sequence[list[int]], lengths: Sequence[int], concurrency: int, offset: int, stride: int
+    url: str, prompts: Sequence[list[int]], lengths: Sequence[int], groups: int, started: Any
 ) -> None:
     import aiohttp
 
-    groups = iter(range(offset, sys.maxsize, stride))
     # Shorter than the server's own 5 s: a connection that the server has just closed cannot carry a POST.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-        await asyncio.gather(
-            *(_groups_in_turn(session, url, prompts, lengths, groups) for _ in range(concurrency // GROUP))
-        )
+        await asyncio.gather(*(_groups_in_turn(session, url, prompts, lengths, started) for _ in range(groups)))
 
 
 async def _groups_in_turn(
-    session: Any, url: str, prompts: Sequence[list[int]], lengths: Sequence[int], groups: Iterator[int]
+    session: Any, url: str, prompts: Sequence[list[int]], lengths: Sequence[int], started: Any
 ) -> None:
     """Send the requests of one group together, and the next group when all of them have ended."""
-    for group in groups:
+    while True:
+        with started.get_lock():
+            group = started.value
+            started.value += 1
         ids, length = prompts[group % len(prompts)], lengths[group % len(lengths)]
         await asyncio.gather(*(_generate(session, url, ids, length) for _ in range(GROUP)))
 
