@@ -167,7 +167,11 @@ WORKLOADS = {
             ),
             payload_servers=2,
         ),
-        Workload("reuse", {"trainer": {"subscription": {"reuse": 2, "sampler": "uniform"}}}),
+        # Groups of versions that a rewind abandoned stay within this bound while batches are replayed.
+        Workload(
+            "reuse",
+            {"staleness": {"bound": 8}, "trainer": {"subscription": {"reuse": 2, "sampler": "uniform"}}},
+        ),
         Workload(
             "roles",
             trainers=(Seats(role="actor", roles=ROLES), Seats(role="critic", roles=ROLES, drives=False)),

@@ -108,7 +108,7 @@ DEFECTS = {
         ),
         Defect(
             "abandoned_kept", "groups with tokens of an abandoned version are trained",
-            ("abandoned_tokens",), "ranks", ("kill:trainer",), 20,
+            ("abandoned_tokens",), "reuse", ("kill:trainer",), 10,
         ),
         Defect(
             "train_version_behind", "a manifest names the version before the one that the trainer holds",
