@@ -16,6 +16,7 @@ _NAMES = {
     "oz": "oz ounce ounces", "ml": "ml milliliter milliliters", "l": "l liter liters litre litres",
     "gal": "gal gallon gallons", "mi/h": "mph", "km/h": "kph kmh", "degree": "degree degrees deg",
     "radian": "radian radians rad", "percent": "percent pct",
+    "am": "am a.m", "pm": "pm p.m",
 }  # fmt: skip
 #: Spelling -> unit.
 UNITS = {spelling: unit for unit, spellings in _NAMES.items() for spelling in spellings.split()}
@@ -23,7 +24,7 @@ UNITS = {spelling: unit for unit, spellings in _NAMES.items() for spelling in sp
 _POWER = r"(?:\^\s*\{?\s*(\d)\s*\}?)?"
 _IN_TEXT = re.compile(rf"\\(?:text\w*|math\w\w|mbox|operatorname)\s*\{{([^{{}}]*)\}}\s*{_POWER}\s*\.?\s*$")
 #: Without a \\text only spellings of several letters count: ``5m`` is a product.
-_WORD = "|".join(sorted((word for word in UNITS if len(word) > 1), key=len, reverse=True))
+_WORD = "|".join(sorted((re.escape(word) for word in UNITS if len(word) > 1), key=len, reverse=True))
 _BARE = re.compile(
     rf"(?<=[\d}}).\s])\s*\b((?:(?:square|sq|cubic)\s+)?(?:{_WORD})(?:\s*(?:/|\bper\b)\s*(?:{_WORD}|[smh]))?)\s*"
     rf"{_POWER}\s*\.?\s*$",
