@@ -1,10 +1,12 @@
 """Figures of one committed batch, as a row of ``steps.jsonl`` has them: computed from the manifest alone."""
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from consumers.metrics.tally import lengths_of, same_rewards, truncated_ratio
 from penstock.protocol.records.manifest import Manifest
+from penstock.words import writable
 
 #: Most characters of a reported text.
 MAX_TEXT = 1000
@@ -40,14 +42,14 @@ def answer_figures(manifest: Manifest) -> dict[str, float]:
 
 def plain_figure(value: Any) -> float | int | str | bool | None:
     """Return a reported value as JSON and msgpack can hold it: a 0-d tensor becomes a number, other objects a text."""
-    if value is None or isinstance(value, bool | float | str):
-        return value[:MAX_TEXT] if isinstance(value, str) else value
-    if isinstance(value, int):
-        return value if abs(value) < 2**63 else float(value)
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return str(value)[:MAX_TEXT]
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int) and abs(value) < 2**63:
+        return value
+    if not isinstance(value, str):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            return float(value)
+    return writable(str(value)[:MAX_TEXT])
 
 
 def finite_or_none(value: Any) -> Any:

@@ -95,8 +95,8 @@ class Tally:
         self.published["skipped"] += 1
 
     def report(self, figures: Mapping[str, Any]) -> None:
-        """What the trainer says of itself; only numbers are kept."""
-        self.reported = numbers_of(figures)
+        """Keep the last number of each figure that the trainer reported; one that is no number any more is dropped."""
+        self.reported = numbers_of({**self.reported, **figures})
 
     def evaluate(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Rows of ``eval.jsonl``; of each dataset the newest version stays."""

@@ -198,11 +198,14 @@ class Evaluations:
     def has_reached(self, wanted: float) -> bool:
         """Return whether the mean accuracy over the datasets of one version is ``wanted`` or above.
 
-        It counts if the version generated at least ``LEAST_SHARE`` of each dataset's tokens and at least
-        ``LEAST_ANSWERED`` of the evaluation's prompts were answered; otherwise the log has the reason once.
+        It counts if every dataset has a result, the version generated at least ``LEAST_SHARE`` of each dataset's tokens
+        and at least ``LEAST_ANSWERED`` of the evaluation's prompts were answered. If it fails only the last two, the
+        log has the reason once.
         """
         with self._changed:
-            means = {version: _mean_accuracy(rows) for version, rows in self._rows.items()}
+            means = {
+                version: _mean_accuracy(rows) for version, rows in self._rows.items() if self._is_complete(version)
+            }
             high = [version for version, mean in means.items() if mean >= wanted]
             doubts = {version: _doubt(self._rows[version].values()) for version in high}
             for version in doubts.keys() - self._warned:

@@ -17,6 +17,7 @@ from consumers.metrics.latest_record import LatestRecord
 from consumers.metrics.steps import StepRecorder, steps_file
 from consumers.metrics.tally import Tally
 from penstock.config import Config
+from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.manifest import Manifest, Row
 from tests.batch_factory import make_manifest
 from tests.unit.consumers.grpo.trackers.test_reporter import Recording
@@ -315,3 +316,24 @@ def test_a_loop_with_trackers_of_its_own_is_not_reported_twice(tmp_path: Path, o
         own.metrics(1, {"train/mine": 1.0})
     recorder.close()
     assert opened["wandb"].told == [(1, {"train/mine": 1.0}), ("close",)]
+
+
+def test_metrics_have_every_figure_that_the_row_has(recorder: StepRecorder, tally: Tally) -> None:
+    recorder.report({"loss": 0.5, "entropy": 1.0})
+    recorder.commit(batch(1))
+    recorder.report({"lr": 1e-6, "entropy": None})
+    assert tally.reported == {"loss": 0.5, "lr": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [("a\udc80b", "a\\udc80b"), (10**400, f"{10**400}"), ("x" * 2000, "x" * 1000)],
+    ids=["surrogate", "integer", "long"],
+)
+def test_a_figure_of_any_content_is_recorded(
+    made: Config, recorder: StepRecorder, shown: Shown, value: Any, kept: str
+) -> None:
+    recorder.commit(batch(1))
+    recorder.report({"note": value})
+    recorder.finish()
+    assert lines(made)[0]["note"] == unpack(pack(shown.record), "record")["note"] == kept

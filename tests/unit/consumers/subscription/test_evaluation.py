@@ -58,19 +58,27 @@ def test_T18_only_what_the_asked_version_drew_ends_training(
     assert evaluations.has_reached(0.5)
 
 
+def test_T18_a_version_without_a_result_on_every_dataset_does_not_end_training(evaluations: Evaluations) -> None:
+    rows = rows_of(*(row(f"held/1/{prompt}", {1: 10}) for prompt in range(20)))
+    evaluations.add(rows)
+    assert not evaluations.has_reached(0.9)
+    evaluations.add(rows_of(row("other/1/0", {1: 10})))
+    assert evaluations.has_reached(0.9)
+
+
 def test_an_evaluation_most_of_whose_prompts_are_missing_ends_nothing(
     evaluations: Evaluations, caplog: pytest.LogCaptureFixture
 ) -> None:
-    evaluations.add(rows_of(row("held/1/0", {1: 10}), asked=10))
+    evaluations.add(rows_of(row("held/1/0", {1: 10}), row("other/1/0", {1: 10}), asked=20))
     with caplog.at_level(logging.WARNING):
         assert not evaluations.has_reached(0.5)
     assert "version 1 is at 1.000, and does not end training: 10 % of its prompts were answered" in caplog.text
-    evaluations.add(rows_of(row("held/2/0", {2: 10}), asked=1))
+    evaluations.add(rows_of(row("held/2/0", {2: 10}), row("other/2/0", {2: 10}), asked=2))
     assert evaluations.has_reached(0.5)
 
 
 def test_a_row_that_does_not_tell_its_versions_ends_nothing(evaluations: Evaluations) -> None:
-    evaluations.add([{"dataset": "held", "version": 1, "accuracy": 1.0}])
+    evaluations.add([{"dataset": name, "version": 1, "accuracy": 1.0} for name in ("held", "other")])
     assert not evaluations.has_reached(0.5)
 
 
