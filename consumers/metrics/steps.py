@@ -135,6 +135,7 @@ class StepRecorder:
             **self._tally.drops,
         }
         self._own = frozenset(own)
+        self._tally.report(dict.fromkeys(own))
         self._row = self._reported | own
         self._reported, self._is_written, self._takes_reports = {}, False, True
         self._last, self._committed_at = n, busy_s
@@ -148,14 +149,14 @@ class StepRecorder:
         """
         if self._file is None:
             return
-        plain = {name: plain_figure(value) for name, value in figures.items()}
+        plain = {name: plain_figure(value) for name, value in figures.items() if name not in self._own}
         self._tally.report(plain)
         if self._row is None or not self._takes_reports:
             self._reported |= plain
             if not self._last and self._latest is not None:
                 self._latest.show({**plain, **self._about(time.time())})
             return
-        self._row |= {name: value for name, value in plain.items() if name not in self._own}
+        self._row |= plain
         self._is_written = False
         self._show()
 

@@ -325,6 +325,16 @@ def test_metrics_have_every_figure_that_the_row_has(recorder: StepRecorder, tall
     assert tally.reported == {"loss": 0.5, "lr": 1e-6}
 
 
+def test_metrics_hold_no_reported_figure_under_the_name_of_a_figure_of_the_row(
+    recorder: StepRecorder, tally: Tally
+) -> None:
+    recorder.report({"loss": 0.5, "tokens": 7})
+    recorder.commit(batch(1))
+    assert tally.reported == {"loss": 0.5}
+    recorder.report({"lr": 1e-6, "tokens": 8})
+    assert tally.reported == {"loss": 0.5, "lr": 1e-6}
+
+
 @pytest.mark.parametrize(
     ("value", "kept"),
     [("a\udc80b", "a\\udc80b"), (10**400, f"{10**400}"), ("x" * 2000, "x" * 1000)],
