@@ -25,7 +25,7 @@ help:
 	@echo "make test-wide  tests with programs of others (Prometheus, a browser, trackers, Ray, verl and TRL), and long ones"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
-	@echo "make reference  docs/configuration.md and docs/metrics.md, from the code"
+	@echo "make reference  docs/configuration.md, docs/metrics.md and docs/waits.md, from the code"
 	@echo "make release    the wheel, tried in a clean environment: what it brings works, and has the changelog's version"
 	@echo "make clean      removes environments, runs and caches"
 
@@ -138,10 +138,11 @@ check: venv
 	@.venv/bin/python -m tests.language
 	@.venv/bin/mypy
 
-# docs/configuration.md and docs/metrics.md, from the code.
+# docs/configuration.md, docs/metrics.md and docs/waits.md, from the code.
 reference: venv
 	@.venv/bin/python -m console.config_reference docs/configuration.md
 	@.venv/bin/python -m console.metrics_reference docs/metrics.md
+	@.venv/bin/python -m console.waits_reference docs/waits.md
 
 # The wheel in a clean environment without extras: half a minute of installing.
 release: venv

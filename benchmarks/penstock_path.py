@@ -90,7 +90,7 @@ async def _write(barrier: Barrier, config: Config, share: "Share", values: dict[
     sync = Control(url)
     control = await AsyncControl(url).open()
     name = f"bench{share.index}"
-    commits = Commits(config, keys, control, Waiting(sync.client, keys, name), name)
+    commits = Commits(config, keys, control, Waiting(), name)
     barrier.wait()  # the subscriptions are there, and version 1
     prompt = [1] * PROMPT_TOKENS
     if share.index == 0:

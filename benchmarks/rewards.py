@@ -251,7 +251,7 @@ async def _asking(config: Config) -> AsyncIterator[Rewards]:
     assert config.redis.url is not None
     keys, client = Keys(config.run), connect(config.redis.url)
     with part(config, "verifiers", "--name", "pool"):
-        asked = Checks(config, keys, "bench.1", Waiting(client, keys, "bench"))
+        asked = Checks(config, keys, "bench.1", Waiting())
         rewards = Rewards(config.reward, asked, allowed_rewards(config))
         task = asyncio.create_task(asked.run())
         try:

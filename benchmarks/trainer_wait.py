@@ -53,7 +53,7 @@ async def _fill(barrier: Barrier, config_file: str, groups: int, tokens: int) ->
     config = load(config_file)
     keys, sync = Keys(config.run), Control(str(config.redis.url))
     control = await AsyncControl(str(config.redis.url)).open()
-    commits = Commits(config, keys, control, Waiting(sync.client, keys, "bench"), "bench")
+    commits = Commits(config, keys, control, Waiting(), "bench")
     values = make_values(tokens, "arrays")
     barrier.wait()  # version 1 is published
     began_s = time.monotonic()

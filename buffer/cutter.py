@@ -11,7 +11,7 @@ A batch is cut when it is asked for, not before: what is cut late is fresh.
 import logging
 import time
 
-from buffer import in_flight, limits
+from buffer import in_flight
 from buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
 from buffer.group import Group
 from buffer.manifest import bearing_of, make_manifest, why_no_loss
@@ -23,6 +23,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records import use
+from penstock.protocol.records.causes import BatchTooLarge, Cause, CutRepeated, NoLossTokens, RecordUnreadable, ledger
 from penstock.protocol.records.codec import MAX_RECORD_BYTES
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
@@ -35,8 +36,6 @@ log = logging.getLogger(__name__)
 
 #: Decisions to cut one batch while what they are made on moves.
 RACES = 4
-#: Waited for where something moved while it was looked at; the next look finds it.
-_AGAIN = "another look at what has just moved"
 
 
 class Cutter:
@@ -49,42 +48,42 @@ class Cutter:
         self._state = state
         self._spans = spans or NoSpans()
 
-    def try_cut(self, sub: Subscription) -> str:
-        """Cut the batch that ``sub`` asks for. Returns '' when it was cut, else what it waits for. Blocks shortly.
+    def try_cut(self, sub: Subscription) -> Cause | None:
+        """Cut the batch that ``sub`` asks for. Returns None when it was cut, else what it waits for. Blocks shortly.
 
         Raises LeadershipLost.
         """
-        why = ""
+        cause: Cause | None = None
         for _ in range(RACES):
             decided = self._settle(sub)
-            if isinstance(decided, str):
+            if not isinstance(decided, Cut):
                 return decided
             with collecting_later():
-                why = self._cut(sub, decided)
-            if not why:
-                return ""
+                cause = self._cut(sub, decided)
+            if cause is None:
+                return None
             # What it was decided on has moved, and was read anew.
             again = self._state.subs.get(sub.name)
             if again is None or again.position.ask <= again.position.cut:
-                return ""
+                return None
             sub = again
-        return why
+        return cause
 
-    def _settle(self, sub: Subscription) -> Cut | str:
+    def _settle(self, sub: Subscription) -> Cut | Cause:
         """Do what is decided until the batch may be cut, or something has to be waited for."""
         view = self._view(sub)
         while True:
             match decide(view):
                 case Cut() as decided:
                     return decided
-                case Wait(why):
-                    return why
+                case Wait(cause):
+                    return cause
                 case Look():
                     try:
                         seen = self._look(view)
                     except ProtocolError as exc:
                         # A subscription was broken since all were read, which the next refresh sets aside; or a count.
-                        return f"someone to mend what a cut rests on: {exc}"
+                        return RecordUnreadable(str(exc))
                     view = self._view(sub, seen)
                     continue
                 case Dispose(reason, groups):
@@ -123,7 +122,7 @@ class Cutter:
         self._state.catch_up()
         return seen
 
-    def _skip(self, sub: Subscription, decided: Skip) -> str:
+    def _skip(self, sub: Subscription, decided: Skip) -> Cause:
         call = scripts.skip(
             self._keys,
             self._lead,
@@ -139,17 +138,17 @@ class Cutter:
             decided.places,
         )
         self._state.refresh()
-        return decided.why
+        return decided.cause
 
-    def _owe(self, sub: Subscription, decided: Owe) -> str:
+    def _owe(self, sub: Subscription, decided: Owe) -> Cause:
         """Let in more than the gate does (protocol.md)."""
         counted = [name for name, one in self._state.subs.items() if one.account == sub.account]
         call = scripts.grant(self._keys, self._lead, sub.name, decided.groups, decided.completed, counted)
         if owed := run(self._client, call):
             log.info("%s: %d groups are owed to batch %d", sub.name, owed, sub.position.cut + 1)
-        return decided.why
+        return decided.cause
 
-    def _conclude(self, sub: Subscription, decided: Conclude) -> str:
+    def _conclude(self, sub: Subscription, decided: Conclude) -> Cause:
         """Say that the batch asked for never comes."""
         n = sub.position.cut + 1
         call = scripts.conclude(
@@ -162,18 +161,18 @@ class Cutter:
             lanes=decided.lanes,
         )
         if not run(self._client, call):
-            return _AGAIN
+            return CutRepeated()
         sub.position.ended = n
         log.info("%s: the data has ended, and batch %d never comes", sub.name, n)
-        return decided.why
+        return decided.cause
 
-    def _cut(self, sub: Subscription, decided: Cut) -> str:
+    def _cut(self, sub: Subscription, decided: Cut) -> Cause | None:
         manifest = make_manifest(self._state, sub, decided)
         if not manifest.num_loss_tokens and not sub.definition.asks:
             return self._give_up(sub, decided.groups, manifest.n)
         data = manifest.to_bytes()
         if len(data) > MAX_RECORD_BYTES:
-            return f"a smaller batch: the record of these {len(decided.groups)} groups has {len(data):,} bytes"
+            return BatchTooLarge(groups=len(decided.groups), num_bytes=len(data))
         jobs = [group.job for group in decided.groups]
         answer = run(
             self._client,
@@ -197,7 +196,7 @@ class Cutter:
         )
         return self._take_answer(sub, decided, manifest.n, answer)
 
-    def _give_up(self, sub: Subscription, groups: list[Group], n: int) -> str:
+    def _give_up(self, sub: Subscription, groups: list[Group], n: int) -> Cause:
         """A batch without one loss token would train nothing: its groups are disposed of, so that others may come."""
         by_reason: dict[Disposal, list[Group]] = {}
         records = self._state.records.read([group.job for group in groups])
@@ -206,11 +205,11 @@ class Cutter:
             by_reason.setdefault(why, []).append(group)
         for reason, given_up in by_reason.items():
             self._state.dispose(sub, reason, given_up)
-        words = limits.dropped_words({reason: len(found) for reason, found in by_reason.items()})
-        log.warning("%s: batch %d is not cut, since not one of its tokens bears loss: %s", sub.name, n, words)
-        return f"groups with a token that bears loss: {len(groups)} of batch {n} had none and are dropped ({words})"
+        dropped = {reason.value: len(found) for reason, found in by_reason.items()}
+        log.warning("%s: batch %d is not cut, since none of its tokens bears loss: %s", sub.name, n, ledger(dropped))
+        return NoLossTokens(n, len(groups), dropped)
 
-    def _take_answer(self, sub: Subscription, decided: Cut, n: int, answer: scripts.CutAnswer) -> str:
+    def _take_answer(self, sub: Subscription, decided: Cut, n: int, answer: scripts.CutAnswer) -> Cause | None:
         match answer.outcome:
             case "cut" | "already":
                 sub.position.cut = n
@@ -218,17 +217,17 @@ class Cutter:
                 self._state.use(sub, decided.groups, n)
                 self._state.drop_rejects(sub)
                 self._tell(sub, decided.groups, n)
-                return ""
+                return None
             case "group":
                 # It was cancelled, or used by a leader before us: look at it anew.
                 log.info("%s: group %s is %s; reading it again", sub.name, answer.job, answer.why)
                 self._state.forget([answer.job])
                 self._state.refresh()
                 self._state.ingest([answer.job])
-                return f"group {answer.job} changed while batch {n} was cut"
+                return CutRepeated()
             case _:
                 self._state.refresh()
-                return f"the {answer.outcome} moved while batch {n} was cut"
+                return CutRepeated()
 
     def _tell(self, sub: Subscription, groups: list[Group], n: int) -> None:
         now_s, now = time.time(), time.monotonic()

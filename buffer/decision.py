@@ -1,7 +1,7 @@
 """The decision of the cut, a pure function: no reads, no clock. The leader gathers a view, acts, and asks again.
 
     View ─> decide ─> Cut: these groups, now
-                  ├─> Wait: what for, in words (I8)
+                  ├─> Wait: the cause (I8)
                   ├─> Look: what is in flight has to be known first
                   └─> Act: Dispose, KeepRejects, Skip, Owe or Conclude, then decide anew
 
@@ -20,6 +20,19 @@ from buffer.sampling.sizes import TooLarge, take
 from buffer.view import End, InFlight, View
 from penstock.config.subscription import MAX_BATCH_SAMPLES
 from penstock.names import Lane
+from penstock.protocol.records.causes import (
+    BatchTooLarge,
+    BatchUncommitted,
+    Cause,
+    CohortNotAdmitted,
+    CohortSkipped,
+    CohortUnfinished,
+    FirstBatchTooSmall,
+    GroupsDue,
+    NoPublication,
+    PayloadServersAway,
+    RewindUnpublished,
+)
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.staleness import Policy, remaining_batches
 
@@ -45,8 +58,7 @@ class Cut:
 class Wait:
     """Nothing can be done now."""
 
-    #: What is waited for, in words.
-    why: str
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ class Skip:
     first: int
     places: int
     #: What is waited for when it is done.
-    why: str
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,7 @@ class Owe:
     #: Groups that the run had completed when that was reckoned.
     completed: int
     #: What is waited for when it is done.
-    why: str
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ class Conclude:
     #: Lanes in which a job of the subscription may be, and was not.
     lanes: tuple[str, ...]
     #: What is waited for from then on.
-    why: str
+    cause: Cause
 
 
 Act = Dispose | KeepRejects | Skip | Owe | Conclude
@@ -115,9 +127,9 @@ def decide(view: View) -> Decision:
     try:
         decision = _decide(view)
     except TooLarge:
-        return Wait(f"a smaller batch: more than {MAX_BATCH_SAMPLES} samples would be needed, so it can never be cut")
-    if isinstance(decision, Cut) and (why := limits.unknown_version(view, decision.groups)):
-        return Wait(why)
+        return Wait(BatchTooLarge(max_samples=MAX_BATCH_SAMPLES))
+    if isinstance(decision, Cut) and (lost := limits.lost_version(view, decision.groups)):
+        return Wait(lost)
     return decision
 
 
@@ -131,17 +143,16 @@ def _hold_up(view: View) -> Wait | Look | Owe | None:
     """What holds the batch up however many groups are ready; None when nothing does."""
     definition, position, model = view.definition, view.position, view.definition.model
     if 0 < position.ended <= view.n:
-        return Wait(limits.over(view))
+        return Wait(limits.used_up(view))
     ahead = position.cut - position.cursor
     if definition.prefetch is not None and definition.prefetch < ahead:
-        first = position.cursor + 1
-        return Wait(f"trainer:{view.name} to commit batch {first}: {ahead} batches are cut ahead of it")
+        return Wait(BatchUncommitted(view.name, position.cursor + 1, ahead))
     if model and view.clock == 0:
-        return Wait(f"the first publication of model {model}")
-    if why := limits.held_up(view):
-        return Wait(why)
+        return Wait(NoPublication(model, view.name))
+    if failure := limits.filter_failure(view):
+        return Wait(failure)
     if model and position.restored:
-        return Wait(f"the publication of model {model} that has to follow the rewind of trainer:{view.name}")
+        return Wait(RewindUnpublished(model, view.name))
     return _first(view)
 
 
@@ -151,7 +162,8 @@ def _first(view: View) -> Wait | Look | Owe | None:
         return None
     if view.in_flight is None:
         return Look()
-    return None if view.end else _owe(view, view.in_flight, missing, limits.too_early(view, missing))
+    cause = FirstBatchTooSmall(missing, len(view.pool), view.in_flight.jobs)
+    return None if view.end else _owe(view, view.in_flight, missing, cause)
 
 
 def _expiry(view: View) -> Dispose | None:
@@ -188,8 +200,7 @@ def _decide_in_time(view: View, in_flight: InFlight) -> Decision:
     for version, _ in _overdue(view, in_flight, groups):
         coming = sum(count for oldest, count in in_flight.running.items() if oldest <= version)
         if coming and any(group.oldest > version for group in groups):
-            due = f"{coming} running groups of version {version} or older"
-            return Wait(f"{due}, due before batch {view.n} may be cut")
+            return Wait(GroupsDue(coming, version, view.n))
     return _cut(view, groups)
 
 
@@ -245,34 +256,34 @@ def _decide_short(view: View, in_flight: InFlight) -> Decision:
     """Too few groups are ready: rejects, a smaller batch where the data has ended, or more groups are waited for."""
     if kept := _rejects_to_keep(view, in_flight):
         return KeepRejects(kept)
-    end, why = view.end, limits.short(view, in_flight.jobs)
+    end, cause = view.end, limits.missing_groups(view, in_flight.jobs)
     if end is None:
-        return _decide_more(view, in_flight, why)
+        return _decide_more(view, in_flight, cause)
     if view.away:
         # The data is not over while a payload server keeps groups back; `buffer:payloads` names it.
-        return Wait(why)
+        return Wait(cause)
     size = min(view.definition.size, limits.holdings(view))
     groups = _take(view, view.pool.order(view.n, view.floor), size) if end.train and size else []
     return _cut(view, groups) if groups else _conclude(view, in_flight, end)
 
 
 def _conclude(view: View, in_flight: InFlight, end: End) -> Conclude:
-    return Conclude(end.position, in_flight.completed, view.lanes, limits.over(view))
+    return Conclude(end.position, in_flight.completed, view.lanes, limits.used_up(view))
 
 
-def _decide_more(view: View, in_flight: InFlight, why: str) -> Wait | Owe:
+def _decide_more(view: View, in_flight: InFlight, cause: Cause) -> Wait | Owe:
     have = limits.holdings(view)
     missing = max(view.definition.size - have, 1)
     each = have / len(view.pool) if len(view.pool) else float(missing)
-    return _owe(view, in_flight, max(1, math.ceil(missing / max(each, 1))), why)
+    return _owe(view, in_flight, max(1, math.ceil(missing / max(each, 1))), cause)
 
 
-def _owe(view: View, in_flight: InFlight, groups: int, why: str) -> Wait | Owe:
+def _owe(view: View, in_flight: InFlight, groups: int, cause: Cause) -> Wait | Owe:
     """Let the gate owe what is missing where nothing is in flight: what it let in is too little for this batch."""
     definition = view.definition
     if in_flight.jobs or not definition.driving or Lane.TRAIN not in definition.lanes:
-        return Wait(why)
-    return Owe(min(groups, MAX_BATCH_SAMPLES), in_flight.completed, why)
+        return Wait(cause)
+    return Owe(min(groups, MAX_BATCH_SAMPLES), in_flight.completed, cause)
 
 
 def _decide_cohort(view: View, pool: CohortPool) -> Decision:
@@ -286,14 +297,14 @@ def _decide_cohort(view: View, pool: CohortPool) -> Decision:
     missing = max(0, first + size - 1 - in_flight.admitted)
     end = view.end if missing else None
     if missing and end is None:
-        return Wait(limits.with_drops(view, f"{missing} of {size} jobs of the next cohort to be admitted"))
+        return Wait(CohortNotAdmitted(missing, size, view.position.dropped))
     if in_flight.unfinished:
-        return Wait(limits.with_drops(view, f"{in_flight.unfinished} of {size} jobs of the cohort to be finished"))
+        return Wait(CohortUnfinished(in_flight.unfinished, size, view.position.dropped))
     if act := _expiry(view):
         return act
     last = first + size - 1 - missing
-    if why := _held_back(view, first, last):
-        return Wait(why)
+    if away := _held_back(view, first, last):
+        return Wait(away)
     groups = pool.places(first, last) if end is None or end.train else []
     if groups:
         return _cut_of(view, groups, size - missing)
@@ -302,11 +313,11 @@ def _decide_cohort(view: View, pool: CohortPool) -> Decision:
     return _skip(view, pool, in_flight)
 
 
-def _held_back(view: View, first: int, last: int) -> str:
+def _held_back(view: View, first: int, last: int) -> PayloadServersAway | None:
     """A cohort is not cut without the groups that a payload server keeps back, which are not gone."""
     found = [group for group in view.away if first <= group.seq <= last]
-    names = ", ".join(sorted({server for group in found for server in group.away}))
-    return f"{len(found)} groups of the cohort, held back until payload server {names} answers" if found else ""
+    names = tuple(sorted({server for group in found for server in group.away}))
+    return PayloadServersAway(names, len(found)) if found else None
 
 
 def _skip(view: View, pool: CohortPool, in_flight: InFlight) -> Skip:
@@ -315,4 +326,4 @@ def _skip(view: View, pool: CohortPool, in_flight: InFlight) -> Skip:
     held = [group.seq for group in view.away if group.lane == lane and group.seq >= first]
     taken = (pool.next_place(first), in_flight.first_unfinished, in_flight.admitted + 1, *held)
     places = (min(place for place in taken if place is not None) - first) // size * size
-    return Skip(first, places, f"the cohort behind {places} jobs of which none is left")
+    return Skip(first, places, CohortSkipped(places))

@@ -106,11 +106,8 @@ class Filters:
         self._thread: _Thread | None = None
 
     def unknown(self, names: Sequence[str]) -> str:
-        """A sentence that says which of ``names`` this buffer may not run; '' when it may run all."""
-        for name in names:
-            if name not in self._functions:
-                return f"filter {name!r}, which is neither built in nor named in buffer.filters of the buffer"
-        return ""
+        """Return the first of ``names`` that this buffer may not run; '' when it may run all."""
+        return next((name for name in names if name not in self._functions), "")
 
     def judge(self, names: Sequence[str], group: CompletedGroup) -> Verdict:
         """Ask filters in order until one rejects; never raises. Blocks for at most ``timeout_s`` each."""

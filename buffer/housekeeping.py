@@ -47,7 +47,7 @@ class Housekeeping:
     Args:
         reclaimer: the name under which leases that ran out are taken over.
         alive: called between the steps of a long chore; keeps the leadership, raises LeadershipLost.
-        waiting: where it is told what a part waits for, by the name of the part.
+        waiting: returns the wait to report under a name.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Housekeeping:
         state.catch_up()
         state.look_at_servers()
         away = limits.held_for_servers(self._servers.away(), state.away.values())
-        self._waiting("buffer:payloads").for_(away)
+        self._waiting("buffer:payloads").blocked_on(away)
         state.settle()
         while scripts.run(self._client, scripts.due(self._keys, CHUNK)) == CHUNK:
             self._alive()

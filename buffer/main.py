@@ -33,10 +33,10 @@ from penstock.payloads.servers import seeds
 from penstock.protocol import scripts
 from penstock.protocol.attendance import Attendance
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import LeaseHeld, RecordUnreadable, ServerAway
 from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.scripts import Leadership, ensure_lanes
-from penstock.protocol.waits import Waiting
-from penstock.redaction import redact
+from penstock.protocol.waits import PublishedWaiting, Waiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
@@ -122,7 +122,7 @@ class Buffer:
         try:
             epoch = scripts.run(self.client, scripts.lead(self._keys, self._token, self._lease_ms))
             if not epoch:
-                waiting.for_("the lease of the leading buffer to end")
+                waiting.blocked_on(LeaseHeld("buffer"))
                 # Who leads may be gone when Redis is back, and what it had seen with it.
                 self.rollback.look()
                 self._stopping.wait(min(1.0, self._lease_ms / 3000))
@@ -134,16 +134,16 @@ class Buffer:
             log.warning("%s", exc)
         except ProtocolError as exc:
             log.error("nothing is decided before this is mended: %s", exc)
-            self._waiting("buffer:state").for_(f"someone to mend what Redis holds: {exc}")
+            self._waiting("buffer:state").blocked_on(RecordUnreadable(str(exc)))
             self._pause()
         except PASSING as exc:
             # Whatever Redis holds when it is back is the truth: lead and load anew.
             if isinstance(exc, KeysLost):
                 log.error("nothing is decided before Redis has its keys back: %s", exc)
-                self._waiting("buffer:state").for_(f"the keys of the run: {exc}")
+                self._waiting("buffer:state").blocked_on(exc.cause)
             else:
                 log.warning("a server does not answer (%s); starting over when it does", exc)
-                self._waiting("buffer:servers").for_(f"a server that does not answer: {redact(str(exc))}")
+                self._waiting("buffer:servers").blocked_on(ServerAway(str(exc)))
             self._pause()
             self._control.do(lambda client: client.ping())
         finally:
@@ -236,19 +236,18 @@ class Buffer:
         """Cut all batches that a subscription asked for, as far as its groups allow."""
         waiting = self._waiting(f"buffer:{name}")
         if (sub := state.subs.get(name)) and sub.unreadable:
-            waiting.for_(f"a subscription that can be read: {sub.unreadable}")
+            waiting.blocked_on(RecordUnreadable(sub.unreadable))
             return
         while (sub := state.subs.get(name)) and sub.position.ask > sub.position.cut:
-            why = cutter.try_cut(sub)
-            if why:
-                waiting.for_(why, count=holdings(sub), needed=sub.definition.size)
+            if (cause := cutter.try_cut(sub)) is not None:
+                waiting.blocked_on(cause, count=holdings(sub), needed=sub.definition.size)
                 return
             self._served[name] = time.monotonic()
         waiting.end()
 
     def _waiting(self, who: str) -> Waiting:
         if who not in self._waits:
-            self._waits[who] = Waiting(self.client, self._keys, who)
+            self._waits[who] = PublishedWaiting(self.client, self._keys, who)
         return self._waits[who]
 
 

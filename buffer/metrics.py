@@ -48,7 +48,7 @@ WORKERS = gauge("queue_workers", "Workers by what they do; silent: not heard of 
 RATE = gauge("queue_tokens_per_second", "Tokens that all workers draw, smoothed over some seconds.")
 VERSION = gauge("queue_model_version", "Newest published version.", "model")
 STEP = gauge("queue_trainer_step", "Step of the run's trainer: batches that it has committed.")
-WAITS = gauge("queue_wait_seconds", "How long a part has waited for what `penstock why` names.", "who")
+WAITS = gauge("queue_wait_seconds", "How long a part has waited for what `penstock why` names.", "who", "cause")
 
 TOKENS = gauge(
     "rollout_tokens",
@@ -162,7 +162,7 @@ def queue(client: Client, keys: Keys) -> Iterator[Metric]:
     yield RATE.of(sum(worker.tokens_per_s for worker in state["workers"]))
     yield VERSION.each(state["versions"])
     yield STEP.of(state["step"])
-    yield WAITS.each([(wait["who"], wait["since_s"]) for wait in state["waits"]])
+    yield WAITS.each([((wait["who"], wait["name"]), wait["since_s"]) for wait in state["waits"]])
     yield from _subscriptions([sub for sub in state["subs"] if "unreadable" not in sub])
     yield from _gate(client, keys)
     yield from _redis(client, state)

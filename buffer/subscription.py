@@ -28,7 +28,7 @@ class Subscription:
         self.held: dict[str, Judged] = {}
         #: Groups whose filter raised, where that stops cutting: job -> what happened.
         self.stuck: dict[str, str] = {}
-        #: Why no filter can be asked; '' when all can.
+        #: A filter that the buffer may not run; '' when it may run all.
         self.unfilterable = ""
         self.pool: Pool = make_pool(
             definition.sampler, seed=definition.seed, priority=definition.priority, exponent=definition.exponent

@@ -61,7 +61,7 @@ class View:
     away: Sequence[Group] = ()
     #: Rejects that are held back (``keep_when_few``), longest held first.
     rejects: Sequence[Group] = ()
-    #: Why no filter can be asked; '' when all can.
+    #: A filter that the buffer may not run; '' when it may run all.
     unfilterable: str = ""
     #: Groups whose filter raised, where that stops cutting: job -> what happened.
     stuck: Mapping[str, str] = field(default_factory=dict)

@@ -127,7 +127,7 @@ class Clock:
             self.claim(version)
             return version, abandoned
 
-        return until_room(once, tell=self._subscriber.waiting.for_)
+        return until_room(once, blocked_on=self._subscriber.waiting.blocked_on)
 
     def claim(self, version: int) -> None:
         """Raises PublishError, DiskFull."""

@@ -41,8 +41,8 @@ class Engines:
     def revive(self, timeout_s: float) -> None:
         """Start those that are lost at once, see ``Trainer.revive_engines``."""
         if self._subscriber.seat.leads:
-            tell = self._subscriber.waiting.for_
-            revive(self._control, self._keys, self._model, by=self._by, timeout_s=timeout_s, tell=tell)
+            blocked_on = self._subscriber.waiting.blocked_on
+            revive(self._control, self._keys, self._model, by=self._by, timeout_s=timeout_s, blocked_on=blocked_on)
 
     def workers(self) -> list[WorkerPresence]:
         """What each live worker shows of itself. Blocks for a round trip."""
@@ -50,5 +50,13 @@ class Engines:
 
     def _change(self, change_tags: Callable[[set[str]], set[str]], timeout_s: float) -> None:
         if self._subscriber.seat.leads:
-            tell = self._subscriber.waiting.for_
-            change(self._control, self._keys, self._model, change_tags, by=self._by, timeout_s=timeout_s, tell=tell)
+            blocked_on = self._subscriber.waiting.blocked_on
+            change(
+                self._control,
+                self._keys,
+                self._model,
+                change_tags,
+                by=self._by,
+                timeout_s=timeout_s,
+                blocked_on=blocked_on,
+            )

@@ -29,12 +29,13 @@ from penstock.names import Lane, check_name
 from penstock.payloads import decode
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import ScoresPending
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, check_temperature, make_job
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
@@ -84,7 +85,7 @@ class Scorer:
         self._control.do(lambda client: scripts.ensure_lanes(client, self._keys))
         self._events: Client = connect_blocking(url, BLOCK_S)
         self._payloads = PayloadReader(config.redis)
-        self._waiting = Waiting(self._control.client, self._keys, f"scorer:{self.name}")
+        self._waiting = PublishedWaiting(self._control.client, self._keys, f"scorer:{self.name}")
         self._busy = threading.Lock()
         self._tally = ScorerTally()
         self._exporter = Exporter.of(config, "scorer", self.name, ScorerCollector(self._tally))
@@ -266,15 +267,15 @@ class _Call:
     def _wait(self, num_pieces: int) -> None:
         """Sleep until something may be done, and say what is waited for. Raises WaitTimeout."""
         sequences = sum(map(len, self._out.values()))
-        more = f", {num_pieces} more jobs to be admitted" if num_pieces else ""
-        self._scorer._waiting.for_(f"workers, to score {sequences} sequences in {len(self._out)} jobs{more}")
+        cause = ScoresPending(sequences, len(self._out), num_pieces)
+        self._scorer._waiting.blocked_on(cause)
         left = self._deadline - time.monotonic()
         if left <= 0 or self._stopped.is_set():
             why = "was ended" if self._stopped.is_set() else f"did not finish within {self._timeout_s:g} s"
             raise WaitTimeout(
                 f"The scoring of {sequences} sequences {why}; `penstock workers ls` shows who works.",
                 count=len(self._found),
-                cause=f"workers, to score {sequences} sequences in {len(self._out)} jobs{more}",
+                cause=cause,
             )
         until = time.monotonic() + min(BLOCK_S, left)
         while (block_s := until - time.monotonic()) > 0:

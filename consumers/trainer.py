@@ -29,6 +29,7 @@ from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
 from penstock.protocol.presence import WorkerPresence
+from penstock.protocol.records.causes import Cause, user_wait
 from penstock.protocol.staleness import definition_of
 from penstock.redis.saved_config import config_of
 
@@ -284,9 +285,9 @@ class Trainer:
         with self.session.steps.publishing():
             return self.session.publications.tick(step=step, timeout_s=timeout)
 
-    def tell_wait(self, what: str) -> None:
+    def tell_wait(self, what: str | Cause | None) -> None:
         """Show in `penstock why` what the caller waits for beside these calls; '' ends it. Returns at once."""
-        self.session.subscriber.waiting.for_(what)
+        self.session.subscriber.waiting.blocked_on(user_wait(what))
 
     def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
         """Have every engine give up GPU memory: ``weights``, ``kv_cache``, ``cuda_graph``; default all of it.

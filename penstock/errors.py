@@ -31,6 +31,11 @@ PenstockError
 └── WaitTimeout            a wait ran out of its time; ``count`` says how many had come, ``cause`` what was missing
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.protocol.records.causes import Cause
+
 
 class PenstockError(Exception):
     """Base of all errors that penstock raises on purpose. The text is one sentence that says what to do."""
@@ -53,7 +58,15 @@ class QueueLost(QueueUnavailable):
 
 
 class QueueFull(PenstockError):
-    """Redis holds more than 85 % of its maxmemory; admit and commit stop until there is room."""
+    """Redis holds more than 85 % of its maxmemory; admit and commit stop until there is room.
+
+    Args:
+        cause: what a caller that waits for room reports.
+    """
+
+    def __init__(self, message: str, cause: "Cause") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class DiskFull(PenstockError):
@@ -184,10 +197,10 @@ class WaitTimeout(PenstockError):
     Args:
         count: how many of what it waited for had come (groups of a batch, rows of a column, ranks, workers, prompts);
             None where nobody counts them.
-        cause: what was missing when the time ran out; '' where it is not known.
+        cause: what was missing when the time ran out; its text is ``str(cause)``, None where it is not known.
     """
 
-    def __init__(self, message: str, *, count: int | None = None, cause: str = "") -> None:
+    def __init__(self, message: str, *, count: int | None = None, cause: "Cause | None" = None) -> None:
         super().__init__(message)
         self.count = count
         self.cause = cause

@@ -32,14 +32,24 @@ from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
 from penstock.protocol.gate import read_gates, read_rooms
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import (
+    Cause,
+    DataExhausted,
+    GateClosed,
+    NoDrivingTrainer,
+    NoPublication,
+    RecordUnreadable,
+    RedisEvicts,
+    RedisFull,
+)
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import Admission, ensure_lanes
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
-from penstock.redis.loss import policy_trouble
+from penstock.redis.loss import evicting_policy
 from penstock.redis.memory import is_full
 from penstock.system import telemetry
 from penstock.system.extras import check_installed
@@ -81,7 +91,7 @@ class Producer:
         self._control = Control(config.redis.url, stopped=self._stop.is_set)
         self._evaluations = Evaluations(config, self._keys, self._control, self._held_out, self._admit_eval)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
-        self._waiting = Waiting(self._control.client, self._keys, "producer")
+        self._waiting = PublishedWaiting(self._control.client, self._keys, "producer")
         self._tally = Tally(self.source.num_lines or 0)
         self.metrics = serve(config, "producer", "", ProducerCollector(self._tally))
         self._spans = telemetry.open_spans(config, "producer")
@@ -105,10 +115,10 @@ class Producer:
             self._check_source()
             while not self._stop.is_set():
                 self._attendance.confirm()
-                why = self._step()
-                self._waiting.for_(why)
-                self._tally.waits = bool(why)
-                if why:
+                cause = self._step()
+                self._waiting.blocked_on(cause)
+                self._tally.waits = cause is not None
+                if cause is not None:
                     self._pause()
             self._waiting.end()
             self._attendance.end()
@@ -128,13 +138,13 @@ class Producer:
         self._control.do(lambda _: self._gate.blpop([self._keys.gate], timeout=GATE_S))
         self._tally.waited_s += time.monotonic() - began
 
-    def _step(self) -> str:
-        """Admit one chunk; returns what has to be waited for, or ''."""
+    def _step(self) -> Cause | None:
+        """Admit one chunk; returns what has to be waited for, or None."""
         try:
             self._begin()
             return self._admit_what_is_due()
         except ProtocolError as exc:
-            return f"someone to mend what Redis holds: {exc}"
+            return RecordUnreadable(str(exc))
 
     def _begin(self) -> None:
         """Once: say where the data ends, and let user code be tried again that somebody may have mended."""
@@ -143,21 +153,21 @@ class Producer:
             self._control.do(lambda client: user_failures.forget(client, self._keys))
             self._begun = True
 
-    def _admit_what_is_due(self) -> str:
+    def _admit_what_is_due(self) -> Cause | None:
         version = self._count(self._keys.clock, self._version_field, "The newest version")
         if not version:
-            return f"the first publication of model {self._config.model.name}, by the trainer"
-        if trouble := self._control.do(policy_trouble):
-            return trouble
+            return NoPublication(self._config.model.name)
+        if policy := self._control.do(evicting_policy):
+            return RedisEvicts(policy)
         if self._is_full():
-            return "room in Redis, which is above 85 % of its maxmemory: sweep, or more memory"
+            return RedisFull()
         if burned := self._control.do(lambda client: user_failures.too_many(client, self._keys, self._config.reward)):
-            return f"someone to correct the code of the run, or its data, and start the producer again: {burned}"
+            return burned
         try:
             self._evaluations.admit(version)
             return self._admit_train()
         except QueueFull as exc:
-            return f"room in Redis: {exc}"
+            return exc.cause
 
     @property
     def _end(self) -> int | None:
@@ -165,17 +175,17 @@ class Producer:
         epochs, num_lines = self._config.data.epochs, self.source.num_lines
         return None if epochs is None or num_lines is None else epochs * num_lines
 
-    def _admit_train(self) -> str:
+    def _admit_train(self) -> Cause | None:
         gate = self._control.do(lambda client: read_gates(client, self._keys))
         if not gate[1]:
-            return "a trainer that drives the clock to join"
+            return NoDrivingTrainer()
         position, end = self._where()
         self._tally.position = position
         if end is None and self._end is not None:
             self._set_end()  # a start of the run took it back
             return self._admit_train()
         if end is not None and position >= end:
-            return self._why_ended(position)
+            return DataExhausted(position)
         # Behind a closed gate one is enough to see that it opened, which may be long after.
         jobs = chunk(map(self._offers.at, count(position)), 1 if self._is_closed else CHUNK)
         if self._told_lines != [one.num_lines for one in self.source.datasets]:
@@ -187,24 +197,15 @@ class Producer:
         self._is_closed = answer.outcome == "closed"
         if self._is_closed:
             return self._why_closed(answer.sub, gate[1])
-        return self._why_ended(position) if answer.outcome == "ended" else ""
+        return DataExhausted(position) if answer.outcome == "ended" else None
 
-    def _why_ended(self, position: int) -> str:
-        return (
-            f"more data than there is: all {position} prompts of data.epochs are admitted (raise data.epochs and start "
-            "again)"
-        )
-
-    def _why_closed(self, sub: str, gates: Sequence[Sequence[str]]) -> str:
+    def _why_closed(self, sub: str, gates: Sequence[Sequence[str]]) -> Cause:
         gate = [names for names in gates if names[0] == sub]
         try:
             room = self._control.do(partial(read_rooms, keys=self._keys, gates=gate))[sub]
         except ProtocolError as exc:
-            return f"someone to mend what the gate counts: {exc}"
-        return (
-            f"the gate: trainer:{sub} has to publish a version that consumes what was admitted "
-            f"({room.taken} of {room.places} places are taken)"
-        )
+            return RecordUnreadable(str(exc))
+        return GateClosed(sub, room.taken, room.places)
 
     def _admit_eval(self, jobs: list[Offer], source: str, position: int) -> Admission:
         return self._admit(jobs, lane=Lane.EVAL, source=source, position=position, gate=None)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from penstock.errors import EngineError
 from penstock.names import Lane
+from penstock.protocol.records.causes import EngineAway, EngineCrashLoop, EngineRestarting, EngineStarting
 from penstock.protocol.waits import Waiting
 from workers.health import Restarts, shorten
 from workers.jobs.held_job import HeldJob
@@ -71,7 +72,7 @@ class Caretaker:
         """Name the wait for the first start, and how far that is, until it is cancelled."""
         while True:
             phase = await asyncio.to_thread(self._services.engine.phase)
-            self._waiting.for_(f"its engine to start{phase and f': it is {phase}'}")
+            self._waiting.blocked_on(EngineStarting(phase))
             await asyncio.sleep(PHASE_S)
 
     async def run(self) -> None:
@@ -158,14 +159,14 @@ class Caretaker:
         lines = shorten(reason).splitlines()
         # The line that names an error says more than what a dying process writes after it.
         said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
-        last = f"; the last reason: {' ... '.join(dict.fromkeys((lines[0], said)))}" if lines else ""
+        last = " ... ".join(dict.fromkeys((lines[0], said))) if lines else ""
         if self._services.engine.is_away:
             wait_s = max(wait_s, config.health_interval_s)
-            self._waiting.for_(f"the engine at {config.url or self._services.engine.url} to answer again{last}")
+            self._waiting.blocked_on(EngineAway(config.url or self._services.engine.url, last))
         elif self._services.crash_loop:
-            self._waiting.for_(f"its engine, which {self._restarts.said()} and is tried every {wait_s:g} s{last}")
+            self._waiting.blocked_on(EngineCrashLoop(last, self._restarts.count, config.crash_loop_window_s, wait_s))
         else:
-            self._waiting.for_(f"its engine to be started again{last}")
+            self._waiting.blocked_on(EngineRestarting(last))
         await self._updates.pause(wait_s)
 
     async def make_sure(self) -> bool:

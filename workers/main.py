@@ -34,7 +34,6 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
-from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.log_files import keep_bounded
 from penstock.system.metrics.gpu_load import GpuWatch, visible_to
@@ -73,8 +72,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for a note of a wait to be written.
-NOTE_S = 1.0
+#: Longest wait for Redis when a keeper hands back the jobs of a killed worker.
+PATIENCE_S = 1.0
 
 #: Longest wait for samples to be handed back.
 HAND_BACK_S = 15.0
@@ -92,8 +91,7 @@ class Worker:
         self.name = unique_name(name, token or new_token())
         with contextlib.closing(Control(config.redis.url)) as control:
             control.do(lambda client: ensure_lanes(client, self.keys))
-        # Named waits are small and rare; a Redis that hangs must not hang the loop for long.
-        self._notes = connect(config.redis.url, timeout_s=NOTE_S, check=False)
+        #: By task; the presence record has them.
         self._waits: dict[str, Waiting] = {}
         self.control = AsyncControl(config.redis.url)
         self._reader = AsyncControl(config.redis.url, block_s=2.0)
@@ -176,10 +174,8 @@ class Worker:
 
         return Checks(self.config, self.keys, self.name, self._waiting("rewards"))
 
-    def _waiting(self, what: str) -> Waiting:
-        if what not in self._waits:
-            self._waits[what] = Waiting(self._notes, self.keys, f"worker:{self.name}:{what}")
-        return self._waits[what]
+    def _waiting(self, task: str) -> Waiting:
+        return self._waits.setdefault(task, Waiting())
 
     def drain(self) -> None:
         """Finish and leave. Safe in a signal handler of the loop, as is ``hurry``."""
@@ -280,12 +276,9 @@ class Worker:
         await self.services.frozen.close()
         await self.services.commits.close()
         await asyncio.to_thread(self.services.spans.close)
-        for waiting in self._waits.values():
-            waiting.end()
         await self.presence.end()
         for control in (self.control, self._reader, self._waker):
             await control.close()
-        self._notes.close()
         if self._gpus is not None:
             self._gpus.close()
         if self.metrics is not None:
@@ -321,7 +314,7 @@ def _hand_back_killed(config: Config, worker: str) -> None:
     assert config.redis.url is not None
     keys = Keys(config.run)
     try:
-        with contextlib.closing(Control(config.redis.url, patience_s=NOTE_S, check=False)) as control:
+        with contextlib.closing(Control(config.redis.url, patience_s=PATIENCE_S, check=False)) as control:
             jobs = [job for lane in LANES for job in control.call(scripts.abandon(keys, lane, worker, ()))]
             control.call(scripts.note(keys, keys.workers, worker, b""))
         log.warning("%d jobs of the killed worker went back to the queue", len(jobs))

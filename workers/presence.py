@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.protocol import scripts
 from penstock.protocol.presence import WorkerPresence, WorkerState
+from penstock.protocol.records.causes import EngineSilent
 from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import MOMENT_S, Waiting
 from penstock.redaction import redact
@@ -31,7 +32,7 @@ END_S = 2.0
 
 
 class Presence:
-    """Writes the worker's record, and confirms its named waits, until it is cancelled."""
+    """Writes the worker's record, with its waits, until it is cancelled."""
 
     def __init__(
         self,
@@ -79,8 +80,6 @@ class Presence:
             self._look_at_capacity(now - at, tokens - before)
             before, at = tokens, now
             self._tokens_per_s = smoothed(self._tokens_per_s, rate)
-            for waiting in self._waits.values():
-                waiting.tick()
 
     def _look_at_capacity(self, seconds: float, tokens: int) -> None:
         full = self._services.num_running >= self._services.config.worker.slots
@@ -94,17 +93,13 @@ class Presence:
             self._requests.end()
             return
         rid, seconds = silent[0]
-        more = f", and of {len(silent) - 1} more" if len(silent) > 1 else ""
-        self._requests.for_(
-            f"the engine, which was asked for sample {rid} of job {rid.rpartition('/')[0]}{more}, "
-            f"and sent nothing for {seconds:.0f} s"
-        )
+        self._requests.blocked_on(EngineSilent(rid, seconds, len(silent) - 1))
 
     def _tell_open_calls(self) -> None:
         """Name services and code of the user's that have not answered for longer than a moment (I8)."""
         for kind, question in self._services.open_calls.open().items():
             if question is not None and time.time() - question.since_s >= MOMENT_S:
-                self._waiting(kind).for_(question.what, question.since_s)
+                self._waiting(kind).blocked_on(question.cause, question.since_s)
             else:
                 self._waiting(kind).end()
 
@@ -183,6 +178,7 @@ class Presence:
             metrics=self._metrics_url,
             engines=engine.describe(),
             gpus=list(services.gpus()),
+            waits=[{"task": task, **record} for task, one in self._waits.items() if (record := one.record())],
         )
 
 

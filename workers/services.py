@@ -10,6 +10,7 @@ from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GpuLoad
+from penstock.protocol.records.causes import EngineRestarting
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.publication import publication_id
 from penstock.protocol.records.sample import Sample
@@ -188,7 +189,7 @@ class Services:
         Requests are held back at once: who was not at the engine when it died must not be charged with its death.
         """
         if birth == self.births and not self.engine_lost.is_set():
-            self._shut.enter_context(self.valves.requests.held("the engine is being restarted"))
+            self._shut.enter_context(self.valves.requests.held(EngineRestarting()))
             self.loss = reason
             self.died = self.present()
             self.died_receiving = self.engine.is_receiving

@@ -7,9 +7,10 @@ from buffer.state import State
 from buffer.subscription import Subscription
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RecorderAbsent, TrainerAbsent
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import Backlog, Leadership, note, run
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting, Waiting
 from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Holdings:
             if self._told.get(name) != held:
                 run(self._client, note(self._keys, self._keys.held, name, pack(held)))
                 self._told[name] = held
-            self._wait_of(name).for_("" if owner else _absence(sub))
+            self._wait_of(name).blocked_on(None if owner else _absence(sub))
         for name in self._told.keys() - state.subs.keys():
             run(self._client, note(self._keys, self._keys.held, name, b""))
             del self._told[name]
@@ -52,21 +53,16 @@ class Holdings:
 
     def _wait_of(self, name: str) -> Waiting:
         if name not in self._waits:
-            self._waits[name] = Waiting(self._client, self._keys, f"subscription:{name}")
+            self._waits[name] = PublishedWaiting(self._client, self._keys, f"subscription:{name}")
         return self._waits[name]
 
 
-def _absence(sub: Subscription) -> str:
-    """What is held for a trainer that is not there, in words; '' where nothing is."""
-    position, keep_s = sub.position, sub.definition.keep_s
-    cut = position.cut - position.cursor
+def _absence(sub: Subscription) -> TrainerAbsent | None:
+    """Return what is held for a trainer that is not running; None where nothing is."""
+    position, cut = sub.position, sub.position.cut - sub.position.cursor
     if position.parked or not (len(sub.pool) or cut):
-        return ""
-    limit = f"until it has been gone for {keep_s:g} s" if keep_s else "for as long as it takes (keep_s is not set)"
-    return (
-        f"its trainer to come: {len(sub.pool)} groups and {cut} cut batches are held for it {limit}; "
-        f"`penstock subs drop {sub.name}` lets them go"
-    )
+        return None
+    return TrainerAbsent(sub.name, len(sub.pool), cut, float(sub.definition.keep_s or 0))
 
 
 class HeldForHistory:
@@ -76,7 +72,7 @@ class HeldForHistory:
         self._client = client
         self._keys = keys
         self._lead = lead
-        self._waiting = Waiting(client, keys, "history")
+        self._waiting = PublishedWaiting(client, keys, "history")
         #: Groups given up that the log has told of, and when it did (monotonic).
         self._told = -1
         self._told_at = -SAY_EVERY_S
@@ -84,7 +80,8 @@ class HeldForHistory:
     def tend(self) -> None:
         """Give up what waits in vain, and say so. Blocks for a round trip or two. Raises LeadershipLost."""
         backlog = run(self._client, scripts.unrecorded(self._keys, self._lead, GIVE_UP))
-        self._waiting.for_(_why_held(backlog))
+        is_held = bool(backlog.waiting) and backlog.away_s > 0
+        self._waiting.blocked_on(RecorderAbsent(backlog.waiting) if is_held else None)
         if self._told < 0:
             self._told = backlog.total - backlog.given_up
         lost, now = backlog.total - self._told, time.monotonic()
@@ -92,16 +89,6 @@ class HeldForHistory:
             why = _why_lost(backlog)
             log.warning("history: %d groups have no rows in it, %d since the run began: %s", lost, backlog.total, why)
             self._told, self._told_at = backlog.total, now
-
-
-def _why_held(backlog: Backlog) -> str:
-    """What the groups wait for that are held for a recorder who is not there; '' where they do not."""
-    if not backlog.waiting or backlog.away_s <= 0:
-        return ""
-    return (
-        f"a recorder to come: {backlog.waiting} groups wait to be recorded, until it has been gone for "
-        "history.patience_s; `penstock recorder` is one"
-    )
 
 
 def _why_lost(backlog: Backlog) -> str:

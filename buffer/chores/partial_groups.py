@@ -12,6 +12,7 @@ import logging
 from penstock.config import RolloutConfig
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GroupsLate
 from penstock.protocol.scripts import Late, Leadership, run
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
@@ -64,8 +65,6 @@ class PartialGroups:
             self._waiting.end()
             return
         first = max(late, key=lambda one: one.age_s)
-        more = f"{MOST} or more" if len(late) == MOST else str(len(late))
-        self._waiting.for_(
-            f"{more} groups that run for longer than {timeout_s:g} s (group {first.job} has {first.committed} of "
-            f"{first.wanted} samples; on_group_timeout is {self._config.on_group_timeout})"
-        )
+        policy = self._config.on_group_timeout
+        cause = GroupsLate(len(late), timeout_s, first.job, first.committed, first.wanted, policy)
+        self._waiting.blocked_on(cause)

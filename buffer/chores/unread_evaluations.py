@@ -19,6 +19,7 @@ from penstock.history.eval_rows import FILE, add_rows, read_rows, summarize
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import EvaluationsUnread, FileUnwritable
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.staleness import Lineage
@@ -69,11 +70,7 @@ class UnreadEvaluations:
             self._waiting.end()
             return 0
         groups = sum(map(len, unread.values()))
-        self._waiting.for_(
-            f"a consumer of evaluations: {len(unread)} of them ({groups} groups) are finished, and no subscription "
-            f"reads lane eval; after eval_ttl_s = {self._ttl_s:g} s each is written to {FILE} and released; "
-            "Trainer(...).evaluations reads them"
-        )
+        self._waiting.blocked_on(EvaluationsUnread(len(unread), groups, self._ttl_s))
         limit, retired = time.monotonic() - self._ttl_s, 0
         due = {version for version, some in unread.items() if max(group.since_s for group in some) <= limit}
         due -= self._unfinished() if due else set()
@@ -102,7 +99,7 @@ class UnreadEvaluations:
         try:
             self._write(version, groups)
         except (DiskFull, OSError) as exc:
-            self._waiting.for_(f"{self._path} to be writable, before the evaluation of version {version} goes: {exc}")
+            self._waiting.blocked_on(FileUnwritable(str(self._path), str(exc)))
             return 0
         retired = 0
         for group in groups[:CHUNK]:

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from console.cli.options import FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
 from console.terminal import print_json, say, table, value_text
 from penstock.errors import EngineError
+
+if TYPE_CHECKING:
+    from penstock.protocol.records.causes import Cause
 
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
 
@@ -77,23 +80,25 @@ def _change(
 
     control = Control(target.url)
     try:
-        left = change(control, target.keys, model, change_tags, by=operator(), timeout_s=timeout, tell=_Teller())
+        left = change(
+            control, target.keys, model, change_tags, by=operator(), timeout_s=timeout, blocked_on=_Reporter()
+        )
     finally:
         control.close()
     told(f"offloaded: {', '.join(left) or 'nothing'}", {"offloaded": left}, as_json)
 
 
-class _Teller:
-    """Says on stderr what is waited for, once it has lasted longer than a moment, and again when it is another."""
+class _Reporter:
+    """Reports on stderr what is waited for, once it has lasted longer than a moment, and again when it changes."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._said = ""
+        self._reported: Cause | None = None
 
-    def __call__(self, what: str) -> None:
-        if what and what != self._said and time.monotonic() - self._began > MOMENT_S:
-            self._said = what
-            say(f"waiting for {what}", err=True)
+    def __call__(self, cause: "Cause | None") -> None:
+        if cause is not None and cause != self._reported and time.monotonic() - self._began > MOMENT_S:
+            self._reported = cause
+            say(f"waiting for {cause}", err=True)
 
 
 @engines_app.command()

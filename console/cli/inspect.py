@@ -116,7 +116,7 @@ def why(
         for line in chain.lines():
             say(line)
     ends = {chain.end for chain in found}
-    for line in [*(one for one in paused_lanes(state) if one not in ends), *ledger_lines(state["subs"])]:
+    for line in [*(str(one) for one in paused_lanes(state) if one not in ends), *ledger_lines(state["subs"])]:
         say(line)
 
 

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -211,8 +210,8 @@ def _waits_line(snapshot: dict[str, Any]) -> str:
 def _chain_text(chain: Chain) -> str:
     # What to do at its end is for `penstock why`: a part that is missing here is started by the launcher.
     first, last = chain.links[0], chain.links[-1]
-    told = f"{first.who} {_wait_text(asdict(first))}"
-    return told if last is first else f"{told}, because {last.who} {_wait_text(asdict(last))}"
+    told = f"{first.who} {_wait_text(first.to_map())}"
+    return told if last is first else f"{told}, because {last.who} {_wait_text(last.to_map())}"
 
 
 def _is_idle(who: str) -> bool:

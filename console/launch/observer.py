@@ -72,11 +72,12 @@ class Observer:
         self.live.update(seen, self._last_evaluation())
 
     def too_many_died(self) -> str:
-        """Why the run should end: jobs die of the user's code; '' while they do not. Blocks for ``TIMEOUT_S``."""
+        """Why the run should end: jobs fail of the user's code; '' while they do not. Blocks for ``TIMEOUT_S``."""
         try:
-            return user_failures.too_many(self.client, self.keys, self.config.reward)
+            failing = user_failures.too_many(self.client, self.keys, self.config.reward)
         except redis.RedisError:
             return ""
+        return failing.why if failing is not None else ""
 
     def still_shows(self, pid: int | None) -> bool:
         """Whether a worker of this machine that had this pid left without a word: its record stands.

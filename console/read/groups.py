@@ -29,7 +29,7 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A subscription as it stands, and what its next batch waits for ('' where nobody says)."""
+    """A subscription as it stands, and what its next batch waits for ('' where the buffer reports nothing)."""
 
     name: str
     view: View
@@ -54,7 +54,7 @@ def list_groups(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 def _readers(client: Client, keys: Keys) -> list[_Reader]:
     clock = {name_shown(name): count_of(value, "A clock") for name, value in client.hgetall(keys.clock).items()}
-    waits = {wait.who: wait.what for wait in read_waits(client, keys)}
+    waits = {wait.who: str(wait.cause) for wait in read_waits(client, keys)}
     named = {field: b"" for field in client.hkeys(keys.subs) if field.startswith(b"sub:")}
     return readable(named, lambda field, _: _reader(client, keys, name_in(field[4:], "A subscription"), clock, waits))
 

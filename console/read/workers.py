@@ -28,5 +28,5 @@ def read_worker(client: Client, keys: Keys, name: str) -> dict[str, Any] | None:
         return None
     jobs = [row for row in list_jobs(client, keys) if row["worker"] in (found.name, found.started_as)]
     mine = f"worker:{found.name}"
-    waits = [asdict(one) for one in read_waits(client, keys) if one.who == mine or one.who.startswith(f"{mine}:")]
+    waits = [one.to_map() for one in read_waits(client, keys) if one.who == mine or one.who.startswith(f"{mine}:")]
     return {**asdict(found), "jobs": jobs, "waits": waits}

@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from console.cli.inspect import ledger_lines, rollback_line
-from console.read.why import chains
+from console.read.why import Chain, chains
 from console.web.looks import Look
-from console.web.parts import edges_of, parts_of, place_of
+from console.web.parts import edges_of, parts_of, place_of, place_of_cause
 from consumers.grpo.rows import Row, Rows
+from penstock.protocol.records.causes import Working
 from penstock.protocol.snapshot import main_trainer
 from penstock.protocol.tokens import ledgers_of, of_training
 
 #: Chains that are shown.
 MAX_CHAINS = 20
-#: A chain that ends so ends in a part that does what it should.
-_AT_WORK = "at work"
 #: What a trainer shows of itself sooner than its rows have it.
 _OF_TRAINER = ("reward_mean", "staleness_mean", "staleness_max")
 
@@ -26,7 +25,7 @@ def overview(look: Look, rows: Rows, steps: int | None) -> dict[str, Any]:
         steps: ``trainer.steps``, which counts until the trainer shows how many it will make.
     """
     state = look.state
-    found = [_chain(one.to_map()) for one in chains(state)[:MAX_CHAINS]]
+    found = [_chain(one) for one in chains(state)[:MAX_CHAINS]]
     return {
         "figures": _live_figures(state, rows, steps),
         "parts": parts_of(state, found, look.rooms),
@@ -84,14 +83,12 @@ def _step_figures(last: Row, rows: Rows) -> dict[str, Any]:
     }
 
 
-def _chain(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A chain as ``penstock why --json`` has it, each wait with the part that it is of, and where it ends."""
-    first, then = {name: found[name] for name in ("who", "what", "since_s")}, found["then"]
-    links = [{**link, "part": place_of(link["who"])} for link in (first, *then)]
-    cause = found["cause"] if found["cause"] != links[-1]["what"] else ""
+def _chain(chain: Chain) -> dict[str, Any]:
+    """A chain with the part of each wait, and of its end; ``at_work``: it ends in a part that does its work."""
+    links = [{**link.to_map(), "part": place_of(link.who)} for link in chain.links]
     return {
         "links": links,
-        "end": cause,
-        "part": place_of(cause) or links[-1]["part"],
-        "at_work": _AT_WORK in cause,
+        "end": str(chain.end or ""),
+        "part": (chain.end is not None and place_of_cause(chain.end)) or links[-1]["part"],
+        "at_work": isinstance(chain.end, Working),
     }

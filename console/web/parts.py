@@ -7,7 +7,6 @@
 Pure: all of it is made of a snapshot, the chains of its waits and the places at its gates.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,31 +14,32 @@ from typing import Any
 from penstock.names import Lane
 from penstock.protocol.gate import Room
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.snapshot import jobs_to_train, main_trainer
 
 PARTS = ("producer", "queue", "workers", "buffer", "trainer")
-#: Words for a part in a wait or a cause -> the part.
-_WORDS = {
+#: Prefix of a waiter's name, or kind of a part in a cause -> the part.
+_PLACES = {
     "producer": "producer",
-    "lane": "queue",
-    "lanes": "queue",
+    "queue": "queue",
     "redis": "queue",
     "worker": "workers",
-    "workers": "workers",
-    "engine": "workers",
     "verifiers": "workers",
     "buffer": "buffer",
     "trainer": "trainer",
     "subscription": "trainer",
     "scorer": "trainer",
 }
-_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
 
 
-def place_of(text: str) -> str:
-    """The part that a name (``worker:w0:intake``) or a cause begins with; '' where it names none."""
-    found = _WORD.search(text)
-    return _WORDS[found[1].lower()] if found else ""
+def place_of(who: str) -> str:
+    """Return the part of a waiter (``worker:w0:intake``); '' where it is of none."""
+    return _PLACES.get(who.partition(":")[0], "")
+
+
+def place_of_cause(cause: Cause) -> str:
+    """Return the part that a cause is about; '' where it names none."""
+    return _PLACES.get(cause.part.kind, "") if cause.part is not None else ""
 
 
 def parts_of(

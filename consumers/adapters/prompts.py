@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups
 from penstock.protocol.position import read_count
+from penstock.protocol.records.causes import RedisFull
 from penstock.protocol.records.job import Job, JobState
 from penstock.protocol.records.small_maps import count_of, name_in, name_shown
 from penstock.redis.commands import Client
@@ -77,12 +78,11 @@ class Prompts:
             chunk = requests[first : first + CHUNK]
             while (admitted := self.admit_now(chunk)) is None:
                 if time.monotonic() >= deadline:
-                    cause = "room in Redis, to admit prompts"
                     raise WaitTimeout(
                         f"Redis had no room for the prompts ({len(jobs)} of {len(requests)} are admitted): raise its "
                         "maxmemory.",
                         count=len(jobs),
-                        cause=cause,
+                        cause=RedisFull("admit"),
                     )
                 time.sleep(LOOK_S)
             jobs += admitted
@@ -92,7 +92,7 @@ class Prompts:
         """Admit at most ``CHUNK``; their ids, or None where Redis has no room. Blocks for a round trip or two."""
         position = self._admit_chunk(requests)
         if position < 0:
-            self._subscriber.waiting.for_("room in Redis, to admit prompts: sweep, or more memory")
+            self._subscriber.waiting.blocked_on(RedisFull("admit"))
             return None
         return [self._id(position + i) for i in range(len(requests))]
 

@@ -32,6 +32,7 @@ from penstock.history.eval_rows import FILE, add_rows, summarize
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
 from penstock.protocol.presence import WorkerPresence
+from penstock.protocol.records.causes import Cause, user_wait
 from penstock.protocol.staleness import UNBOUNDED
 from penstock.redis.saved_config import config_of
 
@@ -228,9 +229,9 @@ class Requests:
         """Folder of published versions."""
         return self.session.publications.folder
 
-    def tell_wait(self, what: str) -> None:
+    def tell_wait(self, what: str | Cause | None) -> None:
         """As ``Trainer.tell_wait``."""
-        self.session.subscriber.waiting.for_(what)
+        self.session.subscriber.waiting.blocked_on(user_wait(what))
 
     def report(self, **figures: Any) -> None:
         """Add figures to the row of the last answers, see ``Trainer.report``."""

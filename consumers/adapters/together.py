@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
+from penstock.protocol.records.causes import Cause, RanksAbsent, decode
 from penstock.protocol.records.codec import pack, unpack
 
 log = logging.getLogger(__name__)
@@ -37,12 +38,14 @@ class Together:
     """The ranks of one training, as torch's launchers start them (RANK, WORLD_SIZE). One alone needs no group.
 
     Args:
-        tell: is told on rank 0 whom it waits for, again and again, and '' when that is over; in a thread.
+        blocked_on: called on rank 0 with the cause of its wait, again and again, None at the end; in a thread.
         timeout_s: longest wait for another rank; None: 30 days.
     """
 
-    def __init__(self, tell: Callable[[str], None] = lambda _: None, timeout_s: float | None = None) -> None:
-        self._tell = tell
+    def __init__(
+        self, blocked_on: Callable[[Cause | None], None] = lambda _: None, timeout_s: float | None = None
+    ) -> None:
+        self._blocked_on = blocked_on
         self._timeout_s = timeout_s or TIMEOUT_S
         self._rank = int(os.environ.get("RANK", "0"))
         self._size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -83,7 +86,7 @@ class Together:
             raise raised
         if "error" in found:
             raise ERRORS.get(found["error"], ProtocolError)(
-                f"Of rank {found['rank']}: {found['text']}", **found["about"]
+                f"Of rank {found['rank']}: {found['text']}", **_about(found["about"])
             )
         columns: dict[str, list[Any]] = found["columns"]
         return columns
@@ -99,18 +102,18 @@ class Together:
         """Wait until every rank is there; rank 0 hears them one by one."""
         here = torch.zeros(1)
         if not self.leads:
-            with self._naming("rank 0 to gather what all ask"):
+            with self._naming(RanksAbsent(("rank 0",), "gather")):
                 dist.send(here, dst=0, group=group)
             return
         for rank in range(1, self._size):
-            with self._naming(f"rank {rank} of {self._size} to say what it asks"):
+            with self._naming(RanksAbsent((f"rank {rank} of {self._size}",), "ask")):
                 dist.recv(here, src=rank, group=group)
 
     @contextmanager
-    def _naming(self, whom: str) -> Iterator[None]:
-        """Tell, and log each minute, whom this rank waits for inside of the ``with``, where that takes a moment."""
+    def _naming(self, cause: Cause) -> Iterator[None]:
+        """Report, and log each minute, what this rank waits for inside of the ``with``, where that takes a moment."""
         ended = threading.Event()
-        teller = threading.Thread(target=self._name, args=(whom, ended), name="whom ranks wait for", daemon=True)
+        teller = threading.Thread(target=self._name, args=(cause, ended), name="whom ranks wait for", daemon=True)
         teller.start()
         try:
             yield
@@ -118,17 +121,17 @@ class Together:
             ended.set()
             teller.join()
 
-    def _name(self, whom: str, ended: threading.Event) -> None:
+    def _name(self, cause: Cause, ended: threading.Event) -> None:
         waited_s = told_s = 0.0
         while not ended.wait(TELL_S):
             waited_s += TELL_S
             if self.leads:
-                self._tell(whom)
+                self._blocked_on(cause)
             if waited_s - told_s >= LOG_S:
                 told_s = waited_s
-                log.warning("rank %d has waited %.0f s for %s", self._rank, waited_s, whom)
+                log.warning("rank %d has waited %.0f s for %s", self._rank, waited_s, cause)
         if self.leads and waited_s:
-            self._tell("")
+            self._blocked_on(None)
 
     def _gather(self, data: bytes) -> list[bytes]:
         """Of all ranks, on rank 0; elsewhere nothing."""
@@ -146,7 +149,7 @@ class Together:
         """This rank's of ``parts``, which rank 0 has."""
         group = self._open()
         sizes = torch.tensor([len(part) for part in parts] if self.leads else [0] * self._size)
-        with self._naming("rank 0 to hand out the answers"):
+        with self._naming(RanksAbsent(("rank 0",), "answer")):
             dist.broadcast(sizes, src=0, group=group)
         longest = int(sizes.max())
         mine = torch.empty(longest, dtype=torch.uint8)
@@ -158,8 +161,17 @@ def _tensor(data: bytes, size: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
 
 
+def _about(told: dict[str, Any]) -> dict[str, Any]:
+    if not told.get("cause"):
+        return told
+    name, fields = told["cause"]
+    return {**told, "cause": decode(name, fields, "An error")}
+
+
 def _error(exc: BaseException, rank: int) -> dict[str, Any]:
-    about = {"count": exc.count, "cause": exc.cause} if isinstance(exc, WaitTimeout) else {}
+    about: dict[str, Any] = {}
+    if isinstance(exc, WaitTimeout):
+        about = {"count": exc.count, "cause": exc.cause and [exc.cause.name, exc.cause.fields()]}
     return {"error": type(exc).__name__, "text": str(exc), "rank": rank, "about": about}
 
 

@@ -25,6 +25,7 @@ from consumers.adapters.together import Together
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from penstock.protocol.records.causes import Cause
 
 #: Names of TRL's sampling settings -> SGLang's name, and the value that changes nothing.
 SAMPLING: dict[str, tuple[str, Any]] = {
@@ -129,9 +130,9 @@ class TrlRollouts:
             requests.append(Request(prompt_ids=ids, n=len(list(same)), sampling=sampling, **label(found)))
         return [_columns(row) for group in lane.answer(requests, self.timeout) for row in group]
 
-    def _name_wait(self, whom: str) -> None:
-        """Name what the first process waits for (`penstock why`)."""
-        self._train.tell_wait(whom)
+    def _name_wait(self, cause: Cause | None) -> None:
+        """Report what the first process waits for (`penstock why`)."""
+        self._train.tell_wait(cause)
 
     def _label(self, prompt: Any) -> Any:
         return plain(self.label(prompt), "the label") if self.label is not None else None

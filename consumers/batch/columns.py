@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
+from penstock.protocol.records.causes import ColumnPending
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.redis.commands import Client
@@ -71,11 +72,10 @@ class LocalColumns:
         """Raises WaitTimeout at once: nobody else writes here."""
         held = self.values.get(name, {})
         if missing := [row for row in rows if row not in held]:
-            cause = f"column {name!r}, which was not put for {len(missing)} of {len(rows)} rows"
             raise WaitTimeout(
                 f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and nobody else does.",
                 count=len(rows) - len(missing),
-                cause=cause,
+                cause=ColumnPending(name, 0, len(missing), len(rows)),
             )
         return {row: held[row] for row in rows}
 
@@ -154,15 +154,15 @@ class RedisColumns:
                     found |= self._fetch(server, key, of_server[start : start + CHUNK])
             if len(found) == len(rows):
                 break
-            what = f"column {name} of batch {self._n}, {len(rows) - len(found)} of {len(rows)} rows"
+            cause = ColumnPending(name, self._n, len(rows) - len(found), len(rows))
             if (now := time.monotonic()) > deadline:
                 raise WaitTimeout(
-                    f"{what}, did not arrive within {timeout_s:g} s: the role that puts it is dead, stuck, or does not "
-                    f"put it; the first missing one is of sample {self._rows[missing[0]].sample}.",
+                    f"{cause}, did not arrive within {timeout_s:g} s: the role that puts it is dead, stuck, or does "
+                    f"not put it; the first missing one is of sample {self._rows[missing[0]].sample}.",
                     count=len(found),
-                    cause=what,
+                    cause=cause,
                 )
-            waiting.for_(what)
+            waiting.blocked_on(cause)
             if now > check_at:
                 self._subscriber.ownership.check_lineage(self._gen)
                 check_at = now + CHECK_S

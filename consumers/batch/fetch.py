@@ -18,6 +18,7 @@ from penstock.payloads.servers import Directory
 from penstock.payloads.sides import key_of
 from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.records.causes import PayloadServersAway
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
@@ -115,10 +116,7 @@ class PayloadReader:
     def _is_lost(self, server: str) -> bool:
         """Asked while a server does not answer: says so, and whether anybody has given it up. May block."""
         if self._waiting is not None and server not in self._lost:
-            self._waiting.for_(
-                f"payload server {server}, which does not answer: start it again, or give it up with "
-                f"`penstock payloads lose {server}`"
-            )
+            self._waiting.blocked_on(PayloadServersAway((server,)))
         if self._keys is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             directory = self._control.do(partial(payload_servers.read, keys=self._keys))

@@ -16,8 +16,9 @@ from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
+from penstock.protocol.records.causes import RanksAbsent
 from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting
 from penstock.system.disk import until_room
 
 
@@ -56,7 +57,9 @@ class BatchReader:
         self._prepare = prepare
         # A wait of its own: the thread that looks ahead reads, too.
         who = f"{subscriber.seat.who(subscriber.name)}/reading"
-        self._payloads = PayloadReader(config.redis, waiting=Waiting(subscriber.control.client, subscriber.keys, who))
+        self._payloads = PayloadReader(
+            config.redis, waiting=PublishedWaiting(subscriber.control.client, subscriber.keys, who)
+        )
         #: Connections of its own: payloads are read by the thread that looks ahead.
         self._columns = PayloadReader(config.redis, subscriber.keys)
 
@@ -112,7 +115,7 @@ class BatchReader:
         rank, size, whole = seat.dp_rank, seat.dp_size, payloads | self._read_sides(manifest, payloads)
         file = until_room(
             lambda: recording.save(template, manifest, delivery.digest, whole, rank=rank, size=size),
-            tell=self._subscriber.waiting.for_,
+            blocked_on=self._subscriber.waiting.blocked_on,
         )
         return RecordedColumns(store, file)
 
@@ -135,7 +138,7 @@ class BatchReader:
             f"{seat.role}#{seat.dp_rank}", seat.replica, seat.num_replicas, seat, seat.dp_rank * seat.num_replicas
         )
         # A wait of its own: the thread that looks ahead comes here too.
-        waiting = Waiting(subscriber.control.client, subscriber.keys, f"{seat.who(subscriber.name)}/payloads")
+        waiting = PublishedWaiting(subscriber.control.client, subscriber.keys, f"{seat.who(subscriber.name)}/payloads")
         timeout_s = self._config.trainer.rank_timeout_s
-        meet(subscriber, waiting, circle, n, "", f"the payloads of batch {n}", timeout_s)
+        meet(subscriber, waiting, circle, n, "", RanksAbsent((), "payloads", n), timeout_s)
         return share(self._replica_group, rows, lambda wanted: self._payloads.read(subscriber.keys, wanted))

@@ -16,6 +16,7 @@ from consumers.metrics.tally import Tally
 from consumers.subscription.evaluation import Evaluations
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.manifest import Row
 
 
@@ -150,7 +151,7 @@ class Replay:
         """Nobody has asked."""
         return 0
 
-    def tell_wait(self, what: str) -> None:
+    def tell_wait(self, what: str | Cause | None) -> None:
         """Nobody asks a recording why it waits."""
 
     def report(self, **figures: Any) -> None:

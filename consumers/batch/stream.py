@@ -12,6 +12,7 @@ from consumers.metrics.tally import Tally
 from consumers.subscription.manifests import Delivery
 from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
+from penstock.protocol.records.causes import BatchNotCut
 
 #: How often a wait for a batch that is fetched ahead is shown.
 LOOK_S = 0.5
@@ -88,7 +89,7 @@ class Stream:
                     f"Batch {n} of subscription {self._subscriber.name!r} did not arrive within {timeout_s} s"
                 )
             self._look()
-            self._subscriber.waiting.for_(f"batch {n} of buffer:{self._subscriber.name}")
+            self._subscriber.waiting.blocked_on(BatchNotCut(self._subscriber.name, n))
             futures.wait([ahead], min(LOOK_S, left))
         self._subscriber.waiting.end()
         return self._ahead.take(n)

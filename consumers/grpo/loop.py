@@ -216,7 +216,7 @@ class TrainingLoop:
         self._save_s = time.monotonic() - began
 
     def _until_room(self, work: Callable[[], object]) -> None:
-        until_room(work, tell=self.trainer.tell_wait, stopped=lambda: self._stopping)
+        until_room(work, blocked_on=self.trainer.tell_wait, stopped=lambda: self._stopping)
 
     def _is_over(self) -> bool:
         """Whether an earlier start has trained all there is to train, and nothing but the last evaluation may be left.

@@ -37,10 +37,11 @@ from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
 from penstock.protocol.attendance import Attendance
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import LeaseHeld
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.scripts import Recording, ensure_lanes
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.control import Control
 from penstock.redis.memory import is_full
 from penstock.system.disk import until_room
@@ -80,7 +81,7 @@ class Recorder:
         self._token = new_token()
         self._recording: Recording | None = None
         self._renew_at = 0.0
-        self._waiting = Waiting(self._control.client, self._keys, "recorder")
+        self._waiting = PublishedWaiting(self._control.client, self._keys, "recorder")
         self._tally = RecorderTally()
         self.metrics = serve(config, "recorder", "", RecorderCollector(self._tally))
         url = self.metrics.url if self.metrics else ""
@@ -124,7 +125,7 @@ class Recorder:
         self._attendance.confirm()
         epoch = self._elect()
         if not epoch:
-            self._waiting.for_("the lease of the recorder that is there to end")
+            self._waiting.blocked_on(LeaseHeld("recorder"))
             self._stopping.wait(min(1.0, LEASE_S / 3))
             return
         self._waiting.end()
@@ -238,7 +239,7 @@ class Recorder:
             return
         self._renew()
         began = time.monotonic()
-        until_room(partial(self._writer.write, rows, uses), tell=self._waiting.for_, stopped=self._tick)
+        until_room(partial(self._writer.write, rows, uses), blocked_on=self._waiting.blocked_on, stopped=self._tick)
         self._tally.wrote(rows, time.monotonic() - began)
         self._renew()
         if not self._all_samples.tell(rows, self._tick):

@@ -11,8 +11,8 @@ from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.protocol import scripts
+from penstock.protocol.records.causes import FileUnwritable, RanksAbsent, RoomOnDisk, WeightsUnwritten
 from penstock.protocol.waits import Waiting, read_waits
-from penstock.system.disk import WAITS_FOR_ROOM
 
 #: Between two looks at what the others said; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.02
@@ -20,8 +20,8 @@ LOOK_S, LONGEST_LOOK_S = 0.001, 0.02
 CHECK_S = 0.5
 #: What was said is forgotten after so long; a clock that is set ahead by a day must not make anybody forget.
 TTL_S = 7 * 86400
-#: What a rank waits for as one that is alone does, however long, beginning with these words.
-LASTING = (WAITS_FOR_ROOM, "the folder of version")
+#: What a rank may wait for without a limit, as one that is alone does.
+LASTING = (RoomOnDisk, FileUnwritable, WeightsUnwritten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Circle:
         return self.seat.name_of(self.first + rank)
 
     def held_up(self, subscriber: Subscriber) -> dict[int, str]:
-        """Ranks that wait for a disk, and how they say so. Blocks for one round trip."""
+        """Return the ranks that wait for a disk, with the name of the cause. Blocks for two round trips."""
         found = subscriber.control.do(lambda client: read_waits(client, subscriber.keys))
-        waits = {one.who: one.what.partition(":")[0] for one in found if one.what.startswith(LASTING)}
+        waits = {one.who: one.cause.name for one in found if isinstance(one.cause, LASTING)}
         names = {rank: self._seat_of(rank).who(subscriber.name) for rank in range(self.size)}
         return {rank: waits[name] for rank, name in names.items() if name in waits}
 
@@ -51,11 +51,17 @@ class Circle:
 
 
 def meet(
-    subscriber: Subscriber, waiting: Waiting, circle: Circle, number: int, word: str, what: str, timeout_s: float
+    subscriber: Subscriber,
+    waiting: Waiting,
+    circle: Circle,
+    number: int,
+    word: str,
+    absence: RanksAbsent,
+    timeout_s: float,
 ) -> list[str]:
-    """Say ``word`` in round ``number``; blocks until every rank has, and says for whom it waits. Words by rank.
+    """Say ``word`` in round ``number``; blocks until every rank has, and reports those that are absent. Words by rank.
 
-    Rounds of a circle are consecutive, or follow a rewind. ``what`` they meet for, for waits and errors.
+    Rounds of a circle are consecutive, or follow a rewind. ``absence``: what they meet for, without the ranks.
 
     Raises:
         WaitTimeout: a rank did not come, and does not wait for a disk; names it.
@@ -88,20 +94,19 @@ def meet(
             subscriber.ownership.check_lineage(gen)
             held, check_at = circle.held_up(subscriber), now + CHECK_S
         absent = {rank: circle.name_of(rank) for rank, one in enumerate(said) if not one}
+        blocked = {absent[rank]: name for rank, name in held.items() if rank in absent}
+        cause = replace(absence, ranks=tuple(absent.values()), blocked=blocked)
         if held.keys() >= absent.keys():
             deadline = now + timeout_s
         elif now > deadline:
-            names = ", ".join(absent.values())
+            came = circle.size - len(absent)
             raise WaitTimeout(
-                f"{names} did not come to {what} in {timeout_s:g} s: dead or stuck ({circle.size - len(absent)} of "
-                f"{circle.size} ranks came); stop all ranks.",
-                count=circle.size - len(absent),
-                cause=f"{names} to come to {what}",
+                f"Waited {timeout_s:g} s in vain for {cause.words()}: dead or stuck ({came} of {circle.size} ranks "
+                "came); stop all ranks.",
+                count=came,
+                cause=cause,
             )
-        names = ", ".join(
-            f"{name}, which waits for {held[rank]}," if rank in held else name for rank, name in absent.items()
-        )
-        waiting.for_(f"{names} to come to {what}")
+        waiting.blocked_on(cause)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
@@ -122,10 +127,10 @@ def agree(
     seat = subscriber.seat
     circle = Circle(seat.role, seat.rank, seat.ranks, seat)
     mine = " ".join(map(str, about)) if about is not None else ""
-    what = f"batch {about[0]}, step {about[2]}" if about is not None else "the end"
+    absence = RanksAbsent((), "train", about[0], about[2]) if about is not None else RanksAbsent((), "end")
     said = [
         one.partition("|")
-        for one in meet(subscriber, subscriber.waiting, circle, number, f"{mine}|{word}", what, timeout_s)
+        for one in meet(subscriber, subscriber.waiting, circle, number, f"{mine}|{word}", absence, timeout_s)
     ]
     told = {rank: one for rank, (one, _, _) in enumerate(said) if one}
     if len(set(told.values())) > 1:

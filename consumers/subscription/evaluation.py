@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import FILE
+from penstock.protocol.records.causes import EvaluationPending
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ class Evaluations:
                         f"(data.eval_timeout_s; {count} of {len(self._names)} datasets did, not {', '.join(missing)}): "
                         "`penstock why` says what it waits for; a trainer that is started again waits for it again.",
                         count=count,
-                        cause=f"the evaluation of version {version} on {', '.join(missing)}",
+                        cause=EvaluationPending(version, tuple(missing)),
                     )
                 self._changed.wait(min(POLL_S, until - time.monotonic()))
             return Evaluation(version, dict(self._rows[version]))

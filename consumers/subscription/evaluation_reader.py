@@ -26,6 +26,7 @@ from penstock.history.eval_rows import FILE, add_rows, read_rows, reward_info_of
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
+from penstock.protocol.records.causes import EvaluationSizeUnknown
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.small_maps import count_of
 from penstock.redis.commands import Client
@@ -118,7 +119,7 @@ class EvaluationReader:
             self._size = size
 
     def _until_done(self, work: Callable[[], None]) -> None:
-        until_room(work, tell=self._subscriber.waiting.for_, stopped=self._stop.is_set, path=self._path)
+        until_room(work, blocked_on=self._subscriber.waiting.blocked_on, stopped=self._stop.is_set, path=self._path)
 
     def _await_size(self) -> int:
         """Return the number of jobs of one evaluation, as the producer counts them; 0 when stopped before."""
@@ -128,7 +129,7 @@ class EvaluationReader:
             if size is not None:
                 subscriber.waiting.end()
                 return int(size)
-            subscriber.waiting.for_("the producer, to say how many prompts an evaluation has")
+            subscriber.waiting.blocked_on(EvaluationSizeUnknown())
             self._stop.wait(POLL_S)
         return 0
 

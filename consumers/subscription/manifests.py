@@ -15,6 +15,7 @@ from consumers.subscription.seat import Seat
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
+from penstock.protocol.records.causes import BatchNotCut, NotReported
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.waits import Waiting, read_wait
 from penstock.redis.commands import Client
@@ -84,7 +85,7 @@ class Manifests:
             if not self._seat.drives:
                 self._ownership.check_lineage(self._ownership.gen)
             if not ahead:
-                self._waiting.for_(f"batch {n} of buffer:{self._name}")
+                self._waiting.blocked_on(BatchNotCut(self._name, n))
             if stopped():
                 raise self.timeout(f"The wait for batch {n} of subscription {self._name!r} was ended")
             if left <= 0:
@@ -99,10 +100,10 @@ class Manifests:
         wait = self._control.do(partial(read_wait, keys=self._keys, who=f"buffer:{self._name}"))
         if wait is None:
             ready = self._control.do(lambda client: client.zcard(self._keys.ready))
-            cause = "no buffer says what it waits for: see whether one runs (`penstock why`)"
+            cause = NotReported()
             return WaitTimeout(f"{what}: {ready} groups are ready, and {cause}.", count=ready, cause=cause)
         counts = "" if wait.count is None else f"{wait.count} of {wait.needed} are ready, and "
-        return WaitTimeout(f"{what}: {counts}the buffer waits for {wait.what}.", count=wait.count, cause=wait.what)
+        return WaitTimeout(f"{what}: {counts}the buffer waits for {wait.cause}.", count=wait.count, cause=wait.cause)
 
     def _check_lost(self) -> None:
         """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTi
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
+from penstock.protocol.records.causes import Cause, LeaseHeld, RankNotJoined, RoleNotStarted
 from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
@@ -77,8 +78,7 @@ class Ownership:
                     "stop it, or give this one another name."
                 )
             left_before = joined.holder_ms
-            self._waiting.for_("the lease of the trainer that had this subscription before")
-            self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, "its predecessor's lease to end")
+            self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, LeaseHeld("trainer"))
 
     def take_if_free(self, token: str) -> bool:
         """Own the subscription under ``token`` unless another trainer holds its lease. Blocks for one round trip."""
@@ -170,8 +170,7 @@ class Ownership:
                     self.gen, self.cursor = read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name)
                     return
                 seen, left = held, left_ms
-            self._waiting.for_(f"rank 0 of subscription {self._name}")
-            self._pause(0.1, deadline, "rank 0 to join")
+            self._pause(0.1, deadline, RankNotJoined(self._name))
 
     def await_driver(self, deadline: float) -> None:
         """Block until the driving role has begun: has rewound to what it restored, and asked for a batch (T13).
@@ -185,8 +184,7 @@ class Ownership:
                 self.follow(deadline)
                 self._waiting.end()
                 return
-            self._waiting.for_(f"role {self._seat.roles[0]} of subscription {self._name} to begin")
-            self._pause(0.05, deadline, f"role {self._seat.roles[0]} to ask for its first batch")
+            self._pause(0.05, deadline, RoleNotStarted(self._name, self._seat.roles[0]))
 
     def bind(self) -> None:
         """From its first batch on this rank belongs to one owner, and outlives it for nobody else (T14).
@@ -241,7 +239,8 @@ class Ownership:
             f"changed.{what_now}"
         )
 
-    def _pause(self, seconds: float, deadline: float, what: str) -> None:
+    def _pause(self, seconds: float, deadline: float, cause: Cause) -> None:
+        self._waiting.blocked_on(cause)
         if time.monotonic() >= deadline:
-            raise WaitTimeout(f"Subscription {self._name!r} gave up waiting for {what}.", cause=what)
+            raise WaitTimeout(f"Subscription {self._name!r} gave up waiting for {cause}.", cause=cause)
         time.sleep(seconds)

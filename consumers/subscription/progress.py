@@ -12,6 +12,7 @@ from typing import Any
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ConfigError, ProtocolError, RolesApart, WaitTimeout
 from penstock.protocol.position import read_count
+from penstock.protocol.records.causes import RanksAbsent
 
 #: Between two looks at whether the other ranks have committed.
 LOOK_S = 0.005
@@ -85,11 +86,13 @@ class Progress:
         deadline = time.monotonic() + timeout_s
         while others := self._subscriber.commit(n, digest):
             self._subscriber.ownership.check()
-            self._subscriber.waiting.for_(f"other ranks to commit batch {n}: {others}")
+            cause = RanksAbsent(others, "commit", n)
+            self._subscriber.waiting.blocked_on(cause)
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"Not every rank committed batch {n} in {timeout_s:g} s: one is dead or stuck ({others}).",
-                    cause=f"other ranks to commit batch {n}: {others}",
+                    f"Not every rank committed batch {n} in {timeout_s:g} s: one is dead or stuck "
+                    f"({', '.join(others)}).",
+                    cause=cause,
                 )
             time.sleep(LOOK_S)
         self._subscriber.waiting.end()

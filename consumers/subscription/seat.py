@@ -77,15 +77,15 @@ class Seat:
         return f"{words} of role {of}" if of else words
 
 
-def missing(seat: Seat, bits: str) -> str:
-    """Who has not committed yet, in words, from ``BatchCommit.bits``; '' when nobody is missing."""
+def missing(seat: Seat, bits: str) -> tuple[str, ...]:
+    """Name the ranks that have not committed yet, from ``BatchCommit.bits``; () when none is missing."""
     words = []
     for entry in bits.split(","):
         role, _, done = entry.partition(":")
         if not done:
             words.append(f"every rank of role {role}" if role else "every rank")
         words += [seat.name_of(rank, role) for rank, bit in enumerate(done) if bit == "0"]
-    return ", ".join(words)
+    return tuple(words)
 
 
 def job_of(environment: Mapping[str, str]) -> str:

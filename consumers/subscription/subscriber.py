@@ -19,8 +19,9 @@ from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RanksAbsent
 from penstock.protocol.records.manifest import Row
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.control import Control
 from penstock.system.tokens import new_token
 
@@ -64,7 +65,7 @@ class Subscriber:
         self.model = model
         self._definition = definition
         self.control = Control(url)
-        self.waiting = Waiting(self.control.client, keys, seat.who(name))
+        self.waiting = PublishedWaiting(self.control.client, keys, seat.who(name))
         #: Under which token and in which generation this rank acts; the last committed batch, as far as it knows.
         self.ownership = Ownership(self.control, keys, name, seat, job, self.waiting)
         self._manifests = Manifests(self.control, keys, name, seat, self.ownership, self.waiting)
@@ -156,8 +157,8 @@ class Subscriber:
         """Return the error of a wait for a batch, as ``Manifests.timeout``."""
         return self._manifests.timeout(what)
 
-    def commit(self, n: int, digest: str, *, behind: int | None = None) -> str:
-        """This rank has batch ``n`` behind it; who has not yet, in words, and '' when all have.
+    def commit(self, n: int, digest: str, *, behind: int | None = None) -> tuple[str, ...]:
+        """This rank has batch ``n`` behind it; the ranks that have not yet, none when all have.
 
         Idempotent. Blocks for one round trip; with roles also until others have committed what this rank has behind it.
 
@@ -173,15 +174,14 @@ class Subscriber:
                 self.ownership.refollow()
                 continue
             waited = True
-            who = missing(self.seat, answer.bits)
-            self.waiting.for_(f"other ranks to commit batch {answer.cursor + 1}: {who}")
+            self.waiting.blocked_on(RanksAbsent(missing(self.seat, answer.bits), "commit", answer.cursor + 1))
             time.sleep(AHEAD_S)
         if waited:
             self.waiting.end()
         if answer.outcome in ("committed", "waiting", "already"):
             self.ownership.cursor = max(self.cursor, answer.cursor)
             self.ownership.bound = True
-            return missing(self.seat, answer.bits) if answer.outcome == "waiting" else ""
+            return missing(self.seat, answer.bits) if answer.outcome == "waiting" else ()
         order = f"the batch to be committed next is {answer.cursor + 1}"
         if answer.cursor < self.cursor:
             order = (

@@ -26,7 +26,7 @@ from penstock.protocol import scripts
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.whole import Whole
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting, Waiting
 from penstock.redis.call import Call
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
@@ -91,11 +91,11 @@ class Behind:
 
     def settle(self) -> None:
         """Wait until every folder is written, by name. Raises PublishError where the newest will have none."""
-        self.writer.settle(self._subscriber.waiting.for_)
+        self.writer.settle(self._subscriber.waiting.blocked_on)
 
     def rest(self) -> None:
         """Wait until no folder is being written, by name, whatever came of them."""
-        self.writer.rest(self._subscriber.waiting.for_)
+        self.writer.rest(self._subscriber.waiting.blocked_on)
 
     def keep(self) -> None:
         """While the trainer waits: say once more that the newest folder is there, or its copy, where Redis forgot it.
@@ -120,7 +120,7 @@ class Behind:
     def close(self) -> None:
         """End when the newest folder is written. Blocks for the disk; logs what fails."""
         self._closed.set()
-        self.writer.close(self._subscriber.waiting.for_)
+        self.writer.close(self._subscriber.waiting.blocked_on)
         if self._control is not None:
             self._control.close()
 
@@ -139,7 +139,7 @@ class Behind:
                 in_use=lambda: self._in_use(control),
                 max_bucket_bytes=config.trainer.bucket_bytes,
             ),
-            tell=waiting.for_,
+            blocked_on=waiting.blocked_on,
             stopped=gives_up,
         )
         took_s = time.monotonic() - began
@@ -181,4 +181,4 @@ class Behind:
             url = self._subscriber.control.url
             self._control = Control(url, stopped=self._closed.is_set, check=False)
         who = f"{self._subscriber.seat.who(self._subscriber.name)}:folder"
-        return self._control, Waiting(self._control.client, self._subscriber.keys, who)
+        return self._control, PublishedWaiting(self._control.client, self._subscriber.keys, who)

@@ -16,6 +16,7 @@ from consumers.weights.publish import Written
 from consumers.weights.retried_store import RetriedStore
 from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
 from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, catalog_of, groups_of, kept, version_of
@@ -170,13 +171,15 @@ def _groups_up_to(version: int, names: list[str]) -> list[tuple[str, list[str]]]
     return [(group, members) for group, members in groups_of(names).items() if version_of(group) <= version]
 
 
-def deltas_of(config: Config, in_use: Callable[[], Collection[int]], tell: Callable[[str], None]) -> Deltas | None:
+def deltas_of(
+    config: Config, in_use: Callable[[], Collection[int]], blocked_on: Callable[[Cause | None], None]
+) -> Deltas | None:
     """What puts versions into the store of a run; None: its transport is another. Raises ConfigError.
 
     Args:
-        tell: as of ``RetriedStore``.
+        blocked_on: as of ``RetriedStore``.
     """
     trainer = config.trainer
     if trainer.transport != "delta":
         return None
-    return Deltas(RetriedStore(open_objects(config.delta_store), tell), trainer.anchor_every, in_use)
+    return Deltas(RetriedStore(open_objects(config.delta_store), blocked_on), trainer.anchor_every, in_use)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from consumers.weights.copies import Copy
 from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.causes import Cause, WeightsUnwritten
 from penstock.protocol.records.publication import Publication
 from penstock.words import said
 
@@ -91,13 +92,13 @@ class FolderWriter:
         with self._changed:
             self._newest = None
 
-    def settle(self, tell: Callable[[str], None] = lambda what: None) -> None:
+    def settle(self, blocked_on: Callable[[Cause | None], None] = lambda cause: None) -> None:
         """Wait until all that was put is written; raises as ``check``.
 
         Args:
-            tell: called now and then with what is waited for; '' at the end.
+            blocked_on: called now and then with the cause of the wait; None at the end.
         """
-        self.rest(tell)
+        self.rest(blocked_on)
         self.check()
 
     def check(self) -> None:
@@ -113,16 +114,16 @@ class FolderWriter:
         version = newest.task.publication.version
         raise PublishError(f"Version {version} is announced and has no folder, as {why}: {then}.")
 
-    def close(self, tell: Callable[[str], None] = lambda what: None) -> None:
+    def close(self, blocked_on: Callable[[Cause | None], None] = lambda cause: None) -> None:
         """End when what was put is written; a disk without room is not waited for. Blocks. Logs what fails.
 
         Args:
-            tell: as of ``settle``.
+            blocked_on: as of ``settle``.
         """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self.rest(tell)
+        self.rest(blocked_on)
         if self._thread is not None:
             self._thread.join()
         try:
@@ -130,13 +131,13 @@ class FolderWriter:
         except PublishError as exc:
             log.error("%s", exc)
 
-    def rest(self, tell: Callable[[str], None] = lambda what: None) -> None:
+    def rest(self, blocked_on: Callable[[Cause | None], None] = lambda cause: None) -> None:
         """Wait until nothing is written and nothing waits, whatever came of it."""
         with self._changed:
             while (task := self._writing or self._waiting) is not None:
-                tell(f"the folder of version {task.publication.version} to be written")
+                blocked_on(WeightsUnwritten(task.publication.version))
                 self._changed.wait(0.2)
-            tell("")
+            blocked_on(None)
 
     def _run(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import OwnershipLost, PublishError, WaitTimeout
 from penstock.protocol import scripts
+from penstock.protocol.records.causes import RankPublishing, RanksAbsent
 from penstock.protocol.records.order import Order
 from penstock.redis.refusals import in_words
 
@@ -75,16 +76,18 @@ class Orders:
             places = self._ask(self._order(order))
             if places is None:
                 raise self._subscriber.ownership.not_ours()
-            absent = ", ".join(seat.name_of(rank) for rank, at in enumerate(places, start=1) if at < place)
+            absent = tuple(seat.name_of(rank) for rank, at in enumerate(places, start=1) if at < place)
             if not absent:
                 return
+            cause = RanksAbsent(absent, "publish")
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"{absent} did not come to publish in {self._timeout_s:g} s: dead or stuck; stop all ranks.",
+                    f"{', '.join(absent)} did not come to publish in {self._timeout_s:g} s: dead or stuck; stop all "
+                    "ranks.",
                     count=sum(at >= place for at in places),
-                    cause=f"{absent} to come to publish",
+                    cause=cause,
                 )
-            waiting.for_(f"{absent} to come to publish")
+            waiting.blocked_on(cause)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
@@ -129,8 +132,7 @@ class Orders:
                     f"Rank 0 of subscription {sub.name!r}, whose weights are to be published, has not renewed its "
                     f"lease for {self._timeout_s:g} s: it is dead or stopped; stop all ranks."
                 )
-            is_late = "" if heard.is_alive else ", which does not renew its lease,"
-            sub.waiting.for_(f"rank 0{is_late} to go on with its publication")
+            sub.waiting.blocked_on(RankPublishing(is_silent=not heard.is_alive))
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 

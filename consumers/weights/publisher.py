@@ -73,7 +73,9 @@ class Publisher:
         #: What weights are sent by; None: engines load the folder.
         self.sender: Sender | None = None
         #: What puts versions into the store of deltas; None: the transport is another.
-        self.deltas = deltas_of(config, lambda: self.in_use(self._control), lambda what: self._waiting.for_(what))
+        self.deltas = deltas_of(
+            config, lambda: self.in_use(self._control), lambda cause: self._waiting.blocked_on(cause)
+        )
         if (sender := sender_of(self.transport)) is not None:
             sender.set_up()
             self.sender = sender(config.trainer)
@@ -170,7 +172,7 @@ class Publisher:
                 max_bucket_bytes=trainer.bucket_bytes,
             )
 
-        return until_room(once, tell=self._waiting.for_)
+        return until_room(once, blocked_on=self._waiting.blocked_on)
 
     def store_deltas(
         self, written: Written, version: int, announced: Callable[[], Publication | None], abandoned: list[list[int]]
@@ -181,7 +183,7 @@ class Publisher:
         """
         if (deltas := self.deltas) is not None:
             before = announced()
-            until_room(lambda: deltas.put(written, version, before, abandoned), tell=self._waiting.for_)
+            until_room(lambda: deltas.put(written, version, before, abandoned), blocked_on=self._waiting.blocked_on)
 
     def in_use(self, control: Control) -> Collection[int]:
         """Versions that engines hold, load or are about to load, or that somebody has pinned.

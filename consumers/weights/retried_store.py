@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from penstock.protocol.records.causes import Cause, ObjectStoreFailing
 from penstock.system.backoff import pause_s
 from penstock.system.disk import is_full
 from penstock.weights.deltas.objects import ObjectStore
@@ -28,20 +29,20 @@ class RetriedStore:
     A delete is not: what stays is deleted with the next version.
 
     Args:
-        tell: called now and then with what is waited for; '' at the end.
+        blocked_on: called now and then with the cause of the wait; None at the end.
     """
 
-    def __init__(self, store: ObjectStore, tell: Callable[[str], None]) -> None:
-        self._store, self._tell = store, tell
+    def __init__(self, store: ObjectStore, blocked_on: Callable[[Cause | None], None]) -> None:
+        self._store, self._blocked_on = store, blocked_on
 
     def names(self) -> list[str]:
-        return self._tried("list what it has", self._store.names)
+        return self._tried("", self._store.names)
 
     def put(self, name: str, path: Path) -> None:
-        self._tried(f"take {name}", lambda: self._store.put(name, path))
+        self._tried(name, lambda: self._store.put(name, path))
 
     def mark(self, name: str) -> None:
-        self._tried(f"take {name}", lambda: self._store.mark(name))
+        self._tried(name, lambda: self._store.mark(name))
 
     def delete(self, name: str) -> None:
         self._store.delete(name)
@@ -55,7 +56,7 @@ class RetriedStore:
     def open_range(self, name: str, start: int, end: int) -> BinaryIO:
         return self._store.open_range(name, start, end)
 
-    def _tried(self, what: str, call: Callable[[], T]) -> T:
+    def _tried(self, name: str, call: Callable[[], T]) -> T:
         failures = 0
         try:
             while True:
@@ -65,14 +66,15 @@ class RetriedStore:
                     failures += 1
                     if failures == TRIES or is_full(exc) or isinstance(exc, _LASTING):
                         raise
-                    log.warning("the store of deltas did not %s, try %d of %d: %s", what, failures, TRIES, exc)
-                    self._pause(failures, f"the store of deltas to {what} ({exc})")
+                    cause = ObjectStoreFailing(name, str(exc))
+                    log.warning("try %d of %d failed, waiting for %s", failures, TRIES, cause)
+                    self._pause(failures, cause)
         finally:
             if failures:
-                self._tell("")
+                self._blocked_on(None)
 
-    def _pause(self, failures: int, what: str) -> None:
+    def _pause(self, failures: int, cause: Cause) -> None:
         end = time.monotonic() + pause_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while (left := end - time.monotonic()) > 0:
-            self._tell(what)
+            self._blocked_on(cause)
             time.sleep(min(left, TELL_S))

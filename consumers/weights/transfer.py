@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.config import TrainerConfig
 from penstock.errors import PublishError
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import WorkerNotReady
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.transfers import Decision, Enrollment, Word
@@ -88,7 +89,7 @@ class Transfer:
             missing = wanted - self.workers.keys()
             if not missing or not self.left_s:
                 break
-            self._waiting.for_(f"worker {min(missing)} to be ready for version {self.publication.version}")
+            self._waiting.blocked_on(WorkerNotReady(min(missing), self.publication.version, "enroll"))
             time.sleep(_LOOK_S)
         self._waiting.end()
         if missing := wanted - self.workers.keys():
@@ -125,7 +126,7 @@ class Transfer:
         Raises:
             TransferFailed: another version took its place.
         """
-        return self._await_reports(Word.HELD, "to hold its engine still")
+        return self._await_reports(Word.HELD, "hold")
 
     def tell(self, worker: str, text: str) -> None:
         """What the worker waits for in ``Arrival.told``: where it finds the weights, for instance."""
@@ -136,7 +137,7 @@ class Transfer:
 
         Raises TransferFailed when one has not, the time is over, or another version took its place.
         """
-        took = self._await_reports(Word.TOOK, "to take the weights", stop_at_failure=True)
+        took = self._await_reports(Word.TOOK, "receive", stop_at_failure=True)
         failed = [(worker, why) for worker, why in took.items() if why]
         failed += [(worker, "it did not answer in time") for worker in self._receiving if worker not in took]
         if failed:
@@ -180,7 +181,9 @@ class Transfer:
     def _report(self, word: Word, worker: str, text: str) -> None:
         self._control.call(transfers.report(self._keys, self.publication.model, self.id, word, worker, text))
 
-    def _await_reports(self, word: Word, until: str, *, stop_at_failure: bool = False) -> dict[str, str]:
+    def _await_reports(
+        self, word: Word, step: Literal["hold", "receive"], *, stop_at_failure: bool = False
+    ) -> dict[str, str]:
         """What workers report, once all have or the time is over. Raises TransferFailed: of another version."""
         key = self._keys.transfer(self.publication.model)
         fields = ["id", *(f"{word}:{name}" for name in self._receiving)]
@@ -196,7 +199,7 @@ class Transfer:
             missing = set(self._receiving) - said.keys()
             if not missing or time.monotonic() > deadline or (stop_at_failure and any(said.values())):
                 break
-            self._waiting.for_(f"worker {min(missing)} {until}")
+            self._waiting.blocked_on(WorkerNotReady(min(missing), self.publication.version, step))
             time.sleep(_LOOK_S)
         self._waiting.end()
         return said

@@ -56,6 +56,7 @@ from penstock.payloads.run_files import (
     write_all,
 )
 from penstock.payloads.write_back import WriteBack
+from penstock.protocol.records.causes import PayloadFolderFull
 from penstock.system.disk import FULL
 
 #: Errors of a file system whose server does not answer; others of making a folder are mistakes.
@@ -121,7 +122,8 @@ class PayloadFolder:
                 except OSError as exc:
                     if exc.errno not in FULL:
                         raise
-                    answers.append(QueueFull(f"The folder of payloads {self.path} has no room: {exc.strerror}."))
+                    cause = PayloadFolderFull(str(self.path), str(exc.strerror))
+                    answers.append(QueueFull(f"The folder of payloads {self.path} has no room: {exc.strerror}.", cause))
         self._write_back.soon()
         return answers
 

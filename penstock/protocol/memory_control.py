@@ -6,11 +6,12 @@ The newest entry of ``memory:MODEL`` is the whole truth: a worker that is restar
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence, WorkerState, live_workers, read_workers
+from penstock.protocol.records.causes import Cause, EngineNotBack, WorkerNotFollowing
 from penstock.protocol.records.record import Record
 from penstock.protocol.scripts import Call, script
 from penstock.redis.control import Control
@@ -18,6 +19,8 @@ from penstock.redis.control import Control
 #: What an engine can give up, in the order in which it comes back.
 TAGS = ("weights", "cuda_graph", "kv_cache")
 _LOOK_S = 0.01
+#: What workers are asked to change.
+Change = Literal["memory", "health checks", "restart"]
 #: States of a worker whose engine is on its way up, and of all whose engine is not there.
 _COMING = (WorkerState.STARTING, WorkerState.RESTARTING_ENGINE)
 _LOST = (*_COMING, WorkerState.ENGINE_AWAY, WorkerState.CRASH_LOOP)
@@ -76,20 +79,20 @@ def change(
     *,
     by: str,
     timeout_s: float,
-    tell: Callable[[str], None] = lambda what: None,
+    blocked_on: Callable[[Cause | None], None] = lambda cause: None,
 ) -> list[str]:
     """Change what engines do without, and wait until every worker has followed. Returns the tags that are offloaded.
 
     Args:
         change_tags: from the tags that are offloaded now to those that shall be.
-        tell: called with what is waited for, '' at the end.
+        blocked_on: called with the cause of the wait, None at the end.
 
     Raises:
         WaitTimeout: a worker did not follow in ``timeout_s``; names it and its reason.
     """
     newest = newest_wish(control, keys, model)
     asked = replace(newest, offloaded=check_tags(change_tags(set(newest.offloaded))), by=by)
-    ask(control, keys, model, asked, what="a change of memory", timeout_s=timeout_s, tell=tell)
+    ask(control, keys, model, asked, change="memory", timeout_s=timeout_s, blocked_on=blocked_on)
     return asked.offloaded
 
 
@@ -99,21 +102,21 @@ def ask(
     model: str,
     asked: MemoryWish,
     *,
-    what: str,
+    change: Change,
     timeout_s: float,
-    tell: Callable[[str], None] = lambda what: None,
+    blocked_on: Callable[[Cause | None], None] = lambda cause: None,
 ) -> None:
     """Ask something of all engines, and wait until every worker has followed. Raises WaitTimeout as ``change``."""
     before = control.do(lambda client: read_workers(client, keys))
     control.call(wish(keys, model, replace(asked, at=time.time())))
     deadline = time.monotonic() + timeout_s
     while (late := lagging(control, keys, asked, before)) is not None:
-        tell(f"worker {late} to follow {what}")
+        blocked_on(cause := WorkerNotFollowing(late.name, change, late.reason))
         if time.monotonic() > deadline:
-            cause = f"worker {late} to follow {what}"
-            raise WaitTimeout(f"Worker {late} did not follow {what} in {timeout_s:g} s.", cause=cause)
+            why = f"Worker {late.name} ({late.reason}) did not follow the request to change {change}"
+            raise WaitTimeout(f"{why} in {timeout_s:g} s.", cause=cause)
         time.sleep(_LOOK_S)
-    tell("")
+    blocked_on(None)
 
 
 def watch(control: Control, keys: Keys, model: str, watched: bool, *, by: str, timeout_s: float) -> None:
@@ -122,7 +125,7 @@ def watch(control: Control, keys: Keys, model: str, watched: bool, *, by: str, t
     if newest.unwatched == (not watched):
         return
     asked = replace(newest, unwatched=not watched, by=by)
-    ask(control, keys, model, asked, what="a change of health checks", timeout_s=timeout_s)
+    ask(control, keys, model, asked, change="health checks", timeout_s=timeout_s)
 
 
 def revive(
@@ -132,7 +135,7 @@ def revive(
     *,
     by: str,
     timeout_s: float,
-    tell: Callable[[str], None] = lambda what: None,
+    blocked_on: Callable[[Cause | None], None] = lambda cause: None,
 ) -> None:
     """Have engines that are lost started now instead of after their wait, and block until every one is back.
 
@@ -144,25 +147,25 @@ def revive(
     began = time.monotonic()
     newest = newest_wish(control, keys, model)
     asked = replace(newest, revive_at=max(time.time(), newest.revive_at + 1e-3), by=by)
-    ask(control, keys, model, asked, what="a call for lost engines", timeout_s=timeout_s, tell=tell)
+    ask(control, keys, model, asked, change="restart", timeout_s=timeout_s, blocked_on=blocked_on)
     while not asked.offloaded and (late := _lost(control.do(lambda client: live_workers(client, keys)))) is not None:
-        tell(f"the engine of worker {late}")
+        blocked_on(cause := EngineNotBack(late.name, late.reason))
         if time.monotonic() - began > timeout_s:
-            cause = f"the engine of worker {late}"
-            raise WaitTimeout(f"The engine of worker {late} did not come back in {timeout_s:g} s.", cause=cause)
+            why = f"The engine of worker {late.name} ({late.reason}) did not come back in {timeout_s:g} s."
+            raise WaitTimeout(why, cause=cause)
         time.sleep(_LOOK_S)
-    tell("")
+    blocked_on(None)
 
 
-def _lost(workers: Iterable[WorkerPresence]) -> str | None:
-    """A worker whose engine is not there, with its reason; None where there is none."""
-    return next((f"{worker.name} ({worker.reason})" for worker in workers if worker.state in _LOST), None)
+def _lost(workers: Iterable[WorkerPresence]) -> WorkerPresence | None:
+    """Return a worker whose engine is not running; None where there is none."""
+    return next((worker for worker in workers if worker.state in _LOST), None)
 
 
 def lagging(
     control: Control, keys: Keys, asked: MemoryWish, before: Collection[WorkerPresence] | None = None
-) -> str | None:
-    """A live worker that does not do what is asked, with its reason; None where there is none.
+) -> WorkerPresence | None:
+    """Return a live worker that does not do what is asked; None where there is none.
 
     Args:
         before: the workers as of the wish: what one said before it, it says of another time. A worker that was about
@@ -171,12 +174,12 @@ def lagging(
     for worker in control.do(lambda client: live_workers(client, keys, all_=True)):
         heard = before is None or worker not in before
         if asked.revive_at and asked.revive_at > worker.revived_at:
-            return f"{worker.name} ({worker.reason})"
+            return worker
         if heard and worker.state in _COMING:
             # An engine that is not there holds nothing, and does not start before all is wanted back.
             continue
         if set(worker.offloaded) != set(asked.offloaded) or worker.unwatched != asked.unwatched:
-            return f"{worker.name} ({worker.reason})"
+            return worker
         if not heard:
-            return f"{worker.name} (it has said nothing since it was asked)"
+            return replace(worker, why="no report since the request")
     return None

@@ -162,6 +162,8 @@ class WorkerPresence:
     engines: list[EnginePresence] = field(default_factory=list)
     #: GPUs of its engine, where that is its own and they tell: [] does not say that there are none.
     gpus: list[GpuLoad] = field(default_factory=list)
+    #: What its tasks wait for: ``task``, and the record of the wait (``waits.Waiting``).
+    waits: list[dict[str, Any]] = field(default_factory=list)
     #: Seconds since it was written, when it was read; not in the record.
     age_s: float = field(default=0.0, compare=False)
 

@@ -14,6 +14,7 @@ from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.pauses import parse_pauses
 from penstock.protocol.position import Position
 from penstock.protocol.presence import GONE_S, parse_workers
+from penstock.protocol.records.causes import Cause, RedisDiskFull, RedisEvicts
 from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import (
     count_shown,
@@ -25,10 +26,10 @@ from penstock.protocol.records.small_maps import (
 )
 from penstock.protocol.scripts import ready_groups, run
 from penstock.protocol.tokens import tokens_of
-from penstock.protocol.waits import read_waits
+from penstock.protocol.waits import describe, waits_in
 from penstock.redis.commands import Client
-from penstock.redis.loss import loss, policy_trouble
-from penstock.redis.refusals import RECOVERY, disk_trouble, is_lost
+from penstock.redis.loss import evicting_policy, loss
+from penstock.redis.refusals import disk_trouble, is_lost
 from penstock.words import shown
 
 #: Jobs named of those that engines died of.
@@ -47,7 +48,7 @@ _NEEDED = {"part": ("part", "host", "pid")}
 #: Properties of ``Keys``: sets that are counted, and hashes that are read whole.
 _SETS = ("delayed", "ready", "inflight")
 _HASHES = (
-    "counters", "clock", "subs", "workers", "trainers", "leader", "verifiers", "parts", "tokens", "paused_by",
+    "counters", "clock", "subs", "workers", "trainers", "leader", "verifiers", "parts", "tokens", "paused_by", "waits",
 )  # fmt: skip
 
 
@@ -66,6 +67,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     versions = {name_shown(k[8:]): _count(v) for k, v in clock.items() if k.startswith(b"version:")}
     definitions = _subs(client, keys, found["subs"])
     main = _main_sub(definitions)
+    workers = [worker for worker in parse_workers(found["workers"]) if worker.age_s < GONE_S]
     return {
         "run": keys.run,
         "trainer": main.get("name", ""),
@@ -80,7 +82,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         **{name: found[name] for name in ("delayed", "dead", "inflight", "checks")},
         "counters": {name_shown(name): _count(value) for name, value in sorted(found["counters"].items())},
         "tokens": {lane: one.to_map() for lane, one in tokens_of(found["tokens"], found["counters"]).items()},
-        "workers": [worker for worker in parse_workers(found["workers"]) if worker.age_s < GONE_S],
+        "workers": workers,
         "trainers": _present(found["trainers"], "trainer"),
         "verifiers": _present(found["verifiers"], "verifier"),
         "parts": present_parts(found["parts"]),
@@ -88,7 +90,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "pauses": [asdict(one) for one in parse_pauses(found["paused"], found["paused_by"], time.time())],
         "suspects": [name_shown(fields.get(b"id", b"")) for _, fields in found["suspects"]],
         "leader": {"epoch": _count(leader.get(b"epoch", b"0"))} if leader else None,
-        "waits": [*_storage(client, keys), *_waits(client, keys)],
+        "waits": [*_storage(client, keys), *(one.to_map() for one in waits_in(found["waits"], workers))],
         "subs": definitions,
     }
 
@@ -136,20 +138,14 @@ def jobs_to_train(state: Mapping[str, Any], what: str) -> int:
 
 def _storage(client: Client, keys: Keys) -> list[dict[str, Any]]:
     """What blocks all parts: Redis takes no writes, lost keys of the run, or may delete some at any time."""
-    if trouble := disk_trouble(client):
-        what = f"{trouble}; no part can write before"
+    cause: Cause | None = None
+    if disk_trouble(client):
+        cause = RedisDiskFull()
     elif found := run(client, loss(keys)):
-        what = f"what Redis lost: {found}. {RECOVERY}"
-    else:
-        what = policy_trouble(client)
-    return [{"who": "redis", "what": what, "since_s": 0.0}] if what else []
-
-
-def _waits(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    waits, now = read_waits(client, keys), time.time()
-    return [
-        {"who": one.who, "what": one.what, "since_s": max(0.0, now - one.since_s), "age_s": one.age_s} for one in waits
-    ]
+        cause = found.cause
+    elif policy := evicting_policy(client):
+        cause = RedisEvicts(policy)
+    return [{"who": "redis", "since_s": 0.0, **describe(cause)}] if cause is not None else []
 
 
 def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from penstock.config import RewardConfig
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import JobsFailing
 from penstock.protocol.records.job import JobFailure
 from penstock.redis.commands import Client
 from penstock.words import writable
@@ -27,12 +28,12 @@ def digit_of(reason: str) -> str:
     return "1" if reason in OF_USER_CODE else "2" if reason == JobFailure.REFUSED else "0"
 
 
-def too_many(client: Client, keys: Keys, config: RewardConfig) -> str:
-    """Why nothing more may be admitted; '' while it may. Blocks for one round trip."""
+def too_many(client: Client, keys: Keys, config: RewardConfig) -> JobsFailing | None:
+    """Return why nothing more may be admitted; None while it may. Blocks for one round trip."""
     return judge(client.hgetall(keys.ends), config)
 
 
-def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> str:
+def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> JobsFailing | None:
     """As :func:`too_many`, of what is remembered: ``d:KIND`` digits, ``w:KIND`` last words."""
     for field, digits in sorted(ends.items()):
         if not field.startswith(b"d:"):
@@ -43,17 +44,9 @@ def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> str:
             continue
         kind = field[2:].decode(errors="replace")[:400]
         words = ends.get(b"w:" + field[2:], b"").decode(errors="replace")[:1000]
-        if died > config.max_died_share * len(last):
-            return writable(
-                f"{died} of the last {len(last)} jobs of {kind} died of it, and reward.max_died_share is "
-                f"{config.max_died_share:g}; the last one: {words}"
-            )
-        if refused == len(last):
-            return writable(
-                f"all of the last {len(last)} jobs of {kind} were refused before anything was drawn; the last one: "
-                f"{words}"
-            )
-    return ""
+        if died > config.max_died_share * len(last) or refused == len(last):
+            return JobsFailing(writable(kind), len(last), died, refused, config.max_died_share, writable(words))
+    return None
 
 
 def forget(client: Client, keys: Keys) -> None:

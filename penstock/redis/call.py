@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
+from penstock.protocol.records.causes import RedisFull
 from penstock.redis.commands import AsyncClient, Client, Encodable
 from penstock.redis.refusals import KeysLost, is_demoted, is_wrong_type, passing
 
@@ -104,9 +105,7 @@ def _look_for_loss(call: Call[Any], error: Exception) -> "Call[Loss] | None":
 def translate(exc: Exception, verb: str) -> Exception:
     """A full Redis is an error of its own, one that takes no writes a passing one; others stay of their kind."""
     if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
-        return QueueFull(
-            f"Redis has no memory left for '{verb}': raise its maxmemory, add payload servers or let trainers catch up."
-        )
+        return QueueFull(f"Redis has no memory left for '{verb}': {RedisFull.action}.", RedisFull(verb))
     if is_wrong_type(exc):
         return ResponseError(f"verb {verb}: {exc}")
     return passing(exc) or exc

@@ -27,6 +27,7 @@ from redis.sentinel import MasterNotFoundError
 
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLost, QueueRefused, QueueUnavailable
 from penstock.payloads.addresses import is_folder
+from penstock.protocol.records.causes import RedisFull
 from penstock.redaction import know_url, redact
 from penstock.redis import sentinel
 from penstock.redis.commands import AsyncClient, Client
@@ -173,7 +174,7 @@ def translate(exc: Exception, url: str) -> PenstockError:
                 "make room there, and everything continues by itself."
             )
         case OutOfMemoryError():
-            return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.")
+            return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.", RedisFull())
         case redis.TimeoutError():
             return QueueUnavailable(f"Redis at {at} does not answer in time; see whether it is overloaded or frozen.")
         case redis.ConnectionError():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RedisKeysLost
 from penstock.redis.call import Call, script, texts
 from penstock.redis.commands import Client
 from penstock.redis.refusals import RECOVERY, KeysLost
@@ -30,15 +31,19 @@ class Loss:
 
     def error(self) -> KeysLost:
         """Return the error of a verb that fails for it."""
-        return KeysLost(f"Redis lost {self}, as after FLUSHALL, a deletion or an eviction. {RECOVERY}")
+        return KeysLost(f"Redis lost {self}, as after FLUSHALL, a deletion or an eviction. {RECOVERY}", self.cause)
+
+    @property
+    def cause(self) -> RedisKeysLost:
+        """The cause of a wait for it."""
+        more = len(self.keys) - NAMED
+        return RedisKeysLost(
+            (*self.keys[:NAMED], *([f"{more} more keys"] if more > 0 else [])), self.jobs, self.admitted
+        )
 
     def __str__(self) -> str:
         """Name what was lost."""
-        more = len(self.keys) - NAMED
-        words = [*self.keys[:NAMED], *([f"{more} more keys"] if more > 0 else [])]
-        if self.jobs:
-            words.append(f"{self.jobs} of {self.admitted} admitted jobs")
-        return ", ".join(words)
+        return self.cause.lost
 
 
 def loss(keys: Keys) -> Call[Loss]:
@@ -53,9 +58,7 @@ def loss(keys: Keys) -> Call[Loss]:
     )
 
 
-def policy_trouble(client: Client) -> str:
-    """Return why Redis may delete keys of a run at any time; '' where it does not. Blocks for a round trip."""
-    policy = client.info("memory").get("maxmemory_policy", "noeviction")
-    if policy == "noeviction":
-        return ""
-    return f"maxmemory-policy noeviction: it is {policy}, so Redis deletes keys of the run when it is full"
+def evicting_policy(client: Client) -> str:
+    """Return the policy by which Redis may delete keys of a run; '' where it deletes none. Blocks for a round trip."""
+    policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
+    return "" if policy == "noeviction" else policy

@@ -15,6 +15,7 @@ from redis.connection import DefaultParser
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from penstock.errors import PenstockError, ProtocolError, QueueLost, QueueUnavailable
+from penstock.protocol.records.causes import RedisKeysLost
 from penstock.redis.commands import Client
 from penstock.words import shown
 
@@ -26,7 +27,15 @@ RECOVERY = (
 
 
 class KeysLost(ResponseError):
-    """The server lost keys of the run, as after FLUSHALL, a deletion or an eviction. It passes when they are back."""
+    """The server lost keys of the run, as after FLUSHALL, a deletion or an eviction. It passes when they are back.
+
+    Args:
+        cause: what a part that waits for them reports.
+    """
+
+    def __init__(self, message: str, cause: RedisKeysLost) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class DiskRefused(ResponseError):
@@ -43,7 +52,8 @@ def passing(exc: object) -> ResponseError | None:
     if isinstance(exc, DiskRefused | ReadOnlyError | KeysLost):
         return exc
     if is_lost(exc):
-        return KeysLost(f"Redis lost a stream of the run, or its consumer group ({exc}). {RECOVERY}")
+        what = "Redis lost a stream of the run, or its consumer group"
+        return KeysLost(f"{what} ({exc}). {RECOVERY}", RedisKeysLost(error=str(exc)))
     if isinstance(exc, ResponseError) and "MISCONF" in str(exc):
         return DiskRefused(str(exc).rpartition("MISCONF ")[2])
     return ReadOnlyError(str(exc)) if is_demoted(exc) else None

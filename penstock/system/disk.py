@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from penstock.errors import DiskFull
+from penstock.protocol.records.causes import Cause, FileUnwritable, RoomOnDisk
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -26,8 +27,6 @@ MAX_NAME_BYTES = 255
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Less than this counts as no room.
 ROOM_BYTES = 1024 * 1024
-#: Whoever waits for room says so in words that begin with these.
-WAITS_FOR_ROOM = "room on a disk"
 #: Between two tries, and between two lines that say so.
 LOOK_S, SAY_EVERY_S = 1.0, 60.0
 #: Most pauses of LOOK_S before a file that cannot be written is tried again.
@@ -185,7 +184,7 @@ def has_room(path: Path) -> bool:
 def until_room(
     work: Callable[[], T],
     *,
-    tell: Callable[[str], None] = lambda what: None,
+    blocked_on: Callable[[Cause | None], None] = lambda cause: None,
     stopped: Callable[[], bool] = lambda: False,
     path: Path | None = None,
 ) -> T:
@@ -193,7 +192,7 @@ def until_room(
 
     Args:
         work: raises DiskFull, or an OSError for lack of room, and may then be done again from its beginning.
-        tell: called with what is waited for, again while that lasts; '' at its end.
+        blocked_on: called with the cause of the wait, again while that lasts; None at its end.
         stopped: asked before every further try; true raises what ``work`` raised last.
         path: the file that ``work`` writes, where every other OSError is retried too, after longer and longer pauses.
     """
@@ -204,21 +203,20 @@ def until_room(
         except (DiskFull, OSError) as exc:
             if not (path or is_full(exc)) or stopped():
                 raise
-            what = f"{WAITS_FOR_ROOM}: {str(exc).rstrip('.')}"
-            if path and not is_full(exc):
-                what = f"{path} to be writable ({exc}): move what is in its place, or let this user write it"
+            error = str(exc).rstrip(".")
+            cause = FileUnwritable(str(path), error) if path and not is_full(exc) else RoomOnDisk(error)
             if time.monotonic() - said >= SAY_EVERY_S:
                 said = time.monotonic()
-                log.warning("waiting for %s", what)
+                log.warning("waiting for %s", cause)
             for _ in range(pauses):
-                tell(what)
+                blocked_on(cause)
                 time.sleep(LOOK_S)
                 if stopped():
                     raise
             pauses = 1 if is_full(exc) else min(2 * pauses, MAX_PAUSES)
             continue
         if said > 0:
-            tell("")
+            blocked_on(None)
         return done
 
 

@@ -89,7 +89,7 @@ async def publish(worker: Worker, trainer: Trainer, model: Any) -> None:
     await asyncio.to_thread(trainer.load_state_dict, again)
     version = await asyncio.to_thread(trainer.publish, model)
     engine = worker.services.engine
-    await until(lambda: engine.version == version and not worker.services.valves.reason, limit_s=60)
+    await until(lambda: engine.version == version and not worker.services.valves.cause, limit_s=60)
     assert far((await engine.score(PROMPT, 3)).logprobs, expected(model)) < TOLERANCE
 
 
@@ -159,14 +159,14 @@ def test_offloaded_memory_is_free_and_comes_back_with_the_newest_weights(
         await asyncio.to_thread(trainer.offload_engines, tags)
         assert torch.cuda.mem_get_info()[0] > before + (2**30 if "kv_cache" in tags else 0)
         assert worker.services.engine.offloaded == set(tags)
-        assert worker.services.valves.reason
+        assert worker.services.valves.cause
         model = load(gpu_models[2])
         again = {"run": trainer.config.run, "subscription": trainer.name, "batch": 0}
         await asyncio.to_thread(trainer.load_state_dict, again)
         version = await asyncio.to_thread(trainer.publish, model)
         await asyncio.to_thread(trainer.onload_engines, tags)
         engine = worker.services.engine
-        await until(lambda: engine.version == version and not worker.services.valves.reason, limit_s=60)
+        await until(lambda: engine.version == version and not worker.services.valves.cause, limit_s=60)
         assert far((await engine.score(PROMPT, 3)).logprobs, expected(model)) < TOLERANCE
 
     play(make(), body)

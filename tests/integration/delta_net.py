@@ -40,7 +40,7 @@ class Machine:
     """A worker's way to weights, on a machine of its own."""
 
     def __init__(self, config: Config, keys: Keys, name: str) -> None:
-        waiting: Any = SimpleNamespace(for_=lambda what: None, end=lambda: None)
+        waiting: Any = SimpleNamespace(blocked_on=lambda cause: None, end=lambda: None)
         self.folder = config.copies_dir
         self.fetcher = Fetcher(config, keys, name)
         self.copies = Copies(config, waiting, Tally(), self.fetcher)

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard, TypeVar
 from urllib.request import urlopen
 
 import redis
@@ -20,6 +20,8 @@ from penstock import payloads
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import Cause
+from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease, run
@@ -27,6 +29,9 @@ from penstock.protocol.waits import read_waits
 from penstock.system.metrics.targets import targets
 from producer.main import Producer
 from tests.integration import play
+
+C = TypeVar("C", bound=Cause)
+
 
 #: Longest wait of a test for what must happen.
 PATIENCE_S = 400.0
@@ -247,13 +252,32 @@ def jobs_of(batch: Any) -> list[str]:
     return list(dict.fromkeys(row.job for row in batch.all_rows))
 
 
-def waits(client: redis.Redis, keys: Keys) -> dict[str, str]:
-    return {wait.who: wait.what for wait in read_waits(client, keys)}
+def waits(client: redis.Redis, keys: Keys) -> dict[str, Cause]:
+    return {wait.who: wait.cause for wait in read_waits(client, keys)}
 
 
-def until_waits(client: redis.Redis, keys: Keys, who: str, words: str) -> str:
-    """Wait until ``who`` has said that it waits for something with ``words`` in it (I8)."""
-    return str(until(lambda: (what := waits(client, keys).get(who, "")) and words in what and what, f"{who}: {words}"))
+def matches(cause: Cause | None, kind: type[C], **fields: Any) -> TypeGuard[C]:
+    """Whether a cause is of a kind with these fields; ``error`` is a part of the quoted error."""
+    return isinstance(cause, kind) and all(
+        value in getattr(cause, name) if name == "error" else getattr(cause, name) == value
+        for name, value in fields.items()
+    )
+
+
+def until_waits(client: redis.Redis, keys: Keys, who: str, kind: type[C], **fields: Any) -> C:
+    """Wait until ``who`` reports that it waits for such a cause (I8)."""
+
+    def look() -> C | None:
+        cause = waits(client, keys).get(who)
+        return cause if matches(cause, kind, **fields) else None
+
+    found: C = until(look, f"{who}: {kind.name} {fields}")
+    return found
+
+
+def wait_record(cause: Cause, since: float, at: float) -> bytes:
+    """A wait as a part writes it into the hash ``waits``."""
+    return pack({"cause": cause.name, "fields": cause.fields(), "since": since, "at": at})
 
 
 def new_run(client: redis.Redis) -> Keys:

@@ -15,6 +15,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import BatchNotCut
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, admit, buffering, make_config, producing, until, until_waits
@@ -256,7 +257,7 @@ def test_I8_a_dataset_that_waits_says_what_for(config: Config, client: redis.Red
         items = iter(RolloutDataset(trainer))
         thread = threading.Thread(target=lambda: next(items), daemon=True)
         thread.start()
-        until_waits(client, keys, "trainer:actor", "batch 1 of buffer:actor")
+        until_waits(client, keys, "trainer:actor", BatchNotCut, batch=1)
         fill(client, keys, Player(client, keys), 1)
         thread.join(30)
         assert not thread.is_alive()

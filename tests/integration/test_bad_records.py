@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Write, list[str], int, str]] = {
     "type of a stream": (another_type("dead"), ["dead", "ls"], 1, "than penstock gives it (XRANGE 'penstock:{"),
     "type of one of many": (another_type("delayed"), ["status"], 1, "than penstock gives it (Command # "),
     "type of a hash": (another_type("group", "d/0/9"), ["dead", "requeue", "d/0/9"], 1, "gives it (HGET 'penstock:{"),
-    "wait": (field("waits", b"\xff", {"at": 0.0, "since": 0.0, "what": 1}), ["why"], 0, ""),
+    "wait": (field("waits", b"\xff", {"at": 0.0, "since": 0.0, "cause": 1}), ["why"], 0, ""),
     "drops": (lambda client, keys: client.hset(keys.sub("actor"), "drop:x", "y"), ["status"], 0, "Field drop:x of"),
     "jobs": (group("d/0/9", {"st": "queued"}), ["jobs", "ls"], 0, "d/0/9"),
 }

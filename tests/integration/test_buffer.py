@@ -19,10 +19,19 @@ from penstock.errors import WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import (
+    CohortUnfinished,
+    GroupsDue,
+    GroupsMissing,
+    LeaseHeld,
+    NoJobs,
+    NoPublication,
+    RedisFull,
+)  # fmt: skip
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease, run
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
@@ -38,6 +47,7 @@ from tests.integration.parts import (
     step,
     until,
     until_waits,
+    wait_record,
     waits,
 )
 
@@ -94,9 +104,9 @@ def test_T4_wait_cuts_only_when_what_is_due_has_come_and_says_so(
 ) -> None:
     with overtaken(redis_server.url, client, keys, tmp_path, "wait") as (trainer, worker, long):
         assert trainer.next_nowait() is None
-        until_waits(client, keys, "buffer:actor", "2 running groups of version 1 or older, due before batch 2")
+        until_waits(client, keys, "buffer:actor", GroupsDue, running=2, version=1, batch=2)
         worker.answer(long[0], [1, 2])
-        until_waits(client, keys, "buffer:actor", "1 running groups of version 1 or older, due before batch 2")
+        until_waits(client, keys, "buffer:actor", GroupsDue, running=1, version=1, batch=2)
         assert client.xlen(keys.batches("actor")) == 1, "three groups are ready, and still it waits"
         worker.answer(long[1], [1, 2])
         batch = step(trainer)
@@ -131,11 +141,11 @@ def test_T4_T5_a_cut_sees_what_completed_after_the_last_event(client: redis.Redi
     state, cutter = cutter_of(client, keys)
     run(client, scripts.ask(keys, "actor", 1, "owner-1", 0))
     state.refresh()
-    due = "2 of 2 jobs of the cohort" if sampler == "cohort" else "2 running groups of version 1 or older"
-    assert due in cutter.try_cut(state.subs["actor"])
+    due = CohortUnfinished(2, 2) if sampler == "cohort" else GroupsDue(2, version=1, batch=1)
+    assert cutter.try_cut(state.subs["actor"]) == due
     for one in long:
         worker.answer(one, [1])
-    assert cutter.try_cut(state.subs["actor"]) == ""
+    assert cutter.try_cut(state.subs["actor"]) is None
     assert {client.hget(keys.group(one.job), "b:actor") for one in long} == {b"1"}
 
 
@@ -498,18 +508,18 @@ def test_I8_the_buffer_says_what_it_waits_for(
     config = make_config(redis_server.url, keys.run, tmp_path)
     with buffering(config), Trainer(config) as trainer:
         assert trainer.next_nowait() is None
-        until_waits(client, keys, "buffer:actor", "the first publication of model policy")
+        until_waits(client, keys, "buffer:actor", NoPublication)
         publish(trainer)
         admit(client, keys, 2)
         Player(client, keys).work(1, 1)
-        until_waits(client, keys, "buffer:actor", "1 more groups (1 of 2 are ready, 1 are queued or running)")
+        until_waits(client, keys, "buffer:actor", GroupsMissing, have=1, size=2, running=1)
         Player(client, keys).work(1, 1)
         step(trainer)
         until(lambda: "buffer:actor" not in waits(client, keys))
         from buffer.main import Buffer
 
         with running(Buffer(config)):
-            until_waits(client, keys, "buffer:standby", "the lease of the leading buffer")
+            until_waits(client, keys, "buffer:standby", LeaseHeld)
 
 
 def test_I5_a_standby_takes_over_and_the_deposed_one_changes_nothing(
@@ -542,7 +552,7 @@ def test_what_dead_processes_left_is_tidied_and_living_ones_keep_theirs(
     now = float(client.time()[0])
     client.hset(keys.workers, "alive", pack({"name": "alive", "at": now}))
     client.xgroup_createconsumer(keys.jobs("train"), "workers", "alive")
-    client.hset(keys.waits, "worker:dead:intake", pack({"what": "x", "since": 0.0, "at": 0.0}))
+    client.hset(keys.waits, "worker:dead:intake", wait_record(NoJobs(1), 0.0, 0.0))
     play.subscribe(client, keys)
     with buffering(config):
         until(lambda: client.hkeys(keys.workers) == [b"alive"])
@@ -623,8 +633,8 @@ def test_waits_and_consumption_go_on_when_redis_is_full(tmp_path: Path) -> None:
             Player(client, keys).work(4, 1)
             step(trainer)
             client.config_set("maxmemory", 1)
-            somebody = Waiting(client, keys, "somebody")
-            until(lambda: somebody.for_("room") or "somebody" in waits(client, keys))
+            somebody = PublishedWaiting(client, keys, "somebody")
+            until(lambda: somebody.blocked_on(RedisFull()) or "somebody" in waits(client, keys))
             kill(trainer, client)
             with Trainer(config) as successor:
                 successor.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 1})

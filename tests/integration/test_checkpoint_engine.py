@@ -141,7 +141,7 @@ async def test_T16_parameter_servers_hand_the_weights_to_engines_or_the_folder_d
         async def published(seed: int) -> str:
             """Publish; why it went by disk, or ''. Both engines serve it in the end."""
             version = await publish(trainer, models[seed])
-            loaded = [lambda w=worker: (w.services.engine.version, w.services.valves.reason) for worker in workers]
+            loaded = [lambda w=worker: (w.services.engine.version, w.services.valves.cause) for worker in workers]
             await until(lambda: [one() for one in loaded] == [(version, None)] * 2, limit_s=PATIENCE_S)
             sent = trainer.publisher.last
             assert sent is not None

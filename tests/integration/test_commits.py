@@ -38,7 +38,7 @@ async def test_I4_a_payload_that_a_failover_forgot_is_written_again_before_its_c
     admit(client, keys, 1)
     (held,) = play.lease(client, keys)
     control = await AsyncControl(redis_server.url).open()
-    made = Commits(config, keys, control, Waiting(client, keys, "commits"), "w1")
+    made = Commits(config, keys, control, Waiting(), "w1")
     job = Job.from_bytes(held.body)
     samples = [make_sample(job, k, [1], 2) for k in range(job.n)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
+from penstock.protocol.records.causes import FolderLocked
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas.objects import FolderObjects
 from tests.integration.parts import PATIENCE_S, until
@@ -33,13 +34,13 @@ def test_a_worker_that_stands_still_holds_no_other_up_for_ever(tmp_path: Path, m
     publication = Publication("m", 1, "delta", str(written.path), index=written.index_digest)
     arguments = [tmp_path / "store", tmp_path / "copies", written.path, written.index_digest, 1, 3, "SIGSTOP"]
     holder = subprocess.Popen([sys.executable, "-m", WORKER, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
-    copies = LocalCopies(tmp_path / "copies", FolderObjects(tmp_path / "store"), 2**30, tell=said.append)
+    copies = LocalCopies(tmp_path / "copies", FolderObjects(tmp_path / "store"), 2**30, blocked_on=said.append)
     try:
         until(lambda: is_stopped(holder.pid))
         monkeypatch.setattr(machine_lock, "STILL_S", 0.5)
         with pytest.raises(PublishError, match=f"process {holder.pid} of this machine holds .* stood still"):
             copies.get(publication)
-        assert f"process {holder.pid} of this machine, which makes a copy in {tmp_path / 'copies'}" in said
+        assert FolderLocked(holder.pid, str(tmp_path / "copies")) in said
         holder.send_signal(signal.SIGCONT)
         made, _ = holder.communicate(timeout=PATIENCE_S)
         assert contents(Path(made.split()[0])) == contents(written.path)
@@ -99,8 +100,7 @@ def test_who_is_at_work_says_so_in_the_lock(tmp_path: Path, monkeypatch: pytest.
         assert not has_it.is_set()
     waiting.join(PATIENCE_S)
     assert has_it.is_set()
-    assert said[0].startswith(f"process {os.getpid()} of this machine")
-    assert said[-1] == ""
+    assert (said[0], said[-1]) == (FolderLocked(os.getpid(), str(tmp_path)), None)
 
 
 def test_the_lock_of_a_full_disk_is_held_without_a_name(small_disk: Callable[[str, int], SmallDisk]) -> None:

@@ -24,6 +24,7 @@ from consumers.weights.http.serving import Serving
 from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import WeightsFetched
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
@@ -140,9 +141,9 @@ class Rig:
         data = self.client.get(self.keys.copied("policy"))
         return None if data is None else scripts.copied_of(data, "policy")
 
-    def waits(self) -> list[str]:
-        """What is waited for, as ``penstock why`` has it."""
-        return [wait.what for wait in read_waits(self.client, self.keys)]
+    def waits(self) -> list[WeightsFetched]:
+        """The fetches that are waited for."""
+        return [one.cause for one in read_waits(self.client, self.keys) if isinstance(one.cause, WeightsFetched)]
 
     def weights(self, version: int) -> dict[str, int]:
         return checksums(self.models[version])
@@ -270,7 +271,7 @@ async def test_a_copy_whose_memory_is_taken_is_fetched_no_more(
         await rig.step(trainer, 2)
         await until(lambda: trainer.session.publications.behind.writer._writing is not None)
         await rig.step(trainer, 3)
-        await until(lambda: any(what.startswith("the trainer's copy of version 3") for what in rig.waits()))
+        await until(lambda: any(one.is_copy and one.version == 3 for one in rig.waits()))
         shelf = serving_of(trainer).server.shelf
         (name,) = [name for name in shelf.names() if name.startswith("v00000003-")]
         await rig.step(trainer, 4)
@@ -313,16 +314,15 @@ async def test_I9_an_engine_that_dies_while_a_copy_is_fetched_comes_back_with_wh
         gate.is_asked.clear()
         await rig.step(trainer, 2)
         await until(gate.is_asked.is_set)
-        what = "the trainer's copy of version 2 of policy to be fetched over HTTP: "
-        await until(lambda: any(one.startswith(what) and one.endswith(" to come") for one in rig.waits()))
+        await until(lambda: any(one.is_copy and one.version == 2 and one.step != "offer" for one in rig.waits()))
         engine.version = "default"  # as after a restart
         worker.services.lose_engine(1, "it died")
-        services, itself = worker.services, f"process {os.getpid()} of this machine"
+        services = worker.services
 
         def is_back() -> bool:
             return services.births == 2 and not services.engine_lost.is_set()
 
-        await until(lambda: is_back() or any(itself in one for one in rig.waits()))
+        await until(lambda: is_back() or any(one.process == os.getpid() for one in rig.waits()))
         assert is_back(), "it waits for itself"
         assert (services.engine.version, engine.of.keys()) == (1, {"1"})
         gate.is_open.set()

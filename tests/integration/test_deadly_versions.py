@@ -17,13 +17,14 @@ from penstock.errors import PublishError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import VersionSetAside
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.part_processes import PartProcess, StartPart, start_part
-from tests.integration.parts import jobs_of, waits
-from tests.integration.worker_play import make_config, until
+from tests.integration.parts import jobs_of
+from tests.integration.worker_play import is_blocked, make_config, until
 
 __all__ = ["start_part"]
 
@@ -129,8 +130,7 @@ async def test_I8_a_version_that_kills_in_every_announcement_stops_the_run_with_
         await asyncio.to_thread(train, trainer, model)
         with pytest.raises(PublishError, match="Engines died on version 2 of model 'policy' in each of its 4 announ"):
             await asyncio.to_thread(train, trainer, model)
-        why = "version 2 of policy to be announced again: engines died on it and finished nothing"
-        await until(lambda: any(why in what for what in waits(client, keys).values()), "for the reason", 400)
+        await until(lambda: is_blocked(client, keys, "weights", VersionSetAside, version=2), "for the reason", 400)
     assert revisions(client, keys) == ["1-0", "2-0", "2-1", "2-2", "2-3"]
     assert client.xlen(keys.dead) == 0
     assert audit(client, keys).ok

@@ -97,7 +97,7 @@ async def test_a_version_that_does_not_come_after_the_loaded_one_is_refused(
     await apply_publication(engine, valves, publication_of(models[3], 3, rev=1), policy)
 
     assert (engine.version, engine.rev) == (3, 1)
-    assert valves.reason is None
+    assert valves.cause is None
 
 
 async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
@@ -139,7 +139,7 @@ async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_re
 
     assert engine.version == 1
     assert not engine.paused
-    assert valves.reason is None
+    assert valves.cause is None
     if policy == "in_place":
         assert (await running).versions == [1] * 2000
     assert (await engine.generate(PROMPT, SHORT, rid="a/0/0/2")).versions == [1] * 12

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import redis
 from console.cli.main import execute
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -21,6 +23,7 @@ from tests.integration.worker_play import (
     IDS,
     admit,
     all_in,
+    is_blocked,
     job,
     make_config,
     metas,
@@ -29,7 +32,6 @@ from tests.integration.worker_play import (
     states,
     tended,
     until,
-    waits_of,
     working,
 )
 
@@ -58,7 +60,7 @@ async def test_I9_an_external_engine_that_was_away_has_the_newest_weights_before
         fake.is_away = True
         fake.die()
         await until(lambda: presence(client, keys)["state"] == "engine away")
-        await until(lambda: f"the engine at {fake.url} to answer again" in waits_of(client, keys, "engine"))
+        await until(lambda: is_blocked(client, keys, "engine", EngineAway, url=fake.url))
         await until(lambda: not worker.held, "for jobs that wait for an engine that is away to be handed back")
         assert presence(client, keys)["why"] == "", "an engine that is away is no crash loop"
         publish(client, keys, publications[2])
@@ -91,7 +93,7 @@ async def test_an_engine_that_dies_of_everything_is_a_crash_loop_and_takes_nothi
         await until(lambda: fake.proofs >= proofs + 3)
         assert play.counter(client, keys, "crashes") == 4, "each job paid for the first death and for no other"
         assert set(states(client, keys, jobs)) == {"queued"}
-        await until(lambda: "crash loop" in waits_of(client, keys, "intake"))
+        await until(lambda: is_blocked(client, keys, "intake", EngineRestarting, error=" "))
         fake.behaviour.clear()
         await until(all_in(client, keys, jobs, "ready"))
         await until(lambda: presence(client, keys)["state"] == "serving")
@@ -135,10 +137,8 @@ async def test_a_crash_loop_of_starts_is_a_published_state_and_ends_when_the_ope
     async with working(make_config(redis_server.url, keys, model_config, tmp_path, engine=engine)):
         await until(lambda: presence(client, keys)["state"] == "crash loop")
         assert "not enough memory" in presence(client, keys)["why"]
-        await until(lambda: "failed" in waits_of(client, keys, "engine"))
-        wait = waits_of(client, keys, "engine")
-        assert "times in 600 s and is tried every 0.2 s" in wait
-        assert "not enough memory" in wait
+        loop = partial(is_blocked, client, keys, "engine", EngineCrashLoop, window_s=600.0, retry_s=0.2)
+        await until(lambda: loop(error="not enough memory"))
         assert states(client, keys, jobs) == ["queued"]
         for command in (("workers", "ls"), ("status",), ("why",)):
             assert execute([*command, "--run", keys.run, "--redis", redis_server.url]) == 0

@@ -126,7 +126,7 @@ async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
         valves = Valves()
         with pytest.raises(EngineDied):
             await apply_publication(engine, valves, publications[6], "in_place")
-        assert valves.reason is None
+        assert valves.cause is None
     finally:
         await engine.stop()
     with pytest.raises(EngineDied, match="not running"):

@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, DataEnded, LeadershipLost, ProtocolErro
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import DataExhausted, DataUsedUp, GroupsMissing
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from producer.main import Producer
@@ -123,8 +124,8 @@ def test_I4_the_data_ends_and_all_of_it_is_trained_but_a_short_batch_by_choice(
         assert set(trained) <= {f"d/0/{i}" for i in range(5)}
         with pytest.raises(DataEnded, match=r"had its last batch, .*Raise data.epochs"):
             trainer.next()
-        until_waits(client, keys, "producer", "all 5 prompts of data.epochs are admitted")
-        until_waits(client, keys, "buffer:actor", "data.epochs are over")
+        until_waits(client, keys, "producer", DataExhausted, prompts=5)
+        until_waits(client, keys, "buffer:actor", DataUsedUp)
         assert audit(client, keys).ok
     assert int(client.hget(keys.source, "train")) == 5
 
@@ -156,7 +157,7 @@ def test_I8_the_end_waits_for_a_job_that_runs_and_for_one_that_is_to_be_tried_ag
         until(lambda: trainer.position >= 2)
         until(lambda: client.xlen(keys.jobs("train")) == 1, "the last prompt")
         (held,) = worker.lease(1, version=worker.clock)
-        until_waits(client, keys, "buffer:actor", "1 are queued or running")
+        until_waits(client, keys, "buffer:actor", GroupsMissing, running=1)
         run(client, _fail(keys, held, 3))
         until(lambda: client.xlen(keys.jobs("train")) == 1 and not client.zcard(keys.delayed), "the second try")
         assert client.hget(keys.sub("actor"), "ended") is None
@@ -173,7 +174,7 @@ def test_I4_a_producer_that_comes_back_at_the_end_admits_nothing_and_more_passes
         assert len(train(trainer)) == 3
         state = trainer.state_dict()
     with producing(config):
-        until_waits(client, keys, "producer", "all 5 prompts")
+        until_waits(client, keys, "producer", DataExhausted, prompts=5)
     assert int(client.hget(keys.source, "train")) == 5
     more = ending(redis_server.url, keys, tmp_path, epochs=2, last_batch="train")
     run(client, scripts.span(keys, None))  # as a start of the run does, so that nobody is told of the old end

@@ -15,12 +15,13 @@ from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import EvaluationRunning
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering
-from tests.integration.worker_play import admit, all_in, job, metas, publish, until, waits_of, working
+from tests.integration.worker_play import admit, all_in, is_blocked, job, metas, publish, until, working
 
 Make = Callable[..., Config]
 
@@ -84,8 +85,7 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
             publish(client, keys, publications[2])
             later = admit(client, keys, [job(2)])
             if pinned:
-                await until(lambda: "(data.eval_pinned)" in waits_of(client, keys, "weights"))
-                assert f"{NUM_PROMPTS} prompts left" in waits_of(client, keys, "weights")
+                await until(lambda: is_blocked(client, keys, "weights", EvaluationRunning, prompts=NUM_PROMPTS))
                 assert (worker.services.engine.version, fake.loads) == (1, ["1"])
             else:
                 await until(lambda: worker.services.engine.version == 2)

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import VersionRefused
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
@@ -24,6 +25,7 @@ from tests.integration import oracle, play
 from tests.integration.worker_play import (
     admit,
     all_in,
+    is_blocked,
     job,
     letters,
     make_config,
@@ -31,7 +33,6 @@ from tests.integration.worker_play import (
     publish,
     read_group,
     until,
-    waits_of,
     working,
 )
 from tests.integration.workload import ROLLOUT, TEMPERATURE, TOLERANCE, VISIBLE, load_oracle_models
@@ -101,7 +102,7 @@ async def test_an_external_engine_serves_on_whatever_it_is_given(
         broken = misshapen(publications[2], tmp_path / "broken", 2)
         publish(client, keys, broken)
         client.hset(keys.clock, "version:policy", 1)
-        await until(lambda: "shape" in waits_of(client, keys, "weights"))
+        await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="shape"))
         await until(lambda: presence(client, keys)["state"] == "cannot load")
         good += admit(client, keys, [job(3, sampling=SHORT)])
         await until(all_in(client, keys, good, "ready"))

@@ -82,7 +82,7 @@ async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
         cancelled.cancel()
         await asyncio.gather(cancelled, return_exceptions=True)
         coming = asyncio.create_task(second.fetch(version.number, version.index, progress=progress))
-        await asyncio.to_thread(until, lambda: "process" in progress.waits_for or coming.done())
+        await asyncio.to_thread(until, lambda: progress.cause.process or coming.done())
         assert not coming.done(), "two are in one folder"
     finally:
         may_go_on.set()

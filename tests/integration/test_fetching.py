@@ -401,10 +401,10 @@ async def test_who_waits_for_an_offer_holds_up_nobody_of_its_machine(play: Play,
     first, second = play.worker("first", machine="m"), play.worker("second", machine="m")
     progress = Progress()
     waits = asyncio.create_task(first.fetch(1, unoffered.index, progress=progress))
-    await asyncio.to_thread(until, lambda: progress.waits_for == "it is not offered yet")
+    await asyncio.to_thread(until, lambda: progress.cause.step == "offer")
     play.trainer().offer(2, version.index, version.folder)
     assert version.is_at(await fetched(second, version))
-    assert progress.waits_for == "it is not offered yet"
+    assert progress.cause.step == "offer"
     play.trainer().offer(1, unoffered.index, unoffered.folder)
     assert unoffered.is_at(await asyncio.wait_for(waits, PATIENCE_S))
 

@@ -16,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import FilterFailing, FilterUnknown, FirstBatchTooSmall, GateClosed, GroupsMissing
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.snapshot import snapshot
@@ -76,9 +77,9 @@ def test_I1_a_dropped_group_frees_its_place_is_in_the_ledger_and_reaches_the_tra
         publish(trainer)
         first = Grader(client, keys).grade_next(SAME, WRONG, MIXED, SAME)
         trainer.next_nowait()
-        until_waits(client, keys, "buffer:actor", "1 more groups (1 of 2 are ready")
-        what = until_waits(client, keys, "buffer:actor", "dropped so far: filter/zero_std_1.0 2, filter/zero_std_0.0 1")
-        assert "1 are queued or running" in what, "the gate let one more in for each drop"
+        dropped = {"filter/zero_std_1.0": 2, "filter/zero_std_0.0": 1}
+        found = until_waits(client, keys, "buffer:actor", GroupsMissing, have=1, size=2, dropped=dropped)
+        assert found.running == 1, "the gate let one more in for each drop"
         last = Grader(client, keys).grade_next(MIXED)
         batch = step(trainer)
         assert jobs_of(batch) == [first[2], *last]
@@ -158,7 +159,7 @@ def test_rejects_that_are_held_back_fill_a_batch_only_when_nothing_else_can_come
         until(lambda: client.xlen(keys.jobs("train")) == 3, "2 groups, and 1 over")
         rejects = grader.grade_next(SAME, WRONG)
         trainer.next_nowait()
-        until_waits(client, keys, "buffer:actor", "1 are queued or running, 2 rejects are held back")
+        until_waits(client, keys, "buffer:actor", GroupsMissing, running=1, rejects=2)
         kept = grader.grade_next(MIXED)
         batch = step(trainer)
         assert sorted(jobs_of(batch)) == sorted([rejects[0], *kept]), "one reject was needed, one was not"
@@ -177,8 +178,7 @@ def test_over_sampling_admits_more_than_a_batch_and_the_surplus_stays_inside_the
     with buffering(config), producing(config), Trainer(config) as trainer:
         publish(trainer)
         until(lambda: client.xlen(keys.jobs("train")) == 2 * 2 + 3)
-        what = until_waits(client, keys, "producer", "the gate: trainer:actor")
-        assert "(7 of 7 places are taken)" in what
+        until_waits(client, keys, "producer", GateClosed, subscription="actor", taken=7, places=7)
         Grader(client, keys).grade_next(*[MIXED] * 7)
         staleness = [step(trainer).manifest.staleness_max for _ in range(2)]
         assert staleness == [0, 1]
@@ -210,8 +210,7 @@ def test_I8_a_filter_that_raises_can_stop_the_cut_which_says_so_and_goes_on_once
         admit(client, keys, 2)
         Grader(client, keys).grade_next(MIXED, MIXED)
         trainer.next_nowait()
-        what = until_waits(client, keys, "buffer:actor", "ZeroDivisionError: no lengths (2 groups wait for it")
-        assert "on_filter_error is stop" in what
+        until_waits(client, keys, "buffer:actor", FilterFailing, groups=2, error="ZeroDivisionError: no lengths")
         run(client, scripts.subscribe(keys, "actor", {"filters": "nonzero_std"}))
         assert jobs_of(step(trainer)) == ["d/0/0", "d/0/1"], "nothing was lost"
 
@@ -243,7 +242,7 @@ def test_a_filter_that_redis_names_and_the_buffers_configuration_does_not_is_nev
         admit(client, keys, 2)
         Grader(client, keys).grade_next(MIXED, MIXED)
         trainer.next_nowait()
-        until_waits(client, keys, "buffer:actor", "filter 'os:system', which is neither built in nor named in")
+        until_waits(client, keys, "buffer:actor", FilterUnknown, filter="os:system")
 
 
 def test_I8_the_first_batch_waits_for_as_many_groups_as_are_wanted_and_one_that_never_could_is_refused(
@@ -257,7 +256,7 @@ def test_I8_the_first_batch_waits_for_as_many_groups_as_are_wanted_and_one_that_
         admit(client, keys, 7)
         Grader(client, keys).grade_next(*[MIXED] * 3)
         trainer.next_nowait()
-        until_waits(client, keys, "buffer:actor", "1 more groups before the first batch (3 are ready)")
+        until_waits(client, keys, "buffer:actor", FirstBatchTooSmall, missing=1, ready=3)
         Grader(client, keys).grade_next(MIXED)
         assert jobs_of(step(trainer)) == ["d/0/0", "d/0/1"]
         assert jobs_of(step(trainer)) == ["d/0/2", "d/0/3"], "only before the first one"

@@ -60,7 +60,7 @@ async def test_what_differs_from_the_index_takes_no_room_and_nobody_elses(
     monkeypatch.setattr(swarm, "GIVE_UP_S", PATIENCE_S)
     progress = Progress()
     coming = asyncio.create_task(worker.fetch(3, made[2].index, progress=progress))
-    await asyncio.to_thread(until, lambda: progress.waits_for == "its index to come")
+    await asyncio.to_thread(until, lambda: progress.cause.step == "index")
     forge(play.client, play.keys, play.thing(made[2]), real)
     assert made[2].is_at(await asyncio.wait_for(coming, PATIENCE_S)), "its trainer offers it again and again"
 

@@ -13,6 +13,7 @@ from console.cli.main import execute
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.protocol.audit import audit
+from penstock.protocol.records.causes import RedisDiskFull, RedisFull, RoomOnDisk
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until, waits
@@ -65,8 +66,8 @@ def test_I4_I8_a_full_disk_under_redis_is_waited_for_by_every_part_and_by_those_
             training.start()
             for part in started:
                 part.until_says(REFUSED)
-            assert execute(["why", "--run", run_.keys.run, "--redis", server.url]) == 0
-            assert "room on the disk of its append-only file" in capsys.readouterr().out
+            assert execute(["why", "--json", "--run", run_.keys.run, "--redis", server.url]) == 0
+            assert RedisDiskFull().name in capsys.readouterr().out
             for part in started:
                 part.restart()
             for part in started:
@@ -112,9 +113,10 @@ def test_I8_a_full_disk_under_weights_checkpoints_payloads_and_logs_is_waited_fo
         def told(who: str) -> Any:
             run_.parts.assert_alive()
             said = waits(run_.client, run_.keys)
-            return next((what for name, what in said.items() if who in name and "room" in what), "")
+            room = (RoomOnDisk, RedisFull)
+            return next((one for name, one in said.items() if who in name and isinstance(one, room)), None)
 
-        assert "room on a disk: " in until(lambda: told("trainer:"), "the trainer to wait for room", 120)
+        assert isinstance(until(lambda: told("trainer:"), "the trainer to wait for room", 120), RoomOnDisk)
         # The gate is closed while nothing is published: more work, past it.
         admit(run_.client, run_.keys, [job(900 + i) for i in range(2)], source="more")
         until(lambda: told(":commit"), "the worker to wait for room", 120)

@@ -11,12 +11,13 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import EventLoopStuck
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import fake
-from tests.integration.worker_play import admit, all_in, job, make_config, publish, tended, until, waits_of
+from tests.integration.worker_play import admit, all_in, job, make_config, publish, tended, until, wait_of
 from tests.integration.worker_process import Start, start
 
 __all__ = ["fake", "start"]
@@ -75,7 +76,7 @@ def holding(
             yield jobs
             let_go(go_on)
             await until(all_in(client, keys, jobs, "ready"), worker.text())
-            await until(lambda: not waits_of(client, keys, "loop"))
+            await until(lambda: not wait_of(client, keys, "loop"))
 
     return hold
 
@@ -95,7 +96,8 @@ async def test_I8_a_loop_that_stands_still_gives_its_jobs_up_and_names_the_line(
 ) -> None:
     async with holding(stuck_s=1.0) as jobs:
         await until(all_in(client, keys, jobs, "queued"), "for the lease to run out")
-        await until(lambda: "worker_parts.py" in waits_of(client, keys, "loop"))
-        assert "(_wait_for_the_test)" in waits_of(client, keys, "loop")
+        stuck = await until(lambda: wait_of(client, keys, "loop"))
+        assert isinstance(stuck, EventLoopStuck)
+        assert ("worker_parts.py" in stuck.place, "(_wait_for_the_test)" in stuck.place) == (True, True)
     assert play.counter(client, keys, "duplicated") == 0
     play.assert_conserved(client, keys)

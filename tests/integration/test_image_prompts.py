@@ -9,6 +9,7 @@ import redis
 
 from penstock.config import Config
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GateClosed
 from penstock.redis.server import RedisServer
 from producer.main import Producer
 from tests.integration import play
@@ -45,7 +46,7 @@ def test_I8_images_that_the_gate_does_not_let_in_take_no_room_in_redis(
         drive(client, keys, groups=NUM)
         with running(producer := Producer(config)):
             until(lambda: client.xlen(keys.jobs("train")) == NUM)
-            until_waits(client, keys, "producer", "the gate")
+            until_waits(client, keys, "producer", GateClosed)
             sent = client.info("stats")["total_net_input_bytes"]
             assert producer._step()
             assert client.info("stats")["total_net_input_bytes"] - sent < 2 * len(png(0, SIDE, SIDE))

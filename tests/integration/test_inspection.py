@@ -10,10 +10,14 @@ import redis
 from console.cli.main import execute
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GateClosed
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer, write_address
 from tests.integration import play
+from tests.integration.parts import wait_record
+
+GATE = GateClosed("actor", 4, 4)
 
 
 class Cli:
@@ -59,7 +63,7 @@ def cli(
     client.hset(keys.workers, "w1", pack({"name": "w1", "at": now, "engine": "sglang 1", "version": 1, "held": 1}))
     client.hset(keys.workers, "w0", pack({"name": "w0", "at": now - 1000}))
     client.hset(keys.trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": now, "step": 3}))
-    client.hset(keys.waits, "producer", pack({"what": "the gate", "since": now - 5, "at": now}))
+    client.hset(keys.waits, "producer", wait_record(GATE, now - 5, now))
     return Cli(redis_server.url, keys.run, capsys)
 
 
@@ -75,16 +79,18 @@ def test_status_shows_queues_workers_trainers_subscriptions_and_waits(cli: Cli) 
     assert state["waits"][0]["who"] == "producer"
     code, out, err = cli("status")
     assert (code, err) == (0, "")
-    for words in ("async, bound 1, version 1", "delayed 1, dead 1, groups ready 1", "w1", "actor", "the gate"):
+    for words in ("async, bound 1, version 1", "delayed 1, dead 1, groups ready 1", "w1", "actor", "staleness limit"):
         assert words in out
 
 
 def test_I8_why_names_waiters_and_causes(cli: Cli, client: redis.Redis, keys: Keys) -> None:
-    assert [(one["who"], one["what"]) for one in cli.json("why")] == [("producer", "the gate")]
+    (found,) = cli.json("why")
+    assert (found["who"], found["name"], found["fields"]) == ("producer", "gate_closed", GATE.fields())
+    assert (found["what"], found["cause_name"]) == (str(GATE), "working")
     code, out, _ = cli("why")
     assert code == 0
     assert out.startswith("producer has waited ")
-    assert out.rstrip().endswith("s for the gate")
+    assert f"s for {GATE}" in out
     client.delete(keys.waits)
     assert cli("why")[1] == "Nobody waits for longer than a moment.\n"
     assert cli.json("why") == []

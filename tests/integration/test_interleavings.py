@@ -16,6 +16,7 @@ from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit, scan_groups
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import PayloadServersAway
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.offer import Offer
@@ -35,6 +36,7 @@ from tests.integration.parts import (
     publish,
     step,
     until,
+    until_waits,
 )
 
 # --- I1: a long random play ---------------------------------------------------------------------------------------
@@ -645,7 +647,7 @@ def test_a_payload_server_that_is_away_stops_nothing_for_good(
     """The buffer says what it waits for, and goes on when the server is back."""
     from penstock import payloads
     from penstock.protocol.records.job import Job
-    from tests.integration.parts import make_sample, until_waits
+    from tests.integration.parts import make_sample
 
     server = RedisServer(tmp_path / "payloads")
     store = connect(server.start())
@@ -664,7 +666,7 @@ def test_a_payload_server_that_is_away_stops_nothing_for_good(
                 records.append((k, 1, meta.to_bytes()))
             server.kill()
             run(client, scripts.commit(keys, held.job, held.token, records))
-            until_waits(client, keys, "buffer:payloads", "payload server p1 to answer: 1 groups are held back")
+            until_waits(client, keys, "buffer:payloads", PayloadServersAway, servers=("p1",), groups=1)
             server.start()
             batch = step(trainer)
             assert [row.server for row in batch.rows] == ["p1", "p1"]

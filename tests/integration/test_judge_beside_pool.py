@@ -8,12 +8,13 @@ import redis
 from penstock.config import Config
 from penstock.protocol import snapshot
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import ServiceCalled
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import Make
 from tests.integration.test_judges import JudgeProcess
 from tests.integration.test_verifiers import Pool, start, until
-from tests.integration.worker_play import admit, all_in, job, metas, states, tended, waits_of, working
+from tests.integration.worker_play import admit, all_in, is_blocked, job, metas, states, tended, working
 
 __all__ = ["start"]
 
@@ -55,7 +56,7 @@ async def test_T11_a_judge_and_the_pool_give_their_rewards_in_one_run(
     try:
         async with tended(client, keys), working(made):
             await until(all_in(client, keys, names[2], "ready"))
-            await until(lambda: "the last try failed with" in waits_of(client, keys, "reward.judges.length"))
+            await until(lambda: is_blocked(client, keys, "reward.judges.length", ServiceCalled, error=" "))
             assert "ready" not in states(client, keys, [*names[0], *names[1]])
             back = JudgeProcess(gone.port, heard)
             await until(all_in(client, keys, [*names[0], *names[1]], "ready"))

@@ -9,9 +9,10 @@ import redis
 
 from penstock.config import Config
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import ServiceCalled
 from tests.integration import judged, play
 from tests.integration.fake_engine import FakeEngine
-from tests.integration.worker_play import admit, all_in, job, metas, tended, until, waits_of, working
+from tests.integration.worker_play import admit, all_in, is_blocked, job, metas, tended, until, working
 
 Make = Callable[..., Config]
 
@@ -49,7 +50,7 @@ async def test_a_judge_that_is_away_costs_no_try_and_is_waited_for_by_name(
     back: JudgeProcess | None = None
     try:
         async with tended(client, keys), working(config(reward=reward)):
-            await until(lambda: "the last try failed with" in waits_of(client, keys, "reward.judges.length"))
+            await until(lambda: is_blocked(client, keys, "reward.judges.length", ServiceCalled, error=" "))
             back = JudgeProcess(gone.port, heard)
             await until(all_in(client, keys, names, "ready"))
     finally:

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from consumers.weights.publish import write_weights
 from penstock.config import Config
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import WeightsUnwritten
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.whole import Whole
 from tests.integration.fake_engine import FakeEngine
-from tests.integration.worker_play import admit, all_in, job, publish, until, waits_of, working
+from tests.integration.worker_play import admit, all_in, is_blocked, job, publish, until, working
 
 Make = Callable[..., Config]
 
@@ -58,10 +59,10 @@ async def test_I9_T1_an_engine_starts_with_what_is_whole_or_waits_by_name(
             await until(lambda: engine.version == starts_with)
             jobs = admit(client, keys, [job(0)])
             # It was admitted under the newest version.
-            await until(lambda: f"the folder of version {newest}" in waits_of(client, keys, "weights"))
+            await until(lambda: is_blocked(client, keys, "weights", WeightsUnwritten, version=newest))
             assert all_in(client, keys, jobs, "queued")()
         else:
-            await until(lambda: f"the folder of version {newest}" in waits_of(client, keys, "weights"))
+            await until(lambda: is_blocked(client, keys, "weights", WeightsUnwritten, version=newest))
             jobs = admit(client, keys, [job(0)])
             assert (fake.loads, engine.version) == ([], -1), "it works on nothing"
         write(client, keys, tmp_path / "weights", models[3], newest)
@@ -76,7 +77,7 @@ async def test_a_newer_version_is_not_kept_waiting_by_the_folder_of_one_before(
     async with working(config(staleness={"mode": "async", "bound": 4})) as worker:
         await until(lambda: worker.services.engine.version == 1)
         publish(client, keys, bare(publications[2], 2))
-        await until(lambda: "the folder of version 2" in waits_of(client, keys, "weights"))
+        await until(lambda: is_blocked(client, keys, "weights", WeightsUnwritten, version=2))
         publish(client, keys, replace(publications[3], version=3))
         await until(lambda: worker.services.engine.version == 3)
         assert fake.loads == ["1", "3"]

@@ -15,10 +15,11 @@ from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
 from penstock.errors import ConfigError, PublishError, WaitTimeout
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import MemoryOffloaded
 from penstock.redis.server import RedisServer
 from tests.integration import worker_play
 from tests.integration.test_transfers import expected, load
-from tests.integration.worker_play import admit, all_in, job, presence, until, waits_of, working
+from tests.integration.worker_play import admit, all_in, is_blocked, job, presence, until, working
 
 PROMPT = [5, 6, 7, 8, 9, 20, 33]
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
@@ -57,7 +58,7 @@ async def test_memory_goes_and_comes_back_with_the_newest_weights(
             await asyncio.to_thread(trainer.offload_engines)
             assert presence(client, keys)["offloaded"] == ["cuda_graph", "kv_cache", "weights"]
             assert engine.num_running == 0
-            assert worker.services.valves.requests.reason == "its engine's memory is offloaded"
+            assert worker.services.valves.requests.cause == MemoryOffloaded(by="trainer actor")
             late = admit(client, keys, [job(9)])
             version = await publish(2)
             # Back in two steps: weights first, and nobody draws before the last of it is there.
@@ -80,7 +81,7 @@ async def test_a_worker_that_comes_while_memory_is_offloaded_does_not_start_its_
     with Trainer(config) as trainer:
         await asyncio.to_thread(trainer.offload_engines)
         async with working(config) as worker:
-            await until(lambda: "to be onloaded by trainer actor" in waits_of(client, keys, "weights"))
+            await until(lambda: is_blocked(client, keys, "weights", MemoryOffloaded, by="trainer actor"))
             assert worker.services.engine.info.version == ""
             await asyncio.to_thread(trainer.onload_engines)
             await until(lambda: presence(client, keys)["state"] == "no weights")
@@ -131,7 +132,8 @@ def test_the_command_says_what_it_waits_for_while_it_waits(
         app, ["engines", "offload", "--timeout=0.3", "--run", keys.run, "--redis", redis_server.url]
     )
 
-    assert told.output.count("waiting for worker w (cannot give memory back) to follow") == 1, told.output
+    assert told.output.count("waiting for worker w to follow") == 1, told.output
+    assert "it reports: cannot give memory back" in " ".join(told.output.split())
     assert isinstance(told.exception, WaitTimeout)
 
 

@@ -10,6 +10,7 @@ import redis
 
 from consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import WeightsUnwritten
 from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.held_disk import Disk, disk
@@ -51,7 +52,7 @@ async def test_a_worker_that_missed_a_send_takes_the_next_one(
                     assert await step(trainer, models[2]) == 2
                 assert trainer.publisher.last is not None
                 assert trainer.publisher.last.failure
-                await until(lambda: "the folder of version 2" in worker_play.waits_of(client, keys, "weights"))
+                await until(lambda: worker_play.is_blocked(client, keys, "weights", WeightsUnwritten, version=2))
                 assert has.version == 1
                 assert await step(trainer, models[3]) == 3
                 assert trainer.publisher.last.workers == (worker.services.worker,), "it is sent to, not left behind"
@@ -74,7 +75,7 @@ async def test_a_worker_that_came_late_takes_the_next_send(
                 async with working(make(other.url), "late") as late:
                     has = late.services.engine
                     await until(lambda: sorted(one.version for one in trainer.workers()) == [1, 2])
-                    await until(lambda: "the folder of version 2" in worker_play.waits_of(client, keys, "weights"))
+                    await until(lambda: worker_play.is_blocked(client, keys, "weights", WeightsUnwritten, version=2))
                     assert await step(trainer, models[3]) == 3
                     await until(lambda: has.version == 3, limit_s=10)
 
@@ -96,7 +97,7 @@ async def test_what_is_whole_is_loaded_where_the_newest_is_not(
                 behind = trainer.session.publications.behind
                 await until(lambda: behind.writer._writing is not None)
                 assert await step(trainer, models[3]) == 3
-                await until(lambda: "the folder of version 3" in worker_play.waits_of(client, keys, "weights"))
+                await until(lambda: worker_play.is_blocked(client, keys, "weights", WeightsUnwritten, version=3))
                 real, held = behind._tell, threading.Event()
 
                 def tell(control: Any, told: Any) -> None:

@@ -11,6 +11,7 @@ from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit, scan_groups
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GateClosed
 from penstock.protocol.scripts import RawLease
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -253,7 +254,7 @@ def test_T3_the_gate_holds_the_stock_at_one_version_more_than_the_bound(
         publish(trainer)
         for _ in range(3):
             until(lambda: stock(client, keys) == (1 + bound) * 2)
-            until_waits(client, keys, "producer", "the gate: trainer:actor has to publish")
+            until_waits(client, keys, "producer", GateClosed, subscription="actor")
             assert stock(client, keys) == (1 + bound) * 2
             worker.turn()
             step(trainer)
@@ -279,7 +280,7 @@ def test_T3_the_gate_follows_a_batch_size_that_changes(
         with Trainer(config, batch_groups=1) as trainer:
             worker.turn()
             step(trainer)
-            until_waits(client, keys, "producer", "the gate")
+            until_waits(client, keys, "producer", GateClosed)
             assert stock(client, keys) == 7, "more is there than a smaller batch allows: nothing is admitted"
         with Trainer(config, batch_groups=6) as trainer:
             until(lambda: stock(client, keys) == 12)
@@ -306,7 +307,7 @@ def test_T3_a_subscription_that_comes_late_counts_what_it_can_still_see(
                 worker.turn()
                 step(trainer)
                 until(lambda: stock(client, keys) == 4, "the gate to open")
-            until_waits(client, keys, "producer", "the gate")
+            until_waits(client, keys, "producer", GateClosed)
             worker.turn()
             step(trainer)
-            until_waits(client, keys, "producer", "the gate: trainer:other")
+            until_waits(client, keys, "producer", GateClosed, subscription="other")

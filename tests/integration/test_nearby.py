@@ -9,8 +9,9 @@ import redis
 
 from consumers.weights.http.serving import Serving
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import WeightsFetched
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.waits import Waiting, read_waits
+from penstock.protocol.waits import PublishedWaiting, read_waits
 from penstock.redis.server import RedisServer
 from tests.integration.fetch_parts import config_of, make_version, owner_of
 from tests.integration.worker_play import until
@@ -26,7 +27,7 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
     unseen = Publication("policy", 1, "disk", "/not/on/this/machine", index=version.index)
     earlier = make_version(tmp_path / "earlier", 1, num_bytes=100)
     left = Publication("policy", 1, "disk", str(earlier.folder), index=version.index)
-    waiting = Waiting(client, keys, "worker:w:weights")
+    waiting = PublishedWaiting(client, keys, "worker:w:weights")
     with (
         closing(
             Serving(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
@@ -60,9 +61,9 @@ async def test_I8_whoever_is_waited_for_is_named(
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("4711")
         lock.flush()
-        coming = asyncio.create_task(Nearby(fetcher, Waiting(client, keys, "worker:w:weights")).of(unseen))
-        what = "version 1 of policy to be fetched over HTTP: process 4711 of this machine, which fetches"
-        await until(lambda: any(wait.what.startswith(what) for wait in read_waits(client, keys)))
+        coming = asyncio.create_task(Nearby(fetcher, PublishedWaiting(client, keys, "worker:w:weights")).of(unseen))
+        fetched = WeightsFetched(1, folder=str(tmp_path / "w" / "fetched"), process=4711)
+        await until(lambda: [wait.cause for wait in read_waits(client, keys)] == [fetched])
         lock.close()
         assert version.is_at(Path((await coming).path))
         assert read_waits(client, keys) == []

@@ -11,13 +11,16 @@ import redis
 from penstock.config import Config
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import MemoryWish, wish
+from penstock.protocol.records.causes import CohortRunning, VersionDraining
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run, version_field
 from tests.integration.fake_engine import FakeEngine
+from tests.integration.parts import matches, waits
 from tests.integration.test_late_folders import bare, write
 from tests.integration.worker_play import (
     admit,
     all_in,
+    is_blocked,
     job,
     metas,
     presence,
@@ -25,7 +28,6 @@ from tests.integration.worker_play import (
     states,
     tended,
     until,
-    waits_of,
     working,
 )
 from workers.weights import passed
@@ -40,7 +42,7 @@ def drawn(client: redis.Redis, keys: Keys, jobs: list[str]) -> list[set[int]]:
 
 
 async def waits_for_cohort(client: redis.Redis, keys: Keys, version: int) -> None:
-    await until(lambda: f"the cohort admitted at version {version}" in waits_of(client, keys, "weights"))
+    await until(lambda: is_blocked(client, keys, "weights", CohortRunning, cohort=version))
 
 
 async def test_T5_an_engine_that_comes_late_begins_with_what_the_running_cohort_is_drawn_under(
@@ -179,7 +181,7 @@ async def test_T5_an_engine_that_comes_late_waits_for_a_cohort_whose_version_has
         publish(client, keys, publications[3])
         late = FakeEngine()
         async with late.up(), working(config(engine={"url": late.url}, staleness=ONE_STEP), "late"):
-            await until(lambda: late.loads or waits_of_worker(client, keys, "late", "the cohort admitted at version 2"))
+            await until(lambda: late.loads or waits_for_cohort_2(client, keys, "late"))
             assert late.loads == []
             assert states(client, keys, jobs) == ["leased", "queued"]
             if ends == "engine":
@@ -192,8 +194,8 @@ async def test_T5_an_engine_that_comes_late_waits_for_a_cohort_whose_version_has
     assert drawn(client, keys, jobs) == ([{2}, {2}] if ends == "cohort" else [{3}, {3}])
 
 
-def waits_of_worker(client: redis.Redis, keys: Keys, worker: str, what: str) -> bool:
-    return any(worker in str(who) and what in str(raw) for who, raw in client.hgetall(keys.waits).items())
+def waits_for_cohort_2(client: redis.Redis, keys: Keys, worker: str) -> bool:
+    return any(worker in who and matches(one, CohortRunning, cohort=2) for who, one in waits(client, keys).items())
 
 
 async def test_T5_an_engine_that_comes_late_takes_no_version_behind_what_the_cohort_is_drawn_under(
@@ -234,7 +236,7 @@ async def test_T1_T5_nothing_is_drawn_under_a_version_that_is_abandoned_while_it
         publish(client, keys, publications[2])
         await waits_for_cohort(client, keys, 1)
         publish(client, keys, replace(publications[3], abandoned=[[1, 2]]))
-        await until(lambda: "running samples to end" in waits_of(client, keys, "intake"))
+        await until(lambda: is_blocked(client, keys, "intake", VersionDraining))
         fake.let_go()
         await until(all_in(client, keys, jobs, "ready"))
     assert drawn(client, keys, jobs)[1:] == [{3}, {3}]

@@ -11,11 +11,13 @@ from console.cli.main import execute
 from penstock.names import Lane
 from penstock.protocol import pauses, scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import BatchNotCut, GroupsMissing, NoJobs
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from tests.integration import play
+from tests.integration.parts import wait_record
 from tests.integration.test_inspection import Cli, cli
 from workers.fleet.state import read_wanted, write_state
 
@@ -34,7 +36,7 @@ def test_a_paused_lane_hands_out_nothing_until_it_is_resumed_and_why_says_by_who
     assert play.lease(client, keys, version=1) == []
     said = cli("why")[1].splitlines()[-1]
     assert said.startswith("lane train is paused by operator anna, ")
-    assert said.endswith(" s ago, with 1 jobs in it: `penstock resume train` lets it go on")
+    assert said.endswith(" s ago, with 1 jobs in it; `penstock resume train` continues it")
     client.delete(keys.of("wake"))
     assert cli("resume", "train")[1] == "lane train goes on\n"
     assert client.llen(keys.of("wake")) == 1, "workers sleep on it"
@@ -199,9 +201,9 @@ def test_a_job_is_shown_with_all_that_is_known_of_it_in_every_state(cli: Cli, cl
 def test_a_worker_is_shown_with_its_jobs_and_waits_under_either_name(cli: Cli, client: redis.Redis, keys: Keys) -> None:
     now = float(client.time()[0])
     client.hset(keys.workers, "w1", pack({"name": "w1", "at": now + 600, "state": "serving"}))
-    client.hset(keys.waits, "worker:w1:intake", pack({"what": "jobs", "since": now - 5, "at": now}))
+    client.hset(keys.waits, "worker:w1:intake", wait_record(NoJobs(1), now - 5, now))
     found = cli.json("workers", "show", "w1")
-    assert ([row["job"] for row in found["jobs"]], [one["what"] for one in found["waits"]]) == (["d/0/2"], ["jobs"])
+    assert ([row["job"] for row in found["jobs"]], [one["name"] for one in found["waits"]]) == (["d/0/2"], ["no_jobs"])
     out = cli("workers", "show", "w1")[1]
     for words in ("state: serving", "d/0/2", "worker:w1:intake has waited"):
         assert words in out
@@ -220,8 +222,10 @@ def test_buffer_ls_says_why_each_group_is_not_cut(cli: Cli, client: redis.Redis,
     play.keep(client, keys, leader, ["d/0/0"])
     assert stands() == ("ready", "its trainer has not asked for batch 1")
     now = float(client.time()[0])
-    client.hset(keys.waits, "buffer:actor", pack({"what": "1 more groups", "since": now, "at": now + 600}))
-    assert stands() == ("ready", "batch 1 waits for 1 more groups")
+    client.hset(
+        keys.waits, "buffer:actor", wait_record(missing := GroupsMissing(0, 1, "groups", running=0), now, now + 600)
+    )
+    assert stands() == ("ready", f"batch 1 waits for {missing}")
     assert play.cut(client, keys, leader, 1, ["d/0/0"]).outcome == "cut"
     assert stands() == ("cut", "batch 1 is not committed yet")
     play.commit_batch(client, keys, 1)
@@ -246,10 +250,10 @@ def test_buffer_ls_counts_staleness_as_the_cut_does(cli: Cli, client: redis.Redi
 
 def test_trainers_and_weights_are_listed(cli: Cli, client: redis.Redis, keys: Keys, tmp_path: Path) -> None:
     now = float(client.time()[0])
-    client.hset(keys.waits, "trainer:actor", pack({"what": "batch 1", "since": now, "at": now + 600}))
+    client.hset(keys.waits, "trainer:actor", wait_record(batch := BatchNotCut("actor", 1), now, now + 600))
     play.subscribe(client, keys, "judge", driving=0)
     first, second = cli.json("trainers", "ls")
-    assert (first["name"], first["rank"], first["state"], first["waits_for"]) == ("actor", 0, "there", "batch 1")
+    assert (first["name"], first["rank"], first["state"], first["waits_for"]) == ("actor", 0, "there", str(batch))
     assert (second["name"], second["state"], second["step"]) == ("judge", "gone", None)
     assert "batch 1" in cli("trainers", "ls")[1]
 

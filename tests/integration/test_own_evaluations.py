@@ -16,6 +16,7 @@ from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import EvaluationsUnread, FileUnwritable
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -25,6 +26,7 @@ from tests.integration.parts import (
     beside,
     buffering,
     make_config,
+    matches,
     producing,
     publish,
     until,
@@ -137,7 +139,7 @@ def test_an_evaluation_with_answers_to_come_is_not_released(
     player = Player(client, keys)
     player.work(NUM_PROMPTS - 1, 1)
     with buffering(config.model_copy(update={"buffer": config.buffer.model_copy(update={"eval_ttl_s": 0.01})})):
-        until_waits(client, keys, "evaluations", "a consumer of evaluations")
+        until_waits(client, keys, "evaluations", EvaluationsUnread)
         player.work(1, 1)
         until(lambda: play.counter(client, keys, "unread_evaluations") == NUM_PROMPTS)
     assert [(row["version"], row["prompts"]) for row in rows_of(config)] == [(1, NUM_PROMPTS)]
@@ -148,11 +150,10 @@ def test_I8_why_names_evaluations_that_no_consumer_reads_until_one_comes(
 ) -> None:
     finish_evaluation(client, keys, 1)
     with buffering(config):
-        told = until_waits(client, keys, "evaluations", "a consumer of evaluations")
-        assert "1 of them (3 groups) are finished" in told
-        assert "eval_ttl_s = 600 s" in told
+        told = until_waits(client, keys, "evaluations", EvaluationsUnread)
+        assert told == EvaluationsUnread(evaluations=1, groups=3, ttl_s=600.0)
         (chain,) = chains(snapshot(client, keys))
-        assert chain.to_map()["cause"] == told
+        assert chain.links[-1].cause == told
         with Trainer(config) as trainer:
             (found,) = until(lambda: list(trainer.evaluations))
             assert found.version == 1
@@ -259,16 +260,16 @@ def test_I8_why_names_the_file_of_evaluations_that_cannot_be_written_until_it_ca
         await_reader(client, keys)
         file.mkdir(parents=True)  # no user can append to it, root neither
         finish_evaluation(client, keys, 1)
-        told = until_waits(client, keys, "trainer:eval", f"{file} to be writable")
+        told = until_waits(client, keys, "trainer:eval", FileUnwritable, path=str(file))
         found = [chain.to_map() for chain in chains(snapshot(client, keys))]
-        assert [one["cause"] for one in found if one["who"] == "trainer:eval"] == [told]
+        assert [one["cause"] for one in found if one["who"] == "trainer:eval"] == [str(told)]
         assert list(trainer.evaluations) == []
         finish_evaluation(client, keys, 2)
         file.rmdir()
         until(lambda: trainer.evaluations.has(2, "held"))
         assert [one.version for one in trainer.evaluations] == [1, 2]
         until(lambda: not ready(client, keys))
-        assert "trainer:eval" not in {who for who, what in waits(client, keys).items() if "writable" in what}
+        assert not matches(waits(client, keys).get("trainer:eval"), FileUnwritable)
     assert [row["version"] for row in rows_of(config)] == [1, 2]
 
 
@@ -280,7 +281,7 @@ def test_a_trainer_is_closed_while_the_file_of_evaluations_cannot_be_written(
     with buffering(config):
         with Trainer(config):
             finish_evaluation(client, keys, 1)
-            until_waits(client, keys, "trainer:eval", "to be writable")
+            until_waits(client, keys, "trainer:eval", FileUnwritable)
         file.rmdir()
         with Trainer(config) as trainer:
             until(lambda: trainer.evaluations.has(1, "held"))

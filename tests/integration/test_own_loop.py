@@ -25,6 +25,7 @@ from penstock.config import Config
 from penstock.config.subscription import ASKED
 from penstock.errors import WaitTimeout
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GroupsMissing
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.saved_config import keep_config
 from penstock.redis.server import RedisServer, write_address
@@ -234,7 +235,7 @@ def test_groups_are_ready_in_each_view_as_the_buffer_counts_them(
         assert trainer.next_nowait() is None
         play.admit(client, keys, [play.job(i, dataset="held", epoch=1) for i in range(3)], lane="eval", source="eval")
         player.work(3, 1)
-        until_waits(client, keys, "buffer:actor", "0 of 2 are ready")
+        until_waits(client, keys, "buffer:actor", GroupsMissing, have=0, size=2)
 
         status = views.cli("status")
         assert (status["ready"], status["ready_lanes"]["train"], status["ready_lanes"]["eval"]) == (0, 0, 3)

@@ -94,7 +94,7 @@ async def playing(config: Config) -> AsyncIterator[tuple[Worker, Trainer, Callab
             await asyncio.to_thread(trainer.load_state_dict, again)
             version = await asyncio.wait_for(asyncio.to_thread(trainer.publish, load(model)), PATIENCE_S)
             engine, valves = worker.services.engine, worker.services.valves
-            await until(lambda: engine.version == version and not valves.reason, limit_s=PATIENCE_S)
+            await until(lambda: engine.version == version and not valves.cause, limit_s=PATIENCE_S)
             sent = trainer.publisher.last
             assert sent is not None
             return sent.failure if sent.workers else "nobody"

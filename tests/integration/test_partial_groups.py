@@ -11,6 +11,7 @@ from consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GroupsLate
 from penstock.protocol.scripts import RawLease, run
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -104,8 +105,8 @@ def test_T11_a_group_of_one_sample_is_not_trained_it_is_waited_for_by_name(
         admit(client, keys, 1, n=3)
         (held,) = worker.lease(1, version=1)
         worker.answer(held, [1], ks=[1])
-        what = until_waits(client, keys, "buffer:late", "1 groups that run for longer than 0.3 s")
-        assert "group d/0/0 has 1 of 3 samples; on_group_timeout is train" in what
+        found = until_waits(client, keys, "buffer:late", GroupsLate)
+        assert found == GroupsLate(1, 0.3, "d/0/0", committed=1, wanted=3, policy="train")
         worker.answer(held, [1], ks=[2])
         assert jobs_of(step(trainer)) == ["d/0/0"]
     assert audit(client, keys).ok
@@ -172,7 +173,7 @@ def test_by_default_a_late_group_is_only_told_of(
         late, other = worker.lease(2, version=1)
         worker.answer(late, [1], ks=[0, 1])
         worker.answer(other, [1])
-        until_waits(client, keys, "buffer:late", "on_group_timeout is wait")
+        until_waits(client, keys, "buffer:late", GroupsLate, policy="wait")
         worker.answer(late, [1], ks=[2])
         batch = step(trainer)
         assert batch.counts["samples"] == 6

@@ -14,6 +14,7 @@ from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import VersionLost
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, version_field
 from penstock.redis.connect import connect
@@ -151,7 +152,7 @@ def test_T1_T2_what_was_drawn_with_a_lost_version_is_in_no_batch_and_its_trainer
             drawn = worker.work(2, 2)
             with pytest.raises(ProtocolError, match="published version 2, and Redis knows 1 as the newest"):
                 trainer.next(timeout=60)
-            until_waits(client, keys, "buffer:actor", "groups hold version 2, which Redis lost")
+            until_waits(client, keys, "buffer:actor", VersionLost, version=2)
         with Trainer(config) as trainer:
             trainer.load_state_dict(saved)
             assert publish(trainer) == 3

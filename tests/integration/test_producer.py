@@ -16,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GateClosed, NoDrivingTrainer, NoPublication, RedisFull
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
@@ -63,11 +64,11 @@ def test_I8_the_producer_says_what_it_waits_for(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
     with producing(make_config(redis_server.url, keys.run, tmp_path)):
-        until_waits(client, keys, "producer", "the first publication of model policy, by the trainer")
+        until_waits(client, keys, "producer", NoPublication, model="policy")
         client.hset(keys.clock, scripts.version_field(play.MODEL), 1)
-        until_waits(client, keys, "producer", "a trainer that drives the clock to join")
+        until_waits(client, keys, "producer", NoDrivingTrainer)
         play.subscribe(client, keys, bound=1, gb=3)
-        until_waits(client, keys, "producer", "the gate: trainer:actor has to publish a version")
+        until_waits(client, keys, "producer", GateClosed, subscription="actor")
         assert client.xlen(keys.jobs("train")) == 6
 
 
@@ -237,7 +238,7 @@ def test_T18_producers_that_saw_different_versions_evaluate_the_one_that_was_beg
     drive(client, keys, groups=1, version=2)
     with running(Producer(config)):
         until(lambda: client.hget(keys.source, "evaluated"))
-        until_waits(client, keys, "producer", "the gate")
+        until_waits(client, keys, "producer", GateClosed)
     assert admitted(client, keys, "eval") == [f"e/1/{i}" for i in range(3)]
 
 
@@ -253,13 +254,13 @@ def test_I8_a_producer_stops_admitting_near_maxmemory_and_says_so(tmp_path: Path
             client.setrange("ballast", 2**24, "x")  # beside it what the buffers of connections take is nothing
             used = client.info("memory")["used_memory"]
             client.config_set("maxmemory", int(used / 0.9))
-            until_waits(client, keys, "producer", "room in Redis, which is above 85 % of its maxmemory")
+            until_waits(client, keys, "producer", RedisFull)
             drive(client, keys, groups=8)
             client.lpush(keys.gate, "1")  # taken after the look that the first one woke it for
             until(lambda: not client.exists(keys.gate))
             assert client.xlen(keys.jobs("train")) == 4
             client.config_set("maxmemory", 1)
-            until_waits(client, keys, "producer", "room in Redis")
+            until_waits(client, keys, "producer", RedisFull)
             assert client.xlen(keys.jobs("train")) == 4
             client.config_set("maxmemory", 0)
             until(lambda: client.xlen(keys.jobs("train")) == 8)
@@ -295,7 +296,7 @@ def test_the_gate_opens_by_itself_when_a_place_is_free(
 ) -> None:
     drive(client, keys, groups=2)
     with running(Producer(with_data(redis_server.url, keys, tmp_path))):
-        until_waits(client, keys, "producer", "the gate")
+        until_waits(client, keys, "producer", GateClosed)
         held = play.lease(client, keys, version=1)[0]
         fail = scripts.fail(keys, held.job, held.token, "w", reason="r", detail="", max_attempts=0, retry_ms=1)
         assert run(client, fail) == "dead"

@@ -18,6 +18,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout, WeightsNotFinite
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RankPublishing, RanksAbsent, RoomOnDisk
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
 from penstock.system.disk import until_room
@@ -56,8 +57,8 @@ def with_patience(config: Config, rank_timeout_s: float) -> Config:
 
 def waits_again(client: redis.Redis, keys: Keys, since_s: float) -> bool:
     """Rank 1 waits for rank 0, and began to after ``since_s``."""
-    what = "rank 0 to go on with its publication"
-    return any(one.since_s > since_s and (one.who, one.what) == (OTHER, what) for one in read_waits(client, keys))
+    waited = ((one.since_s > since_s, one.who, one.cause) for one in read_waits(client, keys))
+    return (True, OTHER, RankPublishing()) in waited
 
 
 def waited_s(client: redis.Redis, keys: Keys, who: str) -> float:
@@ -169,16 +170,16 @@ def test_I8_a_rank_that_waits_for_room_on_a_disk_is_waited_for_and_not_taken_for
     ):
 
         def save() -> None:
-            until_room(write, tell=first.tell_wait)
+            until_room(write, blocked_on=first.tell_wait)
             met.append(first.agree(None, word="first"))
 
         saving = threading.Thread(target=save)
         agreeing = threading.Thread(target=lambda: met.append(other.agree(None, word="second")))
         saving.start()
         try:
-            until_waits(client, keys, "trainer:actor", "room on a disk")
+            until_waits(client, keys, "trainer:actor", RoomOnDisk)
             agreeing.start()
-            until_waits(client, keys, OTHER, "rank 0, which waits for room on a disk, to come to the end")
+            until_waits(client, keys, OTHER, RanksAbsent, purpose="end", blocked={"rank 0": "room_on_disk"})
             until(lambda: waited_s(client, keys, OTHER) > 4.0 or not agreeing.is_alive())
             assert agreeing.is_alive()
         finally:

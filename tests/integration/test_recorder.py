@@ -23,6 +23,7 @@ from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RoomOnDisk
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
@@ -245,7 +246,9 @@ def test_I8_a_full_disk_is_waited_for_by_name(
     monkeypatch.setattr(HistoryWriter, "write", refuse)
     with recording(config):
         until(
-            lambda: any(one.who == "recorder" and "room on a disk" in one.what for one in read_waits(client, keys)),
+            lambda: any(
+                one.who == "recorder" and isinstance(one.cause, RoomOnDisk) for one in read_waits(client, keys)
+            ),
             "the recorder to say what it waits for",
         )
         assert client.zcard(keys.unrecorded) == 2

@@ -16,6 +16,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RanksAbsent
 from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_config, publish, until, until_waits
 
@@ -127,10 +128,12 @@ def test_T14_a_replica_that_is_killed_is_named_by_a_wait_and_an_error(
         assert one.stdout.readline() == "stops\n"
         one.send_signal(signal.SIGKILL)
         one.wait()
-        until_waits(client, keys, "trainer:actor", "rank 1 (dp_rank 0, replica 1) to come to batch 2, step 1")
+        until_waits(
+            client, keys, "trainer:actor", RanksAbsent, ranks=("rank 1 (dp_rank 0, replica 1)",), batch=2, step=1
+        )
         found = told(zero)
         assert [batch[0] for batch in found["batches"]] == [1]
-        assert "rank 1 (dp_rank 0, replica 1) did not come to batch 2, step 1 in 10 s: dead or stuck" in found["error"]
+        assert "rank 1 (dp_rank 0, replica 1) to reach batch 2, step 1: dead or stuck" in found["error"]
     assert client.hget(keys.sub("actor"), "cursor") == b"1", "nothing was committed by half"
 
 
@@ -157,12 +160,12 @@ def test_T14_words_of_an_older_generation_are_not_heard(config: Config, client: 
         admit(client, keys, 3)
         Player(client, keys).work(3, 1)
         old = [trainer.next(timeout=PATIENCE_S) for trainer in (zero, one)]
-        with pytest.raises(WaitTimeout, match=r"rank 0 \(dp_rank 0, replica 0\) did not come to batch 1"):
+        with pytest.raises(WaitTimeout, match=r"rank 0 \(dp_rank 0, replica 0\) to reach batch 1"):
             one.agree(old[1], timeout=0.05)
         zero.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 0})
         publish(zero)
         again = zero.next(timeout=PATIENCE_S)
-        with pytest.raises(WaitTimeout, match=r"rank 1 \(dp_rank 0, replica 1\) did not come to batch 1"):
+        with pytest.raises(WaitTimeout, match=r"rank 1 \(dp_rank 0, replica 1\) to reach batch 1"):
             zero.agree(again, timeout=0.05)
         with pytest.raises(OwnershipLost):
             one.agree(old[1], timeout=5)

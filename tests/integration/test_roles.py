@@ -15,6 +15,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, OwnershipLost, PayloadError, ProtocolError, WaitTimeout
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import ColumnPending, RanksAbsent, RoleNotStarted
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
@@ -99,7 +100,9 @@ def test_T13_a_batch_is_committed_when_every_rank_of_every_role_has_it_behind_it
             one.publish({"weight": torch.zeros(1)}, timeout=0.7)
         with ThreadPoolExecutor(1) as pool:
             published = pool.submit(publish, one)
-            until_waits(client, keys, "trainer:actor", "other ranks to commit batch 1: rank 1 of role critic")
+            until_waits(
+                client, keys, "trainer:actor", RanksAbsent, purpose="commit", batch=1, ranks=("rank 1 of role critic",)
+            )
             right.commit(batches[2])
             assert published.result(PATIENCE_S) == 2
         assert client.hget(keys.sub("actor"), "cursor") == b"1"
@@ -123,7 +126,7 @@ def test_T13_columns_reach_the_other_role_whatever_its_split(config: Config, cli
         begin(zero, client, keys, 1)
         halves, mine = [t.next(timeout=PATIENCE_S) for t in (zero, one)], other.next(timeout=PATIENCE_S)
         early = pool.submit(halves[0].get, "values")
-        until_waits(client, keys, "trainer:actor", "column values of batch 1, 3 of 3 rows")
+        until_waits(client, keys, "trainer:actor", ColumnPending, column="values", batch=1, missing=3, rows=3)
         mine.put("values", torch.from_numpy(values_of(mine)))
         mine.put("baseline", torch.arange(6, dtype=torch.bfloat16))
         mine.put("top", np.stack([values_of(mine), values_of(mine) + 1], axis=-1))
@@ -157,7 +160,7 @@ def test_T13_a_role_that_is_ahead_waits_for_the_others_to_commit_what_it_has_beh
         ahead = other.next(timeout=PATIENCE_S)
         ahead.put("values", values_of(ahead))
         committed = pool.submit(other.commit, ahead)
-        until_waits(client, keys, "trainer:actor/critic", "other ranks to commit batch 1: every rank of role actor")
+        until_waits(client, keys, "trainer:actor/critic", RanksAbsent, ranks=("every rank of role actor",))
         assert not committed.done()
         np.testing.assert_array_equal(slow.get("values"), wanted_by(slow))
         one.commit(slow)
@@ -279,7 +282,7 @@ def test_T13_columns_of_an_older_generation_are_not_read_and_their_writer_is_tol
         old = other.next(timeout=PATIENCE_S)
         old.put("values", values_of(old))
         waiting = pool.submit(old.get, "reply")
-        until_waits(client, keys, "trainer:actor/critic", "column reply of batch 1")
+        until_waits(client, keys, "trainer:actor/critic", ColumnPending, column="reply", batch=1)
         one.load_state_dict(state_at(keys, 0))
         publish(one)
         with pytest.raises(OwnershipLost, match="Restore role critic from a checkpoint"):
@@ -393,7 +396,7 @@ def test_T13_a_role_waits_for_the_driving_one_to_begin_and_refuses_what_it_has_n
         with critic(config) as other, ThreadPoolExecutor(1) as pool:
             other.load_state_dict(state_at(keys, 1))
             waiting = pool.submit(other.next)
-            until_waits(client, keys, "trainer:actor/critic", "role actor of subscription actor to begin")
+            until_waits(client, keys, "trainer:actor/critic", RoleNotStarted, role="actor")
             one.next(timeout=PATIENCE_S)
             with pytest.raises(
                 ProtocolError, match="Role critic has trained batch 1, but role actor goes on from batch 0"

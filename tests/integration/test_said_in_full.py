@@ -8,6 +8,7 @@ import redis
 from consumers.trainer import Trainer
 from penstock.errors import ConfigError, WaitTimeout
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GroupsMissing, NotReported
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration.parts import Player, admit, buffering, make_config, publish, until_waits
@@ -36,16 +37,16 @@ def test_a_wait_in_vain_tells_what_the_buffer_waits_for(
     config = make_config(redis_server.url, keys.run, tmp_path)
     with Trainer(config) as trainer:
         publish(trainer)
-        with pytest.raises(WaitTimeout, match="0 groups are ready, and no buffer says what it waits for") as told:
+        with pytest.raises(WaitTimeout, match="0 groups are ready, and no buffer reports what it waits for") as told:
             trainer.next(timeout=0.1)
-        assert (told.value.count, told.value.cause[:13]) == (0, "no buffer say")
+        assert (told.value.count, told.value.cause) == (0, NotReported())
         with buffering(config):
             admit(client, keys, 1)
             Player(client, keys).work(1, 1)
-            until_waits(client, keys, "buffer:actor", "1 of 2")
+            until_waits(client, keys, "buffer:actor", GroupsMissing, have=1, size=2)
             with pytest.raises(WaitTimeout, match=r"1 of 2 are ready, and the buffer waits for 1 more groups") as told:
                 trainer.next(timeout=0)
-            assert (told.value.count, told.value.cause[:13]) == (1, "1 more groups")
+            assert (told.value.count, type(told.value.cause)) == (1, GroupsMissing)
 
 
 def test_a_checkpoint_that_names_no_batch_is_refused_in_words(

@@ -20,6 +20,7 @@ from penstock.config import Config, ModelConfig
 from penstock.errors import ConfigError, ScoreError, WaitTimeout
 from penstock.protocol import score_jobs, scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import ScoresPending
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
@@ -31,6 +32,7 @@ from tests.integration.parts import buffering
 from tests.integration.worker_play import (
     admit,
     all_in,
+    is_blocked,
     job,
     letters,
     make_config,
@@ -38,7 +40,7 @@ from tests.integration.worker_play import (
     read_group,
     tended,
     until,
-    waits_of,
+    wait_of,
     working,
 )
 from tests.integration.worker_process import Start, start
@@ -155,13 +157,13 @@ async def test_I8_a_wait_has_a_name_and_an_end_that_leaves_nothing(
 ) -> None:
     with buffering(config()), Scorer(config(), name="ref") as scorer:
         waiting = asyncio.create_task(scorer.ascore([[2, 3]] * 40, [1] * 40))
-        await until(lambda: "workers, to score 40 sequences in 2 jobs" in waits_of(client, keys, "ref"))
+        await until(lambda: is_blocked(client, keys, "ref", ScoresPending, sequences=40, jobs=2))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         with pytest.raises(WaitTimeout, match=r"did not finish within 0\.1 s"):
             scorer.score([[2, 3]], [1], timeout_s=0.1)
-        assert waits_of(client, keys, "ref") == ""
+        assert wait_of(client, keys, "ref") is None
         await assert_nothing_left(client, keys)
     assert play.counter(client, keys, "cancelled") == 3
 

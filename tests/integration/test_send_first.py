@@ -20,6 +20,7 @@ from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence
+from penstock.protocol.records.causes import RoomOnDisk, WeightsUnwritten
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
@@ -121,7 +122,7 @@ def test_T13_T18_who_needs_a_folder_waits_for_it_by_name(
     done: list[Any] = []
     waiting = threading.Thread(target=lambda: done.append(trainer.pin(2, "evaluation")))
     waiting.start()
-    until_waits(client, keys, "trainer:actor", "the folder of version 2 to be written")
+    until_waits(client, keys, "trainer:actor", WeightsUnwritten, version=2)
     assert not done
     disk.may_write.set()
     waiting.join(PATIENCE_S)
@@ -174,7 +175,7 @@ def test_a_disk_without_room_for_the_claim_is_waited_for_by_name(
     publishing = threading.Thread(target=lambda: publish(trainer, 2))
     publishing.start()
     try:
-        until_waits(client, keys, "trainer:actor", "room on a disk: version 2 cannot be claimed")
+        until_waits(client, keys, "trainer:actor", RoomOnDisk, error="version 2 cannot be claimed")
         assert newest(client, keys).version == 1
     finally:
         has_room.set()
@@ -299,7 +300,7 @@ def test_the_end_waits_for_the_folder_by_name(config: Config, client: redis.Redi
         closing = threading.Thread(target=trainer.close)
         closing.start()
         try:
-            until_waits(client, keys, "trainer:actor", "the folder of version 2 to be written")
+            until_waits(client, keys, "trainer:actor", WeightsUnwritten, version=2)
         finally:
             disk.may_write.set()
             closing.join(PATIENCE_S)

@@ -163,7 +163,7 @@ async def test_I4_one_killed_before_it_committed_leaves_what_expires_by_itself(
 async def committing(made: Config, client: redis.Redis, keys: Keys) -> AsyncIterator[Commits]:
     """What a worker writes by."""
     control = await AsyncControl(str(made.redis.url)).open()
-    commits = Commits(made, keys, control, Waiting(client, keys, "commits"), "w1")
+    commits = Commits(made, keys, control, Waiting(), "w1")
     try:
         yield commits
     finally:

@@ -37,7 +37,7 @@ def experts(k: int) -> Any:
 async def commits(redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path) -> AsyncIterator[Commits]:
     config = make_config(redis_server.url, keys.run, tmp_path, rollout={"n": 2, "sides": ["routed_experts"]})
     control = await AsyncControl(redis_server.url).open()
-    made = Commits(config, keys, control, Waiting(client, keys, "commits"), "w1")
+    made = Commits(config, keys, control, Waiting(), "w1")
     yield made
     await made.close()
     await control.close()

@@ -14,6 +14,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import LeaseHeld
 from penstock.redis.server import RedisServer
 from tests.integration.parts import Player, admit, jobs_of, make_config, publish, step, until, until_waits
 from tests.integration.test_buffer_kills import spawn
@@ -30,7 +31,7 @@ def two_buffers(
             (folder / name).mkdir()
             processes.append(spawn(config, folder / name, *(point if name == "first" else ())))
             until(lambda: client.exists(keys.leader))
-        until_waits(client, keys, "buffer:standby", "the lease of the leading buffer to end")
+        until_waits(client, keys, "buffer:standby", LeaseHeld)
         yield processes[0], processes[1]
     finally:
         for process in processes:
@@ -66,7 +67,7 @@ def test_I3_I5_a_standby_leads_when_the_leader_dies_or_freezes_and_one_that_wake
         assert epoch(client, keys) == before + 1
         if number == signal.SIGSTOP:
             os.kill(leader.pid, signal.SIGCONT)
-            until_waits(client, keys, "buffer:standby", "the lease of the leading buffer to end")
+            until_waits(client, keys, "buffer:standby", LeaseHeld)
             assert epoch(client, keys) == before + 1, "it leads no more"
         trained += [*jobs_of(step(trainer)), *jobs_of(step(trainer))]
     assert sorted(trained) == sorted(f"d/0/{i}" for i in range(12)), "each exactly once"
@@ -87,7 +88,7 @@ def test_I5_a_leader_that_freezes_between_its_plan_and_its_cut_cuts_nothing_when
         trained = jobs_of(step(trainer))
         assert Path(f"/proc/{leader.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "frozen in its way"
         os.kill(leader.pid, signal.SIGCONT)
-        until_waits(client, keys, "buffer:standby", "the lease of the leading buffer to end")
+        until_waits(client, keys, "buffer:standby", LeaseHeld)
         trained += jobs_of(step(trainer))
         assert client.xlen(keys.batches("actor")) == 2
     assert sorted(trained) == [f"d/0/{i}" for i in range(4)]

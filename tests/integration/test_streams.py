@@ -12,6 +12,7 @@ import redis
 from penstock.config import Config
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import DataExhausted
 from penstock.redis.server import RedisServer
 from producer.main import Producer
 from tests.integration import play
@@ -99,12 +100,12 @@ def test_data_ends_where_the_stream_does(
         until(lambda: client.xlen(keys.jobs("train")) == 50)
     play.subscribe(client, keys, bound=0, gb=3 * NUM)
     with running(Producer(config)), running(Producer(config)):
-        until_waits(client, keys, "producer", f"more data than there is: all {NUM} prompts of data.epochs are admitted")
+        until_waits(client, keys, "producer", DataExhausted, prompts=NUM)
     assert sorted(admitted(client, keys)) == sorted(f"d/0/{i}" for i in range(NUM))
     assert client.hmget(keys.source, "train", "end", "epoch_lines", "lines:d") == [b"%d" % NUM] * 4
     more = streaming(redis_server.url, keys, tmp_path, epochs=2)
     with running(Producer(more)):
-        until_waits(client, keys, "producer", f"all {2 * NUM} prompts of data.epochs are admitted")
+        until_waits(client, keys, "producer", DataExhausted, prompts=2 * NUM)
     assert admitted(client, keys) == wanted(config, range(2 * NUM))
     assert audit(client, keys).ok
 
@@ -118,7 +119,7 @@ def test_an_end_that_was_told_outlives_a_start_that_has_not_seen_it(
     slow._check_source()
     drive(client, keys, groups=2 * NUM)
     with running(Producer(config)):
-        until_waits(client, keys, "producer", f"all {NUM} prompts of data.epochs are admitted")
+        until_waits(client, keys, "producer", DataExhausted, prompts=NUM)
     slow._begin()
     assert slow.source.num_lines is None
     assert client.hget(keys.source, "end") == b"%d" % NUM

@@ -18,6 +18,13 @@ from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeo
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import (
+    BatchUncommitted,
+    GateClosed,
+    GroupsMissing,
+    RecordUnreadable,
+    TrainerAbsent,
+)
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import run
 from penstock.protocol.subs import drop_subscription, list_subscriptions, set_subscription
@@ -111,7 +118,7 @@ def test_members_of_a_pool_that_wait_are_served_in_turn(client: redis.Redis, key
             for member in members.values():
                 assert member.next_nowait() is None  # it asks, and waits
             for name in members:
-                until_waits(client, keys, f"buffer:{name}", "more groups")
+                until_waits(client, keys, f"buffer:{name}", GroupsMissing)
             admit(client, keys, 2)
             Player(client, keys).work(2, 1)
             name = str(until(has_a_batch))
@@ -379,9 +386,7 @@ def test_I8_an_absent_subscription_without_retention_is_named_until_it_is_droppe
         Player(client, keys).work(2, 1)
         step(actor)
         durable(actor)
-        until_waits(
-            client, keys, "subscription:rm", "2 groups and 0 cut batches are held for it for as long as it takes"
-        )
+        assert until_waits(client, keys, "subscription:rm", TrainerAbsent) == TrainerAbsent("rm", 2, 0)
         assert play.counter(client, keys, "retired") == 0
         drop_subscription(client, keys, "rm")
         until(lambda: play.counter(client, keys, "swept") == 2)
@@ -420,7 +425,7 @@ def test_a_driving_subscription_that_is_gone_for_too_long_no_longer_holds_the_ga
         assert other.next(timeout=60).n == 1
         kill(other, client)
         step(actor)
-        until_waits(client, keys, "producer", "the gate: trainer:other")
+        until_waits(client, keys, "producer", GateClosed, subscription="other")
         set_subscription(client, keys, "other", {"keep_s": "0.1"})
         until(lambda: client.xlen(keys.jobs("train")) == 2, "the gate to open for the one that lives")
         worker.work(2, 2)
@@ -587,7 +592,7 @@ def test_I8_a_subscription_that_cannot_be_read_is_named_and_others_go_on_until_i
         client.hset(keys.sub("rm"), "size", "many")
         client.hincrby(keys.subs, "rev", 1)
         assert rm.next_nowait() is None
-        until_waits(client, keys, "buffer:rm", "size is 'many', and should be a valid integer")
+        until_waits(client, keys, "buffer:rm", RecordUnreadable, error="size is 'many', and should be a valid integer")
         assert [len(jobs_of(step(actor))) for _ in range(2)] == [2, 2]
         durable(actor)
         by_name = {row["name"]: row for row in call(redis_server, keys, "ls")}
@@ -607,7 +612,7 @@ def test_I8_a_batch_that_can_never_be_cut_says_why(client: redis.Redis, keys: Ke
         admit(client, keys, 6)
         Player(client, keys).work(6, 1)
         assert trainer.next_nowait() is None
-        until_waits(client, keys, "buffer:actor", "it can never be cut, since no more may be held for it")
+        until_waits(client, keys, "buffer:actor", GroupsMissing, is_full=True)
 
 
 def test_I8_batches_beyond_the_prefetch_are_not_cut_before_those_in_hand_are_committed(
@@ -619,7 +624,7 @@ def test_I8_batches_beyond_the_prefetch_are_not_cut_before_those_in_hand_are_com
         Player(client, keys).work(4, 1)
         first = trainer.next(timeout=60)
         assert trainer.next_nowait() is None
-        until_waits(client, keys, "buffer:actor", "trainer:actor to commit batch 1: 1 batches are cut ahead of it")
+        until_waits(client, keys, "buffer:actor", BatchUncommitted, batch=1, ahead=1)
         trainer.commit(first)
         publish(trainer)
         assert trainer.next(timeout=60).train_version == 2

@@ -10,10 +10,12 @@ from penstock.config import Config
 from penstock.names import TEACHER_LOGPROBS
 from penstock.payloads import sides
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import ServiceCalled
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
+from tests.integration.parts import matches
 from tests.integration.test_judges import JudgeProcess
-from tests.integration.worker_play import admit, all_in, job, metas, states, tended, until, waits_of, working
+from tests.integration.worker_play import admit, all_in, is_blocked, job, metas, states, tended, until, wait_of, working
 
 Make = Callable[..., Config]
 
@@ -76,17 +78,17 @@ async def test_I8_a_teacher_that_hears_and_says_nothing_is_waited_for_by_name(
     made = config(rollout=teacher_of(silent.port, made.model.path))
     names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])
     answering: JudgeProcess | None = None
-    whom = f"an answer of rollout.teacher big at http://127.0.0.1:{silent.port}/generate"
+    whom = f"http://127.0.0.1:{silent.port}/generate"
     try:
         async with tended(client, keys), working(made):
-            told = await until(lambda: waits_of(client, keys, "rollout.teacher"))
-            assert told.startswith(whom)
-            await until(lambda: waits_of(client, keys, "rollout.teacher") == f"{whom}, and {2 * NUM_JOBS - 1} more")
+            told = await until(lambda: wait_of(client, keys, "rollout.teacher"))
+            assert matches(told, ServiceCalled, service="rollout.teacher big", url=whom)
+            await until(lambda: is_blocked(client, keys, "rollout.teacher", ServiceCalled, more=2 * NUM_JOBS - 1))
             silent.kill()
-            await until(lambda: "the last try failed with" in waits_of(client, keys, "rollout.teacher"))
+            await until(lambda: is_blocked(client, keys, "rollout.teacher", ServiceCalled, error=" "))
             answering = JudgeProcess(silent.port, heard)
             await until(all_in(client, keys, names, "ready"))
-            await until(lambda: not waits_of(client, keys, "rollout.teacher"))
+            await until(lambda: not wait_of(client, keys, "rollout.teacher"))
     finally:
         silent.kill()
         if answering is not None:
@@ -109,11 +111,11 @@ async def test_a_teacher_that_is_away_costs_no_try_and_is_waited_for_by_name(
     try:
         async with tended(client, keys):
             async with working(made, "first"):
-                await until(lambda: "the last try failed with" in waits_of(client, keys, "rollout.teacher"))
+                await until(lambda: is_blocked(client, keys, "rollout.teacher", ServiceCalled, error=" "))
                 await until(lambda: len(fake.prompts) == 2 * NUM_JOBS)
             assert states(client, keys, names) == ["queued"] * NUM_JOBS, "who leaves hands them back"
             async with working(made, "second"):
-                await until(lambda: waits_of(client, keys, "rollout.teacher"))
+                await until(lambda: wait_of(client, keys, "rollout.teacher"))
                 back = JudgeProcess(gone.port, heard)
                 await until(all_in(client, keys, names, "ready"))
     finally:

@@ -21,6 +21,14 @@ from penstock.payloads.redis_store import PayloadRedis
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import (
+    BatchNotCut,
+    GroupsMissing,
+    LeaseHeld,
+    RankNotJoined,
+    RanksAbsent,
+    RewindUnpublished,
+)
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
@@ -173,7 +181,7 @@ def test_T1_nothing_new_is_cut_between_a_rewind_and_its_publication(
         trainer.load_state_dict(state_at(keys, 0))
         owner, gen = client.hmget(keys.sub("actor"), "owner", "gen")
         assert run(client, scripts.ask(keys, "actor", 2, owner.decode(), int(gen)))
-        until_waits(client, keys, "buffer:actor", "the publication of model policy that has to follow the rewind")
+        until_waits(client, keys, "buffer:actor", RewindUnpublished)
         assert client.xlen(keys.batches("actor")) == 1
         publish(trainer)
         step(trainer)
@@ -332,7 +340,7 @@ def test_I8_next_times_out_with_a_sentence_says_what_it_waits_for_and_goes_on(
         assert trainer.next_nowait() is None
         with pytest.raises(WaitTimeout, match=r"Batch 1 .* did not arrive within 1.2 s: .*`penstock why`"):
             trainer.next(timeout=1.2)
-        assert waits(client, keys)["trainer:actor"] == "batch 1 of buffer:actor"
+        assert waits(client, keys)["trainer:actor"] == BatchNotCut("actor", 1)
         with buffering(config):
             begin_again(client, keys, 2)
             assert trainer.next(timeout=PATIENCE_S).n == 1
@@ -360,11 +368,11 @@ def test_prefetched_batches_come_in_order_and_nobody_waits_for_them_aloud(
         assert trainer.next_nowait() is None
         # The thread that looks ahead has read in vain for longer than a moment; the trainer does not wait.
         until(lambda: client.hget(keys.sub("actor"), "ask") == b"5")
-        until_waits(client, keys, "buffer:actor", "1 more groups")
+        until_waits(client, keys, "buffer:actor", GroupsMissing, have=0, size=1)
         assert "trainer:actor" not in waits(client, keys)
         with pytest.raises(WaitTimeout):
             trainer.next(timeout=1.2)
-        assert waits(client, keys)["trainer:actor"] == "batch 4 of buffer:actor"
+        assert waits(client, keys)["trainer:actor"] == BatchNotCut("actor", 4)
         begin_again(client, keys, 1)
         assert trainer.next(timeout=PATIENCE_S).n == 4
 
@@ -424,7 +432,7 @@ def test_I5_the_successor_of_a_killed_trainer_waits_for_its_lease_and_goes_on(
     with ThreadPoolExecutor(1) as pool:
         trainer = Trainer(config)
         joined = pool.submit(trainer.__enter__)
-        until_waits(client, keys, "trainer:actor", "the lease of the trainer that had this subscription before")
+        until_waits(client, keys, "trainer:actor", LeaseHeld)
         joined.result(PATIENCE_S)
     publish(trainer)
     trainer.close()
@@ -508,7 +516,7 @@ def committed_alone(trainer: Trainer, batch: Any, client: redis.Redis, keys: Key
         trainer.commit(batch)
         trainer.publish({"weight": np_tensor()}, timeout=0.7)
     finally:
-        assert waits(client, keys)["trainer:actor"] == "other ranks to commit batch 1: rank 1"
+        assert waits(client, keys)["trainer:actor"] == RanksAbsent(("rank 1",), "commit", 1)
         client.hset(keys.sub("actor"), "bits", bits)
         trainer.commit(batch)
 
@@ -531,7 +539,7 @@ def test_T14_publish_waits_for_every_rank(config: Config, client: redis.Redis, k
         batches = [trainer.next(timeout=PATIENCE_S) for trainer in (zero, one)]
         zero.commit(batches[0])
         published = pool.submit(publish, zero)
-        until_waits(client, keys, "trainer:actor", "other ranks to commit batch 1")
+        until_waits(client, keys, "trainer:actor", RanksAbsent, purpose="commit", batch=1)
         assert not published.done()
         one.commit(batches[1])
         assert published.result(PATIENCE_S) == 2
@@ -585,7 +593,7 @@ def test_a_rank_follows_a_rewind_of_rank_0_and_stops_when_another_trainer_takes_
 
 def test_a_rank_that_finds_no_rank_0_times_out_and_says_so(config: Config, client: redis.Redis, keys: Keys) -> None:
     lonely = Trainer(config, dp_rank=1, dp_size=2)
-    with pytest.raises(WaitTimeout, match="gave up waiting for rank 0 to join"):
+    with pytest.raises(WaitTimeout, match="gave up waiting for rank 0 of subscription actor to join"):
         lonely.session.subscriber.join(timeout_s=0.8)
-    assert waits(client, keys)["trainer:actor/1"] == "rank 0 of subscription actor"
+    assert waits(client, keys)["trainer:actor/1"] == RankNotJoined("actor")
     lonely.close()

@@ -147,7 +147,7 @@ async def test_T16_a_real_engine_takes_buckets_and_the_folder_when_a_member_dies
             await asyncio.to_thread(trainer.load_state_dict, again)
             version = await asyncio.to_thread(trainer.publish, load(models[seed]))
             engine = worker.services.engine
-            await until(lambda: engine.version == version and not worker.services.valves.reason, limit_s=PATIENCE_S)
+            await until(lambda: engine.version == version and not worker.services.valves.cause, limit_s=PATIENCE_S)
             logprobs = (await engine.score(prompt, 3)).logprobs
             assert max(abs(a - b) for a, b in zip(logprobs, expected(models[seed], prompt), strict=True)) < 1e-4
             sent = trainer.publisher.last

@@ -12,6 +12,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RecordUnreadable
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -50,9 +51,7 @@ def test_I8_the_producer_names_what_it_cannot_count_and_goes_on_once_it_can(
     client.hset(keys.clock, scripts.version_field(play.MODEL), 1)
     client.hset(keys.sub("other"), "owed", "x")
     with producing(make_config(redis_server.url, keys.run, tmp_path)):
-        until_waits(
-            client, keys, "producer", "someone to mend what the gate counts: Field owed of subscription 'other'"
-        )
+        until_waits(client, keys, "producer", RecordUnreadable, error="Field owed of subscription 'other'")
         assert client.xlen(keys.jobs("train")) == 0
         client.hset(keys.sub("other"), "owed", "0")
         until(lambda: client.xlen(keys.jobs("train")) == 6)
@@ -66,8 +65,8 @@ def test_I8_numbers_that_no_verb_wrote_are_named_and_everything_goes_on_once_the
     client.hset(keys.source, "train", "x")
     config = make_config(redis_server.url, keys.run, tmp_path)
     with producing(config), buffering(config):
-        until_waits(client, keys, "producer", "someone to mend what Redis holds: The position in train is b'x'")
-        until_waits(client, keys, "buffer:state", "mend what Redis holds: Field version:other of the clock is b'x'")
+        until_waits(client, keys, "producer", RecordUnreadable, error="The position in train is b'x'")
+        until_waits(client, keys, "buffer:state", RecordUnreadable, error="Field version:other of the clock is b'x'")
         client.hset(keys.source, "train", "0")
         until(lambda: client.xlen(keys.jobs("train")) == 6)
         client.hset(keys.clock, "version:other", "1")

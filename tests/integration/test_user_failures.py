@@ -18,10 +18,11 @@ from console.cli.main import app
 from penstock.config import RewardConfig
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
-from penstock.protocol.waits import read_waits
+from penstock.protocol.records.causes import JobsFailing
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
+from tests.integration.parts import matches, waits
 from tests.integration.saved import saved
 from tests.integration.worker_play import tended, until
 from tests.integration.worker_process import Start, start
@@ -55,14 +56,13 @@ async def test_I8_a_reward_that_raises_on_everything_stops_admission_and_why_say
         stack.callback(producer.wait)
         stack.callback(producer.kill)
         async with tended(client, keys, lease_ms=60_000):
-            says = "someone to correct the code of the run"
-            await until(lambda: [wait for wait in read_waits(client, keys) if wait.what.startswith(says)])
+            await until(lambda: matches(waits(client, keys).get("producer"), JobsFailing))
             admitted = play.counter(client, keys, "admitted")
             await until(lambda: play.counter(client, keys, "buried") == admitted, "for what is queued to end")
             assert play.counter(client, keys, "admitted") == admitted, "nothing more was admitted"
         assert 20 <= admitted <= 32 + 20 + 16 + 128, "a gate's worth and what ended until it was told"
         told = CliRunner().invoke(app, ["why", "--run", keys.run, "--redis", redis_server.url]).output
-        assert f"jobs of dataset d with reward {REWARD} died of it" in " ".join(told.split()), told
+        assert f"jobs of dataset d with reward {REWARD} failed because of it" in " ".join(told.split()), told
         assert "ValueError: a\\ud800b" in told
         text = worker.text()
         assert 1 <= text.count("Traceback (most recent call last)") <= 12, "each kind of entry once a minute"
@@ -73,22 +73,22 @@ async def test_I8_a_reward_that_raises_on_everything_stops_admission_and_why_say
 
 def test_the_share_counts_from_20_jobs_on_for_each_kind_by_itself() -> None:
     config = RewardConfig()
-    assert user_failures.judge({b"d:a": b"1" * 19}, config) == ""
-    assert "20 of the last 20 jobs of a" in user_failures.judge({b"d:a": b"1" * 20, b"w:a": b"why"}, config)
-    assert user_failures.judge({b"d:a": b"1" * 20 + b"0" * 80}, config) == "", "20 of 100 are not more than 0.2"
-    assert "21 of the last 100" in user_failures.judge({b"d:a": b"1" * 21 + b"0" * 79}, config)
-    assert user_failures.judge({b"d:a": b"1" * 10, b"d:b": b"1" * 10}, config) == ""
+    assert user_failures.judge({b"d:a": b"1" * 19}, config) is None
+    found = user_failures.judge({b"d:a": b"1" * 20, b"w:a": b"why"}, config)
+    assert found == JobsFailing("a", 20, 20, 0, config.max_died_share, "why")
+    assert user_failures.judge({b"d:a": b"1" * 20 + b"0" * 80}, config) is None, "20 of 100 are not more than 0.2"
+    assert matches(user_failures.judge({b"d:a": b"1" * 21 + b"0" * 79}, config), JobsFailing, failed=21, jobs=100)
+    assert user_failures.judge({b"d:a": b"1" * 10, b"d:b": b"1" * 10}, config) is None
 
 
 def test_refused_jobs_stop_admission_only_where_there_are_no_others() -> None:
     config = RewardConfig()
     refused = {b"d:a": b"2" * 20, b"w:a": b"its prompt has 5 tokens"}
-    assert "all of the last 20 jobs of a were refused before anything was drawn; the last one: its prompt has 5" in (
-        user_failures.judge(refused, config)
-    )
-    assert user_failures.judge({b"d:a": b"2" * 19}, config) == ""
-    assert user_failures.judge({b"d:a": b"2" * 99 + b"0"}, config) == "", "some of the prompts do fit"
-    assert user_failures.judge(refused, RewardConfig(max_died_share=1)) == "", "never, as it says"
+    found = user_failures.judge(refused, config)
+    assert matches(found, JobsFailing, code="a", failed=0, refused=20, error="its prompt has 5")
+    assert user_failures.judge({b"d:a": b"2" * 19}, config) is None
+    assert user_failures.judge({b"d:a": b"2" * 99 + b"0"}, config) is None, "some of the prompts do fit"
+    assert user_failures.judge(refused, RewardConfig(max_died_share=1)) is None, "never, as it says"
     assert [user_failures.digit_of(one) for one in ("", "refused", "reward_raised", "engine_error")] == list("0210")
 
 
@@ -109,8 +109,5 @@ async def test_I8_prompts_longer_than_the_context_do_not_burn_the_data_without_e
         stack.callback(producer.wait)
         stack.callback(producer.kill)
         async with tended(client, keys, lease_ms=60_000):
-            await until(
-                lambda: [wait for wait in read_waits(client, keys) if "were refused before anything" in wait.what]
-            )
-    (wait,) = [wait for wait in read_waits(client, keys) if "were refused before anything" in wait.what]
-    assert "rollout.max_context_tokens" in wait.what
+            too_long = {"failed": 0, "error": "rollout.max_context_tokens"}
+            await until(lambda: matches(waits(client, keys).get("producer"), JobsFailing, **too_long))

@@ -23,11 +23,12 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import GateClosed
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
-from tests.integration.parts import buffering, make_config, publish
+from tests.integration.parts import buffering, make_config, publish, wait_record
 
 #: Verbs that are parts of a run, or start one; other tests start them.
 PARTS = {
@@ -107,7 +108,7 @@ def verb(
             record = {"name": f"worker-{index}", "at": now, "url": url, "engine": "sglang 0.5.20", "version": 1,
                       "state": "running", "held": 1, "running": 2, "slots": 64, "tokens_per_s": 10.5}  # fmt: skip
             client.hset(keys.workers, f"worker-{index}", pack(record))
-        client.hset(keys.waits, "producer", pack({"what": "the gate", "since": now - 5, "at": now}))
+        client.hset(keys.waits, "producer", wait_record(GateClosed("actor", 4, 4), now - 5, now))
 
         def say(*arguments: str) -> Said:
             capsys.readouterr()
@@ -129,8 +130,8 @@ def names(app: Any, path: str = "") -> Iterator[str]:
 
 #: Verb with its arguments -> exit code and words that it says, on stdout where it is done and else on stderr.
 VERBS: dict[str, tuple[int, list[str]]] = {
-    "status": (0, ["async, bound 1, version 1", "worker-1", "actor", "eval", "requests", "the gate"]),
-    "why": (0, ["producer has waited", "for the gate"]),
+    "status": (0, ["async, bound 1, version 1", "worker-1", "actor", "eval", "requests", "staleness limit"]),
+    "why": (0, ["producer has waited", "staleness limit"]),
     "audit": (0, ["ok"]),
     "doctor": (1, ["redis appendonly: yes", "clock of worker worker-0", "weights of policy: ", " errors, "]),
     "metrics discovery": (0, ["["]),
@@ -164,7 +165,7 @@ VERBS: dict[str, tuple[int, list[str]]] = {
     "subs set actor size=3": (0, ["size 3"]),
     "subs drop eval": (0, ["subscription eval is dropped"]),
     "engines check": (0, ["worker-0", "abc"]),
-    "engines offload --timeout 0.1": (1, ["did not follow a change of memory in 0.1 s"]),
+    "engines offload --timeout 0.1": (1, ["did not follow the request to change memory in 0.1 s"]),
     "engines onload": (1, ["Worker worker-"]),
     "payloads ls": (0, ["Payloads go to the control Redis."]),
     "payloads add p2 redis://127.0.0.1:1/0": (2, ["No Redis answers at redis://127.0.0.1:1/0"]),

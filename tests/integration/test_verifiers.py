@@ -24,9 +24,10 @@ from penstock.config import Config
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol import snapshot
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import Cause, ChecksRunning, NoVerifiers
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.protocol.waits import Waiting, read_waits
+from penstock.protocol.waits import PublishedWaiting, Waiting, read_waits
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
@@ -96,7 +97,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[Config], Pool]]:
 @contextlib.asynccontextmanager
 async def asking(config: Config, client: redis.Redis, keys: Keys, name: str = "w.1") -> AsyncIterator[Rewards]:
     """Rewards of a worker whose checks go to the pool."""
-    asked = Checks(config, keys, name, Waiting(client, keys, f"worker:{name}:rewards"))
+    asked = Checks(config, keys, name, PublishedWaiting(client, keys, f"worker:{name}:rewards"))
     rewards = Rewards(config.reward, asked, allowed_rewards(config))
     task = asyncio.create_task(asked.run())
     try:
@@ -171,8 +172,8 @@ async def test_one_pool_through_its_life(
     async with asking(config, client, keys) as rewards:
         # Nobody is there: it waits, and says for what (I8).
         first = asyncio.create_task(outcome(rewards, "waits", folder=tmp_path))
-        wait = await until(lambda: [one.what for one in read_waits(client, keys)])
-        assert wait == ["a verifier, for 1 checks: nobody is in the verifier pool; start `penstock verifiers`"]
+        wait = await until(lambda: [one.cause for one in read_waits(client, keys)])
+        assert wait == [NoVerifiers(1)]
         assert snapshot.snapshot(client, keys)["checks"] == 1
         pool = start(config)
 
@@ -186,8 +187,9 @@ async def test_one_pool_through_its_life(
         os.kill(verifier, signal.SIGKILL)
         assert await asyncio.to_thread(wait_gone, gone, 10) == []
         await until(lambda: len(tries(tmp_path)) == 3)
-        busy = await until(lambda: [one.what for one in read_waits(client, keys) if "checks by pool-" in one.what])
-        assert busy[0].startswith("1 checks by pool-")
+        causes = lambda: (one.cause for one in read_waits(client, keys))  # noqa: E731
+        busy = await until(lambda: next((one for one in causes() if isinstance(one, ChecksRunning)), None))
+        assert (busy.checks, busy.verifiers[0][:5]) == (1, "pool-")
         workers = config.reward.pool.workers
         told = {'penstock_verifiers_processes{state="busy"} 1.0', f"penstock_verifiers_starts_total {workers + 1}.0"}
         await until(lambda: told <= served(client, keys, "verifiers"))
@@ -357,7 +359,7 @@ async def test_a_workers_samples_wait_for_the_pool_and_outlive_the_worker(
     jobs = admit(client, keys, [job(i, n=2) for i in range(4)])
     async with working(made, "first"):
         await until(lambda: snapshot.snapshot(client, keys)["checks"] == 8)
-        assert "nobody is in the verifier pool" in await until(lambda: _rewards_wait(client, keys))
+        assert isinstance(await until(lambda: _rewards_wait(client, keys)), NoVerifiers)
     assert states(client, keys, jobs) == ["queued"] * 4, "handed back"
     await until(lambda: snapshot.snapshot(client, keys)["checks"] == 0, "its checks are withdrawn")
 
@@ -372,8 +374,8 @@ async def test_a_workers_samples_wait_for_the_pool_and_outlive_the_worker(
     play.assert_conserved(client, keys)
 
 
-def _rewards_wait(client: redis.Redis, keys: Keys) -> str:
-    return next((one.what for one in read_waits(client, keys) if one.who.endswith(":rewards")), "")
+def _rewards_wait(client: redis.Redis, keys: Keys) -> Cause | None:
+    return next((one.cause for one in read_waits(client, keys) if one.who.endswith(":rewards")), None)
 
 
 async def test_T11_the_pool_runs_programs_of_answers_in_a_jail(
@@ -405,7 +407,7 @@ def test_a_worker_whose_reward_the_pool_does_not_run_is_refused(
     client: redis.Redis, keys: Keys, verifying: Callable[..., Config]
 ) -> None:
     config = verifying()
-    asked = Checks(config, keys, "w.1", Waiting(client, keys, "w"))
+    asked = Checks(config, keys, "w.1", Waiting())
     with pytest.raises(ConfigError, match=r"add it to reward\.pool\.functions"):
         Rewards(config.reward.model_copy(update={"function": "os:getpid"}), asked)
     asyncio.run(asked.close())

@@ -5,11 +5,13 @@ import time
 import redis
 
 from penstock.protocol.keys import Keys
-from penstock.protocol.waits import Waiting, read_waits
+from penstock.protocol.records.causes import ObjectStoreFailing
+from penstock.protocol.waits import PublishedWaiting, read_waits
 
 
 def test_what_is_waited_for_holds_no_password(client: redis.Redis, keys: Keys) -> None:
-    text = "the store of deltas to take v1 (no answer of sftp://me:hushhush@store/deltas)"
-    Waiting(client, keys, "trainer:actor").for_(text, since_s=time.time() - 60)
+    error = "no answer of sftp://me:hushhush@store/deltas"
+    waiting = PublishedWaiting(client, keys, "trainer:actor")
+    waiting.blocked_on(ObjectStoreFailing("v1", error), since_s=time.time() - 60)
     (wait,) = read_waits(client, keys)
-    assert wait.what == text.replace("hushhush", "***")
+    assert wait.cause == ObjectStoreFailing("v1", error.replace("hushhush", "***"))

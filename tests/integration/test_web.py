@@ -16,11 +16,13 @@ from console.cli.main import execute
 from console.web.app import make_app
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import UserWait
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer, write_address
 from tests.integration import play
+from tests.integration.parts import wait_record
 
 HOSTILE = "<b>\x1b[31m\u202e\x00</script>"
 TOKEN = "t0ken"
@@ -64,7 +66,7 @@ def page(redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: P
     about = {"at": now, "state": "serving", "version": 1, "held": 1, "running": 2, "slots": 4, "tokens_per_s": 12.5}
     client.hset(keys.workers, "w1", pack({"name": "w1", **about}))
     client.hset(keys.trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": now, "step": 3, "wait_share": 0.5}))
-    client.hset(keys.waits, "producer", pack({"what": f"the gate {HOSTILE}", "since": now - 5, "at": now}))
+    client.hset(keys.waits, "producer", wait_record(UserWait(f"the gate {HOSTILE}"), now - 5, now))
     folder = tmp_path / "runs" / keys.run
     folder.mkdir(parents=True)
     write_address(folder, redis_server.url)

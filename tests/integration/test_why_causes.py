@@ -16,12 +16,35 @@ from penstock.names import Lane
 from penstock.protocol import pauses, scripts, snapshot
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence, WorkerState
+from penstock.protocol.records.causes import (
+    BatchNotCut,
+    Cause,
+    CrashSuspects,
+    EngineCrashLoop,
+    EngineRestarting,
+    EngineSilent,
+    GateClosed,
+    GroupsMissing,
+    JobsFailing,
+    LanePaused,
+    NoJobs,
+    NoPart,
+    PartGone,
+    PayloadServersAway,
+    RedisDiskFull,
+    RedisFull,
+    TrainerGone,
+)
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import note, run
 from tests.integration import play
+from tests.integration.parts import matches, wait_record
 
-GATE = "the gate: trainer:actor has to publish a version that consumes what was admitted (4 of 4 places are taken)"
-GROUPS = "2 more groups (0 of 2 are ready, {} are queued or running)"
+GATE = GateClosed("actor", 4, 4)
+
+
+def missing(running: int) -> GroupsMissing:
+    return GroupsMissing(0, 2, "groups", running)
 
 
 class Run:
@@ -35,12 +58,11 @@ class Run:
         play.lead(client, keys)
         self.attends("producer")
         self.attends("buffer")
-        self.waits("trainer:actor", "batch 1 of buffer:actor", for_s=90)
+        self.waits("trainer:actor", BatchNotCut("actor", 1), for_s=90)
 
-    def waits(self, who: str, what: str, for_s: float = 60) -> None:
+    def waits(self, who: str, cause: Cause, for_s: float = 60) -> None:
         now = time.time()
-        record = pack({"what": what, "since": now - for_s, "at": now + 600})
-        run(self.client, note(self.keys, self.keys.waits, who, record))
+        run(self.client, note(self.keys, self.keys.waits, who, wait_record(cause, now - for_s, now + 600)))
 
     def attends(self, part: str, silent_s: float = -600) -> None:
         record = pack({"part": part, "host": "h", "pid": 7, "at": time.time() - silent_s})
@@ -52,7 +74,7 @@ class Run:
 
     def admits(self, count: int = 2) -> None:
         play.admit(self.client, self.keys, [play.job(i) for i in range(count)])
-        self.waits("buffer:actor", GROUPS.format(count))
+        self.waits("buffer:actor", missing(count))
 
 
 def no_worker(one: Run) -> None:
@@ -63,18 +85,14 @@ def engine_hung(one: Run) -> None:
     one.admits()
     play.lease(one.client, one.keys, "w1", version=1)
     one.works(held=1, running=2)
-    one.waits("worker:w1:intake", "jobs that an engine of version 1 may start, from the producer")
-    one.waits(
-        "worker:w1:requests", "the engine, which was asked for sample d/0/0/1 of job d/0/0, and sent nothing for 40 s"
-    )
+    one.waits("worker:w1:intake", NoJobs(1))
+    one.waits("worker:w1:requests", EngineSilent("d/0/0/1", 40.0))
 
 
 def crash_loop(one: Run) -> None:
     one.admits()
     one.works(state=WorkerState.CRASH_LOOP, why="no CUDA device")
-    one.waits(
-        "worker:w1:engine", "its engine, which died 5 times in 60 s and is tried every 30 s; the last reason: OOM"
-    )
+    one.waits("worker:w1:engine", EngineCrashLoop("OOM", 5, 60.0, 30.0))
 
 
 def gate_closed_by_a_dead_trainer(one: Run) -> None:
@@ -90,21 +108,17 @@ def poison_prompt(one: Run) -> None:
         (held,) = play.lease(one.client, one.keys, "w1", version=1)
     run(one.client, scripts.release(one.keys, held.job, held.token))
     one.works(state=WorkerState.RESTARTING_ENGINE, why="Segmentation fault")
-    one.waits("worker:w1:engine", "its engine to be started again; the last reason: Segmentation fault")
+    one.waits("worker:w1:engine", EngineRestarting("Segmentation fault"))
 
 
 def reward_that_raises(one: Run) -> None:
-    one.waits("buffer:actor", GROUPS.format(0))
-    one.waits(
-        "producer",
-        "someone to correct the code of the run, or its data, and start the producer again: 20 of the last 20 jobs of "
-        "d with reward mine:score died of it, and reward.max_died_share is 0.5; the last one: ValueError: no number",
-    )
+    one.waits("buffer:actor", missing(0))
+    one.waits("producer", JobsFailing("d with reward mine:score", 20, 20, 0, 0.5, "ValueError: no number"))
 
 
 def redis_full(one: Run) -> None:
-    one.waits("buffer:actor", GROUPS.format(0))
-    one.waits("producer", "room in Redis, which is above 85 % of its maxmemory: sweep, or more memory")
+    one.waits("buffer:actor", missing(0))
+    one.waits("producer", RedisFull())
 
 
 def disk_full(one: Run) -> None:
@@ -118,14 +132,14 @@ def leader_gone(one: Run) -> None:
 
 
 def producer_dead(one: Run) -> None:
-    one.waits("buffer:actor", GROUPS.format(0))
+    one.waits("buffer:actor", missing(0))
     one.attends("producer", silent_s=33)
 
 
 def payload_server_dead(one: Run) -> None:
-    one.waits("buffer:actor", GROUPS.format(0))
+    one.waits("buffer:actor", missing(0))
     one.waits("producer", GATE)
-    one.waits("buffer:payloads", "payload server p1 to answer: 2 groups are held back (refused); start it again, or")
+    one.waits("buffer:payloads", PayloadServersAway(("p1",), 2, "refused"))
 
 
 def lane_paused(one: Run) -> None:
@@ -134,36 +148,39 @@ def lane_paused(one: Run) -> None:
     pauses.pause(one.client, one.keys, Lane.TRAIN, "operator anna")
 
 
-#: What happened -> who stands in the chain, from the trainer on where it waits, and what it ends in.
-CAUSES: list[tuple[Callable[[Run], None], list[str], str]] = [
-    (no_worker, ["trainer:actor", "buffer:actor"], "there is no worker: start one"),
-    (engine_hung, ["trainer:actor", "buffer:actor", "worker:w1:requests"], "d/0/0, and sent nothing for 40 s"),
-    (crash_loop, ["trainer:actor", "buffer:actor", "worker:w1:engine"], "its engine, which died 5 times"),
-    (gate_closed_by_a_dead_trainer, ["producer"], "trainer actor is gone: start it again, or drop its subscription"),
-    (poison_prompt, ["trainer:actor", "buffer:actor", "worker:w1:engine"], "engines died of d/0/0 before, in lane sus"),
-    (reward_that_raises, ["trainer:actor", "buffer:actor", "producer"], "someone to correct the code of the run"),
-    (redis_full, ["trainer:actor", "buffer:actor", "producer"], "room in Redis, which is above 85 %"),
-    (disk_full, ["trainer:actor", "redis"], "room on the disk of its append-only file; no part can write before"),
-    (leader_gone, ["trainer:actor"], "no buffer leads: buffer on h (pid 7) has been silent for "),
+#: What happened -> who stands in the chain, from the trainer on where it waits, and the cause that it ends in.
+CAUSES: list[tuple[Callable[[Run], None], list[str], type[Cause], dict[str, Any]]] = [
+    (no_worker, ["trainer:actor", "buffer:actor"], NoPart, {"component": "worker"}),
+    (engine_hung, ["trainer:actor", "buffer:actor", "worker:w1:requests"], EngineSilent, {"sample": "d/0/0/1"}),
+    (crash_loop, ["trainer:actor", "buffer:actor", "worker:w1:engine"], EngineCrashLoop, {"failures": 5}),
+    (gate_closed_by_a_dead_trainer, ["producer"], TrainerGone, {"subscription": "actor"}),
+    (poison_prompt, ["trainer:actor", "buffer:actor", "worker:w1:engine"], CrashSuspects, {"jobs": ("d/0/0",)}),
+    (reward_that_raises, ["trainer:actor", "buffer:actor", "producer"], JobsFailing, {"failed": 20}),
+    (redis_full, ["trainer:actor", "buffer:actor", "producer"], RedisFull, {}),
+    (disk_full, ["trainer:actor", "redis"], RedisDiskFull, {}),
+    (leader_gone, ["trainer:actor"], PartGone, {"component": "buffer", "pid": 7}),
     (
         producer_dead,
         ["trainer:actor", "buffer:actor"],
-        "there is no producer: producer on h (pid 7) has been silent fo",
+        PartGone,
+        {"component": "producer", "pid": 7},
     ),
     (
         payload_server_dead,
         ["producer", "trainer:actor", "buffer:actor", "buffer:payloads"],
-        "payload server p1 to answer: 2 groups are held back",
+        PayloadServersAway,
+        {"servers": ("p1",), "groups": 2},
     ),
-    (lane_paused, ["trainer:actor", "buffer:actor"], "lane train is paused by operator anna, "),
+    (lane_paused, ["trainer:actor", "buffer:actor"], LanePaused, {"lane": "train", "by": "operator anna"}),
 ]
 
 
-@pytest.mark.parametrize(("happens", "who", "cause"), CAUSES, ids=[case[0].__name__ for case in CAUSES])
+@pytest.mark.parametrize(("happens", "who", "kind", "fields"), CAUSES, ids=[case[0].__name__ for case in CAUSES])
 def test_I8_the_last_link_is_the_cause(
     happens: Callable[[Run], None],
     who: list[str],
-    cause: str,
+    kind: type[Cause],
+    fields: dict[str, Any],
     client: redis.Redis,
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
@@ -171,9 +188,9 @@ def test_I8_the_last_link_is_the_cause(
     happens(Run(client, keys))
     if happens is disk_full:
         # Only a full disk makes a server say so: test_full_disk.py has one.
-        monkeypatch.setattr(snapshot, "disk_trouble", lambda _: "room on the disk of its append-only file")
+        monkeypatch.setattr(snapshot, "disk_trouble", lambda _: "full")
 
     found = [chain for chain in chains(snapshot.snapshot(client, keys)) if chain.links[0].who == who[0]]
 
     assert [[link.who for link in chain.links] for chain in found] == [who], [chain.to_map() for chain in found]
-    assert cause in found[0].to_map()["cause"]
+    assert matches(found[0].end or found[0].links[-1].cause, kind, **fields), found[0]

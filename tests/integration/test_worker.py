@@ -15,6 +15,7 @@ import redis
 from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import NoPublication
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
@@ -25,6 +26,7 @@ from tests.integration.processes import descendants, open_pidfds, wait_gone
 from tests.integration.worker_play import (
     admit,
     all_in,
+    is_blocked,
     job,
     make_config,
     metas,
@@ -34,7 +36,6 @@ from tests.integration.worker_play import (
     states,
     tended,
     until,
-    waits_of,
     working,
 )
 from tests.integration.worker_process import Start, start
@@ -88,7 +89,7 @@ async def test_one_worker_through_its_life(
     worker = start(config)
 
     # I9: nothing is leased before a publication.
-    await until(lambda: "first publication" in waits_of(client, keys, "intake"))
+    await until(lambda: is_blocked(client, keys, "intake", NoPublication))
     assert states(client, keys, first) == ["queued"] * 2
     await until(lambda: presence(client, keys)["state"] == "no weights")
 

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,25 @@ from redis.exceptions import ConnectionError as LostConnection
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import (
+    CodeCalled,
+    CohortRunning,
+    EngineSilent,
+    NoPublication,
+    RedisFull,
+    VersionDraining,
+    VersionRefused,
+)
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from tests.integration import play, worker_parts
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine
+from tests.integration.parts import waits
 from tests.integration.worker_play import (
     IDS,
     admit,
     all_in,
+    is_blocked,
     job,
     letters,
     metas,
@@ -36,7 +48,7 @@ from tests.integration.worker_play import (
     states,
     tended,
     until,
-    waits_of,
+    wait_of,
     working,
 )
 from workers.main import Worker
@@ -101,9 +113,8 @@ async def test_I8_a_request_that_hangs_is_named_long_before_its_time_is_over(
     good = admit(client, keys, [job(1)])
     async with working(config(engine={"request_timeout_s": 3600.0, "slow_request_s": 0.5})) as worker:
         await until(all_in(client, keys, good, "ready"))
-        says = await until(lambda: waits_of(client, keys, "requests"))
-        assert "was asked for sample d/0/0/0 of job d/0/0, and sent nothing for" in says
-        assert f"worker:{worker.name}:requests".encode() in client.hkeys(keys.waits)
+        await until(lambda: is_blocked(client, keys, "requests", EngineSilent, sample="d/0/0/0"))
+        assert f"worker:{worker.name}:requests" in waits(client, keys)
 
 
 async def test_I8_a_request_that_hangs_is_named_by_the_rate_of_others_without_a_limit_of_ones_own(
@@ -115,8 +126,8 @@ async def test_I8_a_request_that_hangs_is_named_by_the_rate_of_others_without_a_
     async with working(config(engine={"request_timeout_s": 3600.0})):
         await until(all_in(client, keys, good, "ready"))
         admit(client, keys, [job(0, "z", n=1)])
-        says = await until(lambda: waits_of(client, keys, "requests"), "long before 120 s", 60)
-        assert "was asked for sample d/0/0/0 of job d/0/0, and sent nothing for" in says
+        silent = partial(is_blocked, client, keys, "requests", EngineSilent, sample="d/0/0/0")
+        await until(silent, "long before 120 s", 60)
 
 
 async def test_a_request_that_the_engine_refuses_is_not_tried_again(
@@ -274,10 +285,11 @@ async def test_I8_code_of_the_users_that_hangs_is_waited_for_by_name(
         rollout={"environment_timeout_s": 600.0, "sampling": {"max_new_tokens": 16}}, reward={"timeout_s": 600.0}
     )
     async with working(made), tended(client, keys):
-        told = await until(lambda: waits_of(client, keys, "code"))
-        assert words in told
-        await until(lambda: waits_of(client, keys, "code").endswith(", and 1 more"))
-    assert not waits_of(client, keys, "code"), "who leaves waits for nothing"
+        told = await until(lambda: wait_of(client, keys, "code"))
+        assert isinstance(told, CodeCalled)
+        assert words in told.call
+        await until(lambda: is_blocked(client, keys, "code", CodeCalled, more=1))
+    assert not wait_of(client, keys, "code"), "a worker that left waits for nothing"
     assert letters(client, keys).keys().isdisjoint(bad)
     play.assert_conserved(client, keys)
 
@@ -410,7 +422,7 @@ async def test_a_full_redis_is_waited_for_with_the_samples_in_hand(
         client.config_set("maxmemory", 1)
         try:
             fake.open.set()
-            await until(lambda: "room in Redis" in waits_of(client, keys, "commit"))
+            await until(lambda: is_blocked(client, keys, "commit", RedisFull))
             worker.updates.newest = publications[2]  # nobody can announce it now
             await until(lambda: fake.version == "2")
             await until(lambda: presence(client, keys)["held"] == 8)
@@ -418,7 +430,7 @@ async def test_a_full_redis_is_waited_for_with_the_samples_in_hand(
         finally:
             client.config_set("maxmemory", 0)
         await until(all_in(client, keys, jobs, "ready"))
-        await until(lambda: waits_of(client, keys, "commit") == "")
+        await until(lambda: wait_of(client, keys, "commit") is None)
     assert fake.asked[IDS["a"]] == 16, "no answer was drawn twice"
     for name in jobs:
         read_group(client, keys, name)
@@ -435,7 +447,7 @@ async def test_nothing_is_committed_above_85_percent_of_maxmemory(
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.9))
         try:
             fake.open.set()
-            await until(lambda: "room in Redis" in waits_of(client, keys, "commit"))
+            await until(lambda: is_blocked(client, keys, "commit", RedisFull))
             assert metas(client, keys, jobs[0]) == []
         finally:
             client.config_set("maxmemory", 0)
@@ -453,7 +465,7 @@ async def test_a_worker_that_leaves_a_full_redis_hands_its_jobs_back(
             await until(lambda: fake.num_running == 4)
             client.config_set("maxmemory", 1)
             fake.open.set()
-            await until(lambda: "room in Redis" in waits_of(client, keys, "commit"))
+            await until(lambda: is_blocked(client, keys, "commit", RedisFull))
     finally:
         client.config_set("maxmemory", 0)
     assert states(client, keys, jobs) == ["queued"] * 2
@@ -598,7 +610,7 @@ async def test_I9_nothing_is_leased_before_a_publication(
     client.delete(keys.weights("policy"))
     jobs = admit(client, keys, [job(0)])
     async with working(made):
-        await until(lambda: "first publication" in waits_of(client, keys, "intake"))
+        await until(lambda: is_blocked(client, keys, "intake", NoPublication))
         await until(lambda: presence(client, keys)["state"] == "no weights")
         assert states(client, keys, jobs) == ["queued"]
         publish(client, keys, publications[1])
@@ -625,19 +637,19 @@ async def test_a_broken_publication_is_named_and_the_old_version_goes_on(
         jobs = admit(client, keys, [job(0)])
         await until(all_in(client, keys, jobs, "ready"))
         client.xadd(keys.weights("policy"), {"p": broken(publications[2]).to_bytes()}, id="2-0")
-        await until(lambda: "checksum differs" in waits_of(client, keys, "weights"))
+        await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="checksum differs"))
         await until(lambda: presence(client, keys)["state"] == "cannot load")
         nowhere = dataclasses.replace(publications[2], rev=1, path="/" + "x" * 5000)
         client.xadd(keys.weights("policy"), {"p": nowhere.to_bytes()}, id="2-1")
-        await until(lambda: "cannot be looked at" in waits_of(client, keys, "weights"))
+        await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="cannot be looked at"))
         fifo = dataclasses.replace(publications[2], rev=2, path=str(tmp_path), index="a" * 32)
         client.xadd(keys.weights("policy"), {"p": fifo.to_bytes()}, id="2-2")
-        await until(lambda: "no plain file" in waits_of(client, keys, "weights"))
+        await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="no plain file"))
         jobs += admit(client, keys, [job(1)])
         await until(all_in(client, keys, jobs, "ready"))
         publish(client, keys, publications[3])
         await until(lambda: presence(client, keys)["version"] == 3)
-        await until(lambda: waits_of(client, keys, "weights") == "")
+        await until(lambda: wait_of(client, keys, "weights") is None)
         await until(lambda: presence(client, keys)["why"] == "")
     assert fake.loads == ["1", "3"]
     assert metas(client, keys, jobs[1])[0].newest == 1
@@ -699,7 +711,7 @@ async def test_T12_where_the_newest_cannot_be_loaded_after_a_restart_the_old_ser
         await until(all_in(client, keys, old, "ready"))
         assert fake.version == "1"
         assert states(client, keys, new) == ["queued"], "admitted at version 2, not drawn with 1"
-        await until(lambda: "2 cannot" in waits_of(client, keys, "weights"))
+        await until(lambda: is_blocked(client, keys, "weights", VersionRefused, version=2))
         publish(client, keys, publications[3])
         await until(all_in(client, keys, new, "ready"))
     assert fake.loads == ["1", "2", "1", "3"]
@@ -741,7 +753,7 @@ async def test_an_engine_that_dies_while_weights_are_applied_comes_back_with_the
         await until(lambda: fake.num_running == 8)
         publish(client, keys, publications[2])
         if policy == "drain":
-            await until(lambda: "version 2 waits for running samples" in waits_of(client, keys, "intake"))
+            await until(lambda: is_blocked(client, keys, "intake", VersionDraining, version=2))
         fake.die()
         publish(client, keys, publications[3])
         fake.open.set()
@@ -760,7 +772,7 @@ async def test_an_engine_that_dies_while_a_drain_waits_for_an_environment_comes_
     async with working(config(worker={"apply": "drain"})) as worker, tended(client, keys):
         await until(lambda: worker_parts.scored.total() == 2)
         publish(client, keys, publications[2])
-        await until(lambda: worker.services.valves.samples.reason)
+        await until(lambda: worker.services.valves.samples.cause)
         fake.die()
         worker.services.lose_engine(worker.services.births)
         worker_parts.go_on.set()
@@ -778,7 +790,7 @@ async def test_one_step_waits_for_the_cohort_wherever_it_runs(
     async with working(made):
         await until(lambda: states(client, keys, jobs) == ["leased", "ready"])
         publish(client, keys, publications[2])
-        await until(lambda: "cohort admitted at version 1" in waits_of(client, keys, "weights"))
+        await until(lambda: is_blocked(client, keys, "weights", CohortRunning, cohort=1))
         assert fake.version == "1"
         play.commit(client, keys, elsewhere, [0, 1])
         await until(lambda: fake.version == "2")

@@ -17,12 +17,14 @@ from penstock.config import Config, ModelConfig
 from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import run
 from tests.integration import play
+from tests.integration.parts import matches, waits
 from tests.tiny_model import ALPHABET
 from workers.main import Worker
 
@@ -172,12 +174,14 @@ def letters(client: redis.Redis, keys: Keys) -> dict[str, dict[str, str]]:
     return found
 
 
-def waits_of(client: redis.Redis, keys: Keys, what: str) -> str:
-    """What the workers wait for under one name, or ''."""
-    for who, raw in client.hgetall(keys.waits).items():
-        if who.decode().endswith(":" + what):
-            return str(unpack(raw, "a wait")["what"])
-    return ""
+def wait_of(client: redis.Redis, keys: Keys, task: str) -> Cause | None:
+    """What a task of the workers waits for, if anything."""
+    return next((cause for who, cause in waits(client, keys).items() if who.endswith(":" + task)), None)
+
+
+def is_blocked(client: redis.Redis, keys: Keys, task: str, kind: type[Cause], **fields: Any) -> bool:
+    """Whether a task of the workers waits for such a cause, see ``parts.matches``."""
+    return matches(wait_of(client, keys, task), kind, **fields)
 
 
 def presence(client: redis.Redis, keys: Keys) -> dict[str, Any]:

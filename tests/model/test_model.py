@@ -39,6 +39,7 @@ from penstock.errors import LeadershipLost
 from penstock.protocol import partition, scripts
 from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
@@ -287,16 +288,17 @@ class Histories(RuleBasedStateMachine):
         self.state.catch_up()
         self.cut_all(sub)
 
-    def cut_all(self, sub: Sub) -> str:
+    def cut_all(self, sub: Sub) -> Cause | None:
         """The leader's loop for one subscription; what it waits for in the end."""
-        why, tries = "", 0
-        while not why and (seen := self.state.subs[sub.name]).position.ask > seen.position.cut:
+        cause: Cause | None = None
+        tries = 0
+        while cause is None and (seen := self.state.subs[sub.name]).position.ask > seen.position.cut:
             tries += 1
             assert tries < 50, f"the leader cuts for {sub.name} and gets nowhere"
-            why = self.cutter.try_cut(seen)
+            cause = self.cutter.try_cut(seen)
             self.see_disposals()
             self.see_batches(sub)
-        return why
+        return cause
 
     def see_batches(self, sub: Sub) -> None:
         for entry, fields in self.client.xrange(self.keys.batches(sub.name), f"({sub.last}-0", "+"):

@@ -17,12 +17,14 @@ from penstock.history.row import Use
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import BatchNotCut, UserWait
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer, write_address
 from tests import missing
 from tests.integration import play
+from tests.integration.parts import wait_record
 from tests.unit.console.read.trace.samples import sample
 from tests.unit.console.web.run_files import lines, make_run, step
 from tests.unit.penstock.history.rows import row
@@ -147,8 +149,8 @@ def renew(client: redis.Redis, keys: Keys) -> None:
         client.hset(keys.workers, worker["name"], pack(worker))
     client.hset(keys.fleet, "state", pack(FLEET | {"at": now}))
     client.hset(keys.trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": now, "step": 3, "wait_share": 0.5}))
-    for who, what in (("trainer:actor", "batch 1 of buffer:actor"), ("producer", f"the gate: trainer:actor {HOSTILE}")):
-        client.hset(keys.waits, who, pack({"what": what, "since": now - 3605, "at": now}))
+    for who, cause in (("trainer:actor", BatchNotCut("actor", 1)), ("producer", UserWait(f"the gate {HOSTILE}"))):
+        client.hset(keys.waits, who, wait_record(cause, now - 3605, now))
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +356,7 @@ def test_the_cause_is_marked_and_the_chain_is_told(tab: Tab) -> None:
     page.wait_for_selector(".part.is-cause")
     chains = page.locator(".chain").all_text_contents()
     assert any("trainer:actor has waited" in one for one in chains)
-    assert page.locator('[data-part="buffer"] .cause').text_content().startswith("Cause: no buffer leads")
+    assert page.locator('[data-part="buffer"] .cause').text_content().startswith("Cause: no buffer is running")
 
 
 def test_pages_follow_one_another(tab: Tab) -> None:

@@ -23,6 +23,20 @@ from console.cli.main import execute
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.errors import PenstockError, WaitTimeout
+from penstock.protocol.records.causes import (
+    Cause,
+    CrashSuspects,
+    EngineCrashLoop,
+    EngineSilent,
+    JobsFailing,
+    LanePaused,
+    NoPart,
+    PartGone,
+    PayloadServersAway,
+    RedisDiskFull,
+    RedisFull,
+    TrainerGone,
+)
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import kill, until
@@ -202,44 +216,58 @@ class Case:
     """What happens, in whose chain it is looked for, and how that ends."""
 
     happens: Callable[[World], None]
-    cause: str
+    cause: type[Cause]
     #: Who stands in the last link.
     last: str
     waiter: str = "trainer:actor"
+    #: Fields of the cause; what is text is searched for a pattern.
+    fields: dict[str, Any] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
 
 
-GONE = r"on .+ \(pid {pid}\) has been silent for \d+ s; start it again"
-REQUEST = r"sample d/0/\d+/[01] of job d/0/\d+.*, and sent nothing for \d+ s"
-LOOP = r"its engine, which failed \d+ times in \d+ s and is tried every 0.2 s"
-POISON = r"engines died of d/0/\d+.* before, in lane suspect: `penstock jobs show d/0/\d+`"
 WORKER = r"worker:worker\.\w+"
 RAISES = {"reward": {"function": "tests.integration.worker_parts:raises"}, "worker": {"max_attempts": 1}}
 SLOW = {"slow_request_s": 1.0, "request_timeout_s": 900.0}
 CASES = [
-    Case(no_worker, "there is no worker: start one", "buffer:actor"),
-    Case(engine_hung, REQUEST, f"{WORKER}:requests", sections={"engine": SLOW}),
-    Case(crash_loop, LOOP, f"{WORKER}:engine", sections={"engine": QUICK}),
+    Case(no_worker, NoPart, "buffer:actor", fields={"component": "worker"}),
+    Case(engine_hung, EngineSilent, f"{WORKER}:requests", fields={"sample": "d/0/"}, sections={"engine": SLOW}),
+    Case(crash_loop, EngineCrashLoop, f"{WORKER}:engine", fields={"retry_s": 0.2}, sections={"engine": QUICK}),
     Case(
         gate_closed_by_a_dead_trainer,
-        "trainer actor is gone.*: start it again, or drop its subscription",
+        TrainerGone,
         "producer",
         waiter="producer",
+        fields={"subscription": "actor"},
     ),
-    Case(poison_prompt, POISON, f"{WORKER}:(engine|intake)", sections={"engine": SEVERAL_STARTS}),
-    Case(reward_that_raises, "someone to correct the code of the run.*ArithmeticError", "producer", sections=RAISES),
-    Case(redis_full, "room in Redis, which is above 85 % of its maxmemory", "producer"),
-    Case(disk_full, "room on the disk of its append-only file", "redis"),
-    Case(leader_gone, f"no buffer leads: buffer {GONE}", "trainer:actor"),
-    Case(producer_dead, f"there is no producer: producer {GONE}", "buffer:actor"),
+    Case(
+        poison_prompt,
+        CrashSuspects,
+        f"{WORKER}:(engine|intake)",
+        fields={"jobs": "d/0/"},
+        sections={"engine": SEVERAL_STARTS},
+    ),
+    Case(reward_that_raises, JobsFailing, "producer", fields={"error": "ArithmeticError"}, sections=RAISES),
+    Case(redis_full, RedisFull, "producer"),
+    Case(disk_full, RedisDiskFull, "redis"),
+    Case(leader_gone, PartGone, "trainer:actor", fields={"component": "buffer"}),
+    Case(producer_dead, PartGone, "buffer:actor", fields={"component": "producer"}),
     # What is finished cannot be written, and what lies there cannot be read: whichever the trainer waits for.
     Case(
         payload_server_dead,
-        r"payload server p1 to (answer: \d+ groups|take finished)",
+        PayloadServersAway,
         f"buffer:payloads|{WORKER}:commit",
+        fields={"servers": "p1"},
     ),
-    Case(lane_paused, r"lane train is paused by operator .+, \d+ s ago, with \d+ jobs in it", "buffer:actor"),
+    Case(lane_paused, LanePaused, "buffer:actor", fields={"lane": "train", "by": "operator .+"}),
 ]
+
+
+def has(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a cause has these fields; a text, or one of several, is searched for the pattern."""
+    return all(
+        re.search(value, str(found[name])) if isinstance(value, str) else found[name] == value
+        for name, value in wanted.items()
+    )
 
 
 @contextlib.contextmanager
@@ -274,18 +302,19 @@ def test_I8_the_last_link_of_a_real_run_is_the_cause(
         if case.waiter == "trainer:actor":
             stack.enter_context(world.training())
         pids = {name: part.process.pid for name, part in world.parts.items() if part.process is not None}
-        dead = pids.get("buffer" if case.happens is leader_gone else "producer", 0)
-        cause = re.compile(case.cause.replace("{pid}", str(dead)))
+        fields = dict(case.fields)
+        if case.cause is PartGone:
+            fields["pid"] = pids[fields["component"]]
 
         found: dict[str, Any] = {}
 
         def ends_so() -> bool:
             found.clear()
             found.update(world.why(case.waiter))
-            return bool(found) and cause.search(found["cause"]) is not None
+            return bool(found) and found["cause_name"] == case.cause.name and has(found["cause_fields"], fields)
 
         try:
-            until(ends_so, f"the chain of {case.waiter} to end in {case.cause}")
+            until(ends_so, f"the chain of {case.waiter} to end in {case.cause.name}")
         except AssertionError as exc:
             raise AssertionError(f"{exc}; it is {json.dumps(found, indent=1)}") from None
 

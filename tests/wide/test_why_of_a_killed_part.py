@@ -15,13 +15,14 @@ from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.errors import WaitTimeout
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import Cause, GateClosed, LanePaused, NoPart, PartGone, PartStarting, TrainerGone
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import fake
 from tests.integration.part_processes import StartPart, start_part
-from tests.integration.parts import kill
+from tests.integration.parts import kill, matches
 from tests.integration.worker_play import LIMIT_S, make_config, until
 
 __all__ = ["fake", "start_part"]
@@ -35,12 +36,12 @@ def chain_of(client: redis.Redis, keys: Keys, who: str) -> Chain | None:
     return next((chain for chain in found if any(link.who == who for link in chain.links)), None)
 
 
-async def until_ends(client: redis.Redis, keys: Keys, who: str, words: str) -> Chain:
+async def until_ends(client: redis.Redis, keys: Keys, who: str, kind: type[Cause], **fields: Any) -> Chain:
     def look() -> Chain | None:
         found = chain_of(client, keys, who)
-        return found if found and words in found.to_map()["cause"] else None
+        return found if found and matches(found.end, kind, **fields) else None
 
-    return await until(look, f"{who} to end in {words!r}, not {chain_of(client, keys, who)}", LIMIT_S)  # type: ignore[no-any-return]
+    return await until(look, f"{who} to end in {kind.name}, not {chain_of(client, keys, who)}", LIMIT_S)  # type: ignore[no-any-return]
 
 
 def train(trainer: Trainer, batch: Batch, model: Any) -> None:
@@ -76,29 +77,29 @@ async def test_I8_why_ends_in_who_was_killed_or_paused_or_never_came(
     model = AutoModelForCausalLM.from_pretrained(publications[0].path)
     trainer.publish(model)
     came = asyncio.create_task(asyncio.to_thread(trainer.next, LIMIT_S))
-    found = await until_ends(client, keys, "trainer:actor", "there is no worker")
+    found = await until_ends(client, keys, "trainer:actor", NoPart, component="worker")
     assert [link.who for link in found.links][-2:] == ["trainer:actor", "buffer:actor"]
 
     buffer.kill()
-    await until_ends(client, keys, "trainer:actor", f"no buffer leads: buffer on {HOST} (pid {buffer.process.pid})")
-    await until_ends(client, keys, "trainer:actor", "has been silent for")
+    await until_ends(client, keys, "trainer:actor", PartStarting, host=HOST, pid=buffer.process.pid)
+    await until_ends(client, keys, "trainer:actor", PartGone, component="buffer")
     start_part("buffer", config, "buffer2")
 
     client.sadd(keys.paused, "train")
     start_part("worker", config)
-    await until_ends(client, keys, "trainer:actor", "lane train is paused by a person")
+    await until_ends(client, keys, "trainer:actor", LanePaused, lane="train", by="")
     client.srem(keys.paused, "train")
     await asyncio.to_thread(train, trainer, await came, model)
     producer.kill()
-    silent = f"there is no producer: producer on {HOST} (pid {producer.process.pid}) has been silent for"
+    silent = {"component": "producer", "host": HOST, "pid": producer.process.pid}
 
     # What is left is trained, then the trainer waits in vain.
-    while not ((found := chain_of(client, keys, "trainer:actor")) and silent in found.to_map()["cause"]):
+    while not ((found := chain_of(client, keys, "trainer:actor")) and matches(found.end, PartGone, **silent)):
         with contextlib.suppress(WaitTimeout):
             batch = await asyncio.to_thread(trainer.next, 1.0)
             await asyncio.to_thread(train, trainer, batch, model)
 
     start_part("producer", config, "producer2")
     await asyncio.to_thread(kill, trainer, client)
-    found = await until_ends(client, keys, "producer", "trainer actor is gone")
-    assert "the gate" in found.links[-1].what
+    found = await until_ends(client, keys, "producer", TrainerGone)
+    assert isinstance(found.links[-1].cause, GateClosed)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import HookError
+from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised, bounded
 from penstock.words import said
@@ -25,7 +26,7 @@ async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:
         HookError: it raised, tried to exit, or took longer than ``limit_s``; a thread is left behind then.
     """
     try:
-        with calling(CODE, what):
+        with calling(CODE, CodeCalled(what)):
             return await bounded(lambda: _answer(work, what), limit_s, what)
     except TimeoutError as exc:
         raise HookError(

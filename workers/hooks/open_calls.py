@@ -9,15 +9,19 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from penstock.protocol.records.causes import CodeCalled, ServiceCalled
+
+Call = CodeCalled | ServiceCalled
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
     """What one kind of question waits for."""
 
-    #: The oldest one in words, how many more there are, and how the last try failed.
-    what: str
+    #: The oldest one, how many more there are, and how the last try failed.
+    cause: Call
     #: When the oldest was asked (Unix time).
     since_s: float
 
@@ -27,8 +31,8 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._serial = itertools.count()
-        #: Kind -> question -> its words, and when it was asked (Unix time).
-        self._open: dict[str, dict[int, tuple[str, float]]] = {}
+        #: Kind -> question -> what was called, and when (Unix time).
+        self._open: dict[str, dict[int, tuple[Call, float]]] = {}
         #: Kind -> how its last try failed.
         self._troubles: dict[str, str] = {}
 
@@ -42,10 +46,10 @@ class OpenCalls:
             _hearing.reset(token)
 
     @contextmanager
-    def of(self, kind: str, what: str) -> Iterator[None]:
+    def of(self, kind: str, call: Call) -> Iterator[None]:
         """A question is open inside of the ``with``."""
         serial, questions = next(self._serial), self._open.setdefault(kind, {})
-        questions[serial] = what, time.time()
+        questions[serial] = call, time.time()
         try:
             yield
         finally:
@@ -59,13 +63,11 @@ class OpenCalls:
         """Every kind that was ever asked; None where nothing is open."""
         return {kind: self._oldest(kind, questions) for kind, questions in self._open.items()}
 
-    def _oldest(self, kind: str, questions: Mapping[int, tuple[str, float]]) -> OpenCall | None:
+    def _oldest(self, kind: str, questions: Mapping[int, tuple[Call, float]]) -> OpenCall | None:
         if not questions:
             return None
-        what, since_s = next(iter(questions.values()))
-        more = f", and {len(questions) - 1} more" if len(questions) > 1 else ""
-        trouble = self._troubles.get(kind, "")
-        return OpenCall(f"{what}{more}{'; the last try failed with ' if trouble else ''}{trouble}", since_s)
+        call, since_s = next(iter(questions.values()))
+        return OpenCall(replace(call, more=len(questions) - 1, error=self._troubles.get(kind, "")), since_s)
 
 
 #: Kind of what a user's code was called for, and rewards of our own in processes of theirs.
@@ -75,18 +77,18 @@ _hearing: ContextVar[OpenCalls | None] = ContextVar("penstock_open_calls", defau
 
 
 @contextmanager
-def calling(kind: str, what: str) -> Iterator[None]:
+def calling(kind: str, call: Call) -> Iterator[None]:
     """A question is open inside of the ``with``, for whoever hears.
 
     Args:
         kind: what questions are counted together, of few: a key of the configuration, say.
-        what: what is waited for, in words that name it.
+        call: what is called.
     """
     asked = _hearing.get()
     if asked is None:
         yield
         return
-    with asked.of(kind, what):
+    with asked.of(kind, call):
         yield
 
 

@@ -18,6 +18,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, QueueFull
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.records.causes import Cause, PayloadServersAway, RedisFull
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Call, Committed
@@ -58,9 +59,9 @@ class Commits:
         self._pending: list[Write] = []
         self._flusher: asyncio.Task[None] | None = None
 
-    def waits_for(self, what: str) -> None:
-        """Show what is waited for; '' ends it."""
-        self._waiting.for_(what)
+    def blocked_on(self, cause: Cause | None) -> None:
+        """Report what is waited for; None ends it."""
+        self._waiting.blocked_on(cause)
 
     async def look(self) -> None:
         """See which payload servers there are by now. One round trip where nothing changed."""
@@ -139,8 +140,7 @@ class Commits:
                 continue
             if self._pending:
                 away = self._stores.silent({write.server for write in self._pending})
-                what = f"payload server {', '.join(away)} to take" if away else "room in Redis for"
-                self._waiting.for_(f"{what} finished samples")
+                self._waiting.blocked_on(PayloadServersAway(tuple(away)) if away else RedisFull("commit"))
                 await asyncio.sleep(FULL_WAIT_S)
         self._waiting.end()
 
@@ -185,7 +185,7 @@ class Commits:
         pairs, losses = [pair for write in writes for pair in write.payloads[server]], self._control.losses
         # Named only where it takes longer than a moment; ended when something was written.
         naming = asyncio.get_running_loop().call_later(
-            MOMENT_S, self._waiting.for_, f"payload server {server} to take finished samples"
+            MOMENT_S, self._waiting.blocked_on, PayloadServersAway((server,))
         )
         try:
             answers = await self._stores.put(server, pairs)

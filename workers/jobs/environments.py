@@ -26,6 +26,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from penstock.config import Config
 from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
+from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
@@ -77,7 +78,7 @@ async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) 
         EnvironmentRaised: it raised, whatever it was.
     """
     try:
-        with calling(CODE, what):
+        with calling(CODE, CodeCalled(what)):
             return await bounded(call, timeout_s, what)
     except TimeoutError:
         raise EnvironmentTimeout(

@@ -23,7 +23,8 @@ from functools import partial
 from penstock.errors import QueueUnavailable
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.waits import Waiting
+from penstock.protocol.records.causes import EventLoopStuck
+from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.control import Control
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Heartbeat:
         self._stuck_s = stuck_s
         self._end = threading.Event()
         self._control = Control(url, stopped=self._end.is_set)
-        self._waiting = Waiting(self._control.client, keys, f"worker:{worker}:loop")
+        self._waiting = PublishedWaiting(self._control.client, keys, f"worker:{worker}:loop")
         self._stepped = time.monotonic()
         self._is_stuck = False
 
@@ -117,10 +118,7 @@ class Heartbeat:
                 self._stuck_s,
                 where.stack,
             )
-        self._waiting.for_(
-            f"its event loop, which made no step for {self._stuck_s:g} s: it is in {where.line}; jobs that it held go "
-            "to other workers"
-        )
+        self._waiting.blocked_on(EventLoopStuck(self._stuck_s, where.line))
         return False
 
     def _renew(self, loop: asyncio.AbstractEventLoop) -> None:

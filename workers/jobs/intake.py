@@ -11,6 +11,7 @@ from typing import Any
 from penstock.errors import QueueFull
 from penstock.names import LANES
 from penstock.protocol import scripts
+from penstock.protocol.records.causes import Cause, EngineRestarting, NoJobs, NoPublication
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
 from penstock.system.tokens import new_token
@@ -72,13 +73,13 @@ class Intake:
             try:
                 took = await self._lease()
             except QueueFull as exc:
-                waiting.for_(str(exc))
+                waiting.blocked_on(exc.cause)
                 await asyncio.wait({stop}, timeout=WAKE_S)
                 continue
             if took:
                 waiting.end()
                 continue
-            waiting.for_(self._why_idle())
+            waiting.blocked_on(self._why_idle())
             await self._until_worth_a_look(stop)
         waiting.end()
 
@@ -132,19 +133,15 @@ class Intake:
             and not services.engine.offloaded
         )
 
-    def _why_idle(self) -> str:
+    def _why_idle(self) -> Cause | None:
         services, engine = self._services, self._services.engine
-        if services.crash_loop:
-            return "its engine, which is in a crash loop"
         if services.engine_lost.is_set():
-            return "its engine to be restarted"
+            return EngineRestarting(services.crash_loop)
         if engine.version < 0:
-            return f"the first publication of model {services.config.model.name}, by the trainer"
-        if services.valves.reason:
-            return services.valves.reason
-        if self._held:
-            return ""
-        return f"jobs that an engine of version {engine.version} may start, from the producer"
+            return NoPublication(services.config.model.name)
+        if services.valves.cause:
+            return services.valves.cause
+        return None if self._held else NoJobs(engine.version)
 
     async def _lease(self) -> int:
         services, held = self._services, self._held

@@ -6,6 +6,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
+
+from penstock.protocol.records.causes import Cause, MemoryWanted, VersionDraining
 
 #: Times for which a valve was closed that it remembers.
 MAX_CLOSINGS = 256
@@ -19,7 +22,7 @@ class Valve:
     def __init__(self) -> None:
         #: How many are inside now.
         self.running = 0
-        self._holds: list[str] = []
+        self._holds: list[Cause] = []
         self._closed_s = 0.0
         self._closings: deque[tuple[float, float]] = deque(maxlen=MAX_CLOSINGS)
         self._open = asyncio.Event()
@@ -28,7 +31,7 @@ class Valve:
         self._empty.set()
 
     @property
-    def reason(self) -> str | None:
+    def cause(self) -> Cause | None:
         """Why newcomers wait, or None while it is open."""
         return self._holds[0] if self._holds else None
 
@@ -44,16 +47,16 @@ class Valve:
             self._empty.set()
 
     @contextmanager
-    def held(self, reason: str) -> Iterator[None]:
+    def held(self, cause: Cause) -> Iterator[None]:
         """Hold newcomers back inside the ``with``; those inside go on."""
         if not self._holds:
             self._closed_s = time.time()
-        self._holds.append(reason)
+        self._holds.append(cause)
         self._open.clear()
         try:
             yield
         finally:
-            self._holds.remove(reason)
+            self._holds.remove(cause)
             if not self._holds:
                 self._closings.append((self._closed_s, time.time()))
                 self._open.set()
@@ -99,8 +102,9 @@ class Valves:
                 _inside_sample.reset(token)
 
     @property
-    def reason(self) -> str | None:
-        """What newcomers wait for, as a sentence, or None."""
-        if self.samples.reason:
-            return f"{self.samples.reason} ({self.samples.running} samples still run)"
-        return self.requests.reason
+    def cause(self) -> Cause | None:
+        """What newcomers wait for, or None."""
+        cause = self.samples.cause
+        if isinstance(cause, VersionDraining | MemoryWanted):
+            return replace(cause, running=self.samples.running)
+        return cause or self.requests.cause

@@ -15,6 +15,7 @@ from penstock.config import RewardConfig
 from penstock.config.code_names import BOXED
 from penstock.errors import ConfigError, RewardError
 from penstock.names import Lane
+from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.redaction import MASK
@@ -193,7 +194,7 @@ class Rewards:
                 # A verifier's time begins when it does; a service has limits of its own.
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
-                with calling(CODE, f"reward {name} of sample {sample.id}"):
+                with calling(CODE, CodeCalled(f"reward {name} of sample {sample.id}")):
                     if name in self._apart:
                         return await function(sample)
                     return await patiently(lambda: self._call(function, sample, name), self.judges)

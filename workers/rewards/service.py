@@ -9,6 +9,7 @@ import logging
 import random
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.protocol.records.causes import ServiceCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.redaction import redact
 from penstock.words import said, shown
@@ -120,7 +121,7 @@ class Service:
         body, probing = _body(question), _body(probe)
         if len(body) > limits.max_bytes:
             raise self._too_large(f"its request has {len(body):,} bytes")
-        with calling(self._key, f"an answer of {self._called} at {redact(url)}"):
+        with calling(self._key, ServiceCalled(self._called, redact(url))):
             attempt, is_last = 0, False
             while True:
                 try:
@@ -142,7 +143,7 @@ class Service:
 
     async def answers(self, url: str, probe: Any) -> bool:
         """Whether it answers ``probe``, as of ``ask``. Waits for one try."""
-        with calling(self._key, f"an answer of {self._called} at {redact(url)}"):
+        with calling(self._key, ServiceCalled(self._called, redact(url))):
             return await self._is_there(url, _body(probe))
 
     async def _is_there(self, url: str, probe: bytes) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
+from penstock.protocol.records.causes import VersionDraining, VersionLoading
 from penstock.protocol.records.publication import Publication
 from workers.engine import ABORT_AGAIN_S, Engine
 from workers.jobs.valves import Valves
@@ -74,7 +75,7 @@ async def apply_publication(
             await engine.verify(publication, files=False)
         if policy == "drain":
             started = time.perf_counter()
-            with valves.samples.held(f"version {publication.version} waits for running samples to end"):
+            with valves.samples.held(VersionDraining(publication.version)):
                 await valves.samples.empty()
                 waited = time.perf_counter() - started
                 load = await _prepare(engine, publication, None if by_disk else transfers)
@@ -111,7 +112,7 @@ def _refuse_backwards(engine: Engine, publication: Publication) -> None:
 
 
 async def _load_frozen(engine: Engine, valves: Valves, publication: Publication, load: Load) -> ApplyReport:
-    with valves.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
+    with valves.requests.held(VersionLoading(publication.version)), engine.unwatched():
         started = time.perf_counter()
         await engine.pause()
         try:
@@ -126,7 +127,7 @@ async def _load_frozen(engine: Engine, valves: Valves, publication: Publication,
 async def _load_idle(
     engine: Engine, valves: Valves, publication: Publication, policy: Policy, waited: float, load: Load
 ) -> ApplyReport:
-    with valves.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
+    with valves.requests.held(VersionLoading(publication.version)), engine.unwatched():
         started = time.perf_counter()
         before = engine.num_aborted
         await return_all(engine, valves)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.causes import Cause, CopyMade
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.deltas.objects import Objects, open_objects
@@ -42,7 +43,7 @@ class Copies:
         #: The store of deltas, and what comes over HTTP; None: the store alone.
         self._sources: tuple[Objects, Spool] | None = None
         #: Shows what the thread waits for that makes a copy.
-        self._tell: Callable[[str], None] = lambda what: None
+        self._blocked_on: Callable[[Cause | None], None] = lambda cause: None
 
     @property
     def _copies(self) -> "LocalCopies":
@@ -56,7 +57,11 @@ class Copies:
             if self._fetcher is not None:
                 self._sources = store, Spool(self._fetcher, config.copies_dir / FETCHED, self._stop.is_set)
             self._made = LocalCopies(
-                config.copies_dir, store, config.worker.copies_bytes, self._stop.is_set, lambda what: self._tell(what)
+                config.copies_dir,
+                store,
+                config.worker.copies_bytes,
+                self._stop.is_set,
+                lambda cause: self._blocked_on(cause),
             )
         return self._made
 
@@ -71,14 +76,14 @@ class Copies:
         """
         if self._config.trainer.transport != "delta" or not publication.index:
             return publication
-        for_a_copy, loop = f"a copy of version {publication.version} on this machine", asyncio.get_running_loop()
+        copied, loop = CopyMade(publication.version), asyncio.get_running_loop()
 
-        def tell(what: str) -> None:
+        def blocked_on(cause: Cause | None) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._waiting.for_, what or for_a_copy)
+                loop.call_soon_threadsafe(self._waiting.blocked_on, cause or copied)
 
-        self._tell = tell
-        self._waiting.for_(for_a_copy)
+        self._blocked_on = blocked_on
+        self._waiting.blocked_on(copied)
         try:
             path, is_copy = await asyncio.to_thread(self._get, publication)
         except asyncio.CancelledError:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.records.causes import WeightsFetched
 from penstock.protocol.records.publication import Publication
 from workers.weights.fetch.progress import Progress
 
@@ -75,7 +76,7 @@ class Early:
         if self._task is not None or time.monotonic() < self._again_at:
             return
         if (copied := await self._look_up(publication)) is not None:
-            self.progress = Progress()
+            self.progress = Progress(WeightsFetched(publication.version, is_copy=True))
             self._task = asyncio.ensure_future(fetch(copied, self.progress))
 
     async def end(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, parse_workers
+from penstock.protocol.records.causes import CohortRunning, EvaluationRunning
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import cohorts_in, loading_in, translate
 from penstock.protocol.waits import Waiting
@@ -111,7 +112,7 @@ class Ends:
                 return True
             if await self._is_over(newest):
                 return False
-            self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
+            self._waiting.blocked_on(CohortRunning(min(older), newest.version))
             await asyncio.sleep(LOOK_S)
 
     async def _is_over(self, newest: Publication) -> bool:
@@ -173,10 +174,7 @@ class Ends:
                 return True
             if await self._is_over(newest):
                 return False
-            self._waiting.for_(
-                f"the evaluation of version {loaded} ({left} prompts left) to end before version {newest.version} is "
-                "loaded (data.eval_pinned)"
-            )
+            self._waiting.blocked_on(EvaluationRunning(loaded, left, newest.version))
             await asyncio.sleep(EVAL_LOOK_S)
         return True
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from penstock.errors import EngineDied, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import WeightsUnwritten
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import read_copied, read_whole_async
 from penstock.protocol.waits import Waiting
@@ -161,11 +162,8 @@ class Folders:
         return await self._control.do(lambda client: read_copied(client, self._keys, publication))
 
     def _wait_for(self, publication: Publication, early: Early) -> None:
-        of = f"version {publication.version} of {publication.model}"
-        if early.of is None:
-            self._waiting.for_(f"the folder of {of} to be written")
-        else:
-            self._waiting.for_(early.progress.of(f"the trainer's copy of {of} to be fetched over HTTP"))
+        unwritten = WeightsUnwritten(publication.version)
+        self._waiting.blocked_on(unwritten if early.of is None else early.progress.cause)
 
 
 async def _none() -> None:

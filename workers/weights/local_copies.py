@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.publication import Publication
 from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
@@ -71,7 +72,7 @@ class LocalCopies:
         objects: where anchors and deltas come from; may be another one before any call.
         max_bytes: most bytes of all copies in it, that which is being made and what was fetched for it included.
         stopped: asked often; true ends a call with PublishError.
-        tell: called now and then with what is waited for; '' at its end.
+        blocked_on: called now and then with the cause of the wait; None at its end.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class LocalCopies:
         objects: Objects,
         max_bytes: int,
         stopped: Callable[[], bool] = lambda: False,
-        tell: Callable[[str], None] = lambda what: None,
+        blocked_on: Callable[[Cause | None], None] = lambda cause: None,
     ) -> None:
-        self._folder, self._max_bytes, self._stopped, self._tell = folder, max_bytes, stopped, tell
+        self._folder, self._max_bytes, self._stopped, self._blocked_on = folder, max_bytes, stopped, blocked_on
         self.objects = objects
         self._holds = CopyHolds(folder / _HOLDS)
         #: What became of the last version.
@@ -101,7 +102,7 @@ class LocalCopies:
             own_folder(self._holds.folder)
             fetched = self._held_here(publication.index)
             if fetched is None:
-                with alone_in(self._folder / _LOCK, self._tell, self._stopped):
+                with alone_in(self._folder / _LOCK, self._blocked_on, self._stopped):
                     self._remove_leftovers()
                     fetched = self._here(publication) or self._make(publication)
                     self._holds.hold(publication.index)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
+from penstock.protocol.records.causes import Cause, FolderLocked, process_name
 from penstock.system.disk import FULL, own_file
 
 log = logging.getLogger(__name__)
@@ -31,14 +32,16 @@ class Stopped(PublishError):
 
 @contextmanager
 def alone_in(
-    file: Path, tell: Callable[[str], None] = lambda what: None, stopped: Callable[[], bool] = lambda: False
+    file: Path,
+    blocked_on: Callable[[Cause | None], None] = lambda cause: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
     """Hold the lock of ``file``, made where it is missing. Blocks while another process that lives holds it.
 
     The file must be in an ``own_folder``: who may open it, for reading too, can hold its lock for ever.
 
     Args:
-        tell: called now and then with what is waited for; '' at its end.
+        blocked_on: called now and then with the cause of the wait; None at its end.
         stopped: asked often; true ends the wait.
 
     Raises:
@@ -48,7 +51,7 @@ def alone_in(
     """
     handle = own_file(file)
     try:
-        _wait(handle, file, tell, stopped)
+        _wait(handle, file, blocked_on, stopped)
         with telling(handle):
             yield
     finally:
@@ -62,31 +65,31 @@ class Holder:
         self._handle, self._file = handle, file
         self._seen, self._looked_at, self._still_s = (b"", 0), time.monotonic(), 0.0
 
-    def name(self) -> str:
-        """Its process. Raises PublishError where that stands still, of which one that never signed says nothing."""
+    def process(self) -> int:
+        """Return its process id; 0: not known. Raises PublishError where a process that signed the file stalls."""
         now, shown = time.monotonic(), _shown(self._handle)
         is_still = shown == self._seen and shown[0] != b""
         self._still_s = self._still_s + min(now - self._looked_at, LOOK_COUNTS_S) if is_still else 0.0
         self._seen, self._looked_at = shown, now
-        who = f"process {shown[0].decode()}" if shown[0].isdigit() else "another process"
+        pid = int(shown[0]) if shown[0].isdigit() else 0
         if self._still_s > STILL_S:
             raise PublishError(
-                f"{who} of this machine holds {self._file} and has stood still for {STILL_S:g} s: have it go on "
-                "(kill -CONT), or end it."
+                f"{process_name(pid)} holds {self._file} and has stood still for {STILL_S:g} s: have it go on (kill "
+                "-CONT), or end it."
             )
-        return f"{who} of this machine"
+        return pid
 
 
-def _wait(handle: int, file: Path, tell: Callable[[str], None], stopped: Callable[[], bool]) -> None:
-    said, holder = "", Holder(handle, file)
+def _wait(handle: int, file: Path, blocked_on: Callable[[Cause | None], None], stopped: Callable[[], bool]) -> None:
+    waited, holder = False, Holder(handle, file)
     while not locks(handle):
         if stopped():
             raise Stopped(f"another worker makes a copy in {file.parent}, and this one stops.")
-        said = f"{holder.name()}, which makes a copy in {file.parent}"
-        tell(said)
+        blocked_on(FolderLocked(holder.process(), str(file.parent)))
+        waited = True
         time.sleep(LOOK_S)
-    if said:
-        tell("")
+    if waited:
+        blocked_on(None)
 
 
 def locks(handle: int) -> bool:

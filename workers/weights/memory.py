@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.memory_control import MemoryWish, check_tags
+from penstock.protocol.records.causes import MemoryOffloaded, MemoryWanted
 from penstock.protocol.records.publication import Publication
 from workers.services import Services
 from workers.weights.apply import Policy, return_all
@@ -41,6 +42,11 @@ class Memory:
     def wanted(self) -> set[str]:
         """Tags that are to be offloaded."""
         return set(self.wish.offloaded) if self.wish else set()
+
+    @property
+    def asked_by(self) -> str:
+        """Return the name of the process that made the last request; '': there was none."""
+        return self.wish.by if self.wish else ""
 
     @property
     def unwatched(self) -> bool:
@@ -93,7 +99,7 @@ class Memory:
         engine, valves = services.engine, services.valves
         async with valves.applying:
             if policy == "drain" and not engine.offloaded:
-                with valves.samples.held("its engine's memory is wanted by the trainer"):
+                with valves.samples.held(MemoryWanted()):
                     await valves.samples.empty()
                     self._shut()
             else:
@@ -106,7 +112,7 @@ class Memory:
 
     def _shut(self) -> None:
         if not self._services.engine.offloaded:
-            self._hold.enter_context(self._services.valves.requests.held("its engine's memory is offloaded"))
+            self._hold.enter_context(self._services.valves.requests.held(MemoryOffloaded(by=self.asked_by)))
 
     async def _idle(self) -> None:
         """SGLang ends itself when memory is released while anything runs; a flush is refused then, harmlessly."""

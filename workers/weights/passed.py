@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 
+from penstock.protocol.records.causes import VersionRetried
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 
@@ -38,7 +39,7 @@ class Passed:
         """As ``count``; waits by name before the next try."""
         is_tried_again = self.count(publication, why)
         if is_tried_again:
-            self._waiting.for_(f"version {publication.version} to be loaded once more: {why}")
+            self._waiting.blocked_on(VersionRetried(publication.version, str(why)))
             await asyncio.sleep(RETRY_S)
             self._waiting.end()
         return is_tried_again

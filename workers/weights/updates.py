@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from penstock.config.staleness import Mode
 from penstock.errors import EngineDied, EngineError, ProtocolError, PublishError
 from penstock.protocol.memory_control import parse_wish
+from penstock.protocol.records.causes import MemoryOffloaded, VersionRefused, VersionSetAside
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note
@@ -193,7 +194,7 @@ class Updates:
                 services.may_start_more.set()
         why = f"engines died on it and finished nothing, the last one so: {shorten(aside[newest.id])}"
         self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
-        self._waiting.for_(f"version {newest.version} of {newest.model} to be announced again: {why}")
+        self._waiting.blocked_on(VersionSetAside(newest.model, newest.version, shorten(aside[newest.id])))
 
     async def _leave_aside(self) -> None:
         """An engine that has a publication which was set aside is started again without it, its jobs handed back."""
@@ -211,8 +212,7 @@ class Updates:
             self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
             if not self.memory.wanted:
                 return
-            wish = self.memory.wish
-            self._waiting.for_(f"{', '.join(sorted(self.memory.wanted))} to be onloaded by {wish.by if wish else ''}")
+            self._waiting.blocked_on(MemoryOffloaded(tuple(sorted(self.memory.wanted)), self.memory.asked_by))
             await asyncio.sleep(WISH_S)
 
     async def pause(self, wait_s: float) -> None:
@@ -397,4 +397,4 @@ class Updates:
         if self.cannot_load != why:
             log.error("version %d is not loaded: %s", refused.version, why)
         self.cannot_load = why
-        self._waiting.for_(f"a version of {model} that can be loaded; {refused.version} cannot: {why}")
+        self._waiting.blocked_on(VersionRefused(model, refused.version, why))

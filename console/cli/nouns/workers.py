@@ -1,6 +1,5 @@
 """``penstock workers``: listed, and one looked into."""
 
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,4 +76,4 @@ def workers_show(
         table(gpus, ["name", "model", "use", "used_bytes", "size_bytes"], "GPUs")
     table(jobs, ["job", "home", "lane", "committed", "n", "version", "attempts", "crashes"], "jobs")
     for wait in waits:
-        say(f"{wait['who']} has waited {max(0.0, time.time() - wait['since_s']):.0f} s for {wait['what']}")
+        say(f"{wait['who']} has waited {wait['since_s']:.0f} s for {wait['what']}")

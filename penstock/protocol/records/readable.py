@@ -7,6 +7,7 @@ from typing import TypeVar
 from penstock.errors import ProtocolError
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +16,8 @@ _MOST = 1000
 _said: set[str] = set()
 
 
-def readable(records: Mapping[bytes, bytes], read: Callable[[bytes, bytes], T]) -> list[T]:
-    """What ``read`` makes of each entry (its field, its bytes), by field. One that it refuses is left out, and said.
+def readable(records: Mapping[bytes, V], read: Callable[[bytes, V], T]) -> list[T]:
+    """What ``read`` makes of each entry (its field, its value), by field. One that it refuses is left out, and said.
 
     Args:
         read: raises ProtocolError for what penstock did not write.

@@ -23,6 +23,7 @@ import redis
 import yaml
 
 from penstock.protocol.keys import Keys
+from penstock.protocol.waits import read_waits
 from penstock.redis.server import find_binary
 from penstock.system.ports import free_port
 from tests.chaos.cluster.adopted import child_of, logged_by
@@ -377,7 +378,7 @@ class Cluster(Crew):
     def words(self) -> str:
         """Where the run is, for whoever waits in vain."""
         dead = [f"{part.name} (dead, {part.exits[-3:]})" for part in list(self.parts.values()) if not part.is_alive]
-        waits = self.ask(lambda client: client.hgetall(self.keys.waits), {})
+        waits = [(one.who, str(one.cause)) for one in self.ask(lambda client: read_waits(client, self.keys), [])]
         return f"not running: {', '.join(dead) or 'none'}; waits: {waits}; logs are in {self.folder / 'logs'}"
 
     def answers(self) -> bool:

@@ -12,6 +12,7 @@ from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
+from penstock.protocol.records.causes import RecordUnreadable
 
 
 def test_a_subscription_at_the_gate_that_cannot_be_read_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +29,6 @@ def test_a_subscription_at_the_gate_that_cannot_be_read_is_waited_for(monkeypatc
     unused: Any = None
     sub = Subscription("actor", Definition(), Position(ask=1))
 
-    why = cutter.Cutter(unused, Keys("run"), unused, state).try_cut(sub)
+    cause = cutter.Cutter(unused, Keys("run"), unused, state).try_cut(sub)
 
-    assert why == "someone to mend what a cut rests on: Field p of subscription 'critic' is 'x'."
+    assert cause == RecordUnreadable("Field p of subscription 'critic' is 'x'.")

@@ -11,6 +11,24 @@ from buffer.sampling.samplers import make_pool
 from buffer.view import End, InFlight, View
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position
+from penstock.protocol.records.causes import (
+    BatchTooLarge,
+    BatchUncommitted,
+    Cause,
+    CohortNotAdmitted,
+    CohortSkipped,
+    CohortUnfinished,
+    DataUsedUp,
+    FilterFailing,
+    FilterUnknown,
+    FirstBatchTooSmall,
+    GroupsDue,
+    GroupsMissing,
+    NoPublication,
+    PayloadServersAway,
+    RewindUnpublished,
+    VersionLost,
+)
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.staleness import Lineage
 
@@ -73,110 +91,107 @@ def jobs(decided: object) -> list[int]:
 
 # --- what holds a batch up, however many groups are ready -----------------------------------------------------------
 
-WAITS: dict[str, tuple[View, str]] = {
+WAITS: dict[str, tuple[View, Cause]] = {
     "the data has ended": (
         view(1, position={"cut": 3, "ended": 4}),
-        "more data than there is: data.epochs are over, nothing is under way, and 1 of 2 groups are left",
+        DataUsedUp(1, 2, "groups"),
     ),
     "enough is cut ahead": (
         view(position={"cut": 3, "cursor": 1}, prefetch=1),
-        "trainer:actor to commit batch 2: 2 batches are cut ahead of it",
+        BatchUncommitted("actor", 2, 2),
     ),
-    "nothing is published": (view(seen={"clock": 0}), "the first publication of model policy"),
+    "nothing is published": (view(seen={"clock": 0}), NoPublication("policy", "actor")),
     "a filter is unknown": (
-        view(seen={"unfilterable": "filter 'm:f', which is neither built in nor named"}),
-        "filter 'm:f', which is neither built in nor named: add it there and start the buffer again, or define the "
-        "subscription without it",
+        view(seen={"unfilterable": "m:f"}),
+        FilterUnknown("m:f"),
     ),
     "a filter raised": (
         view(seen={"stuck": {"d/0/9": "filter m:f raised on group d/0/9: no", "d/0/8": "the same"}}),
-        "a filter that can be asked: filter m:f raised on group d/0/9: no (2 groups wait for it; on_filter_error is "
-        "stop): correct it and start the buffer again",
+        FilterFailing(2, "filter m:f raised on group d/0/9: no"),
     ),
     "too few for a first batch": (
         view(min_first=5, in_flight=InFlight(jobs=1, end=End(9, False))),
-        "3 more groups before the first batch (2 are ready)",
+        FirstBatchTooSmall(3, 2, running=1),
     ),
     "a restored trainer has to publish": (
         view(position={"restored": True}),
-        "the publication of model policy that has to follow the rewind of trainer:actor",
+        RewindUnpublished("policy", "actor"),
     ),
     "a version is not known, since Redis lost its publication": (
         view([group(0), group(5, versions=(5, 9))]),
-        "the next publication of model policy: groups hold version 9, which Redis lost (5 is known)",
+        VersionLost("policy", 9, 5, "actor"),
     ),
     # --- too few groups
-    "some run": (view(1, in_flight=InFlight(jobs=3)), "1 more groups (1 of 2 are ready, 3 are queued or running)"),
+    "some run": (view(1, in_flight=InFlight(jobs=3)), GroupsMissing(1, 2, "groups", running=3)),
     "samples": (
         view(1, unit="samples", size=5, in_flight=InFlight(jobs=3)),
-        "3 more samples (2 of 5 are ready, 3 jobs are queued or running)",
+        GroupsMissing(2, 5, "samples", running=3),
     ),
     "tokens": (
         view(1, unit="tokens", size=25, in_flight=InFlight(jobs=3)),
-        "15 more tokens (10 of 25 are ready, 3 jobs are queued or running)",
+        GroupsMissing(10, 25, "tokens", running=3),
     ),
     "a multiple of samples": (
         view([group(0, n=3)], unit="samples", size=2, multiple=2, in_flight=InFlight(jobs=3)),
-        "more groups, for samples in a whole multiple of 2 (3 of 2 are ready, 3 jobs are queued or running)",
+        GroupsMissing(3, 2, "samples", running=3, multiple=2),
     ),
     "some were dropped": (
         view(1, position={"dropped": {"stale": 2, "filter/x": 7}}, in_flight=InFlight(jobs=3)),
-        "1 more groups (1 of 2 are ready, 3 are queued or running, dropped so far: filter/x 7, stale 2)",
+        GroupsMissing(1, 2, "groups", running=3, dropped={"stale": 2, "filter/x": 7}),
     ),
     "no more may be held": (
         view(1, keep_groups=1, in_flight=InFlight(jobs=3)),
-        "1 more groups (1 of 2 are ready, 3 are queued or running, it can never be cut, since no more may be held for "
-        "it: raise keep_groups and keep_bytes)",
+        GroupsMissing(1, 2, "groups", running=3, is_full=True),
     ),
     "who does not drive is owed nothing": (
         view(1, driving=False, in_flight=NOTHING),
-        "1 more groups (1 of 2 are ready, 0 are queued or running)",
+        GroupsMissing(1, 2, "groups", running=0),
     ),
     "nor who takes no train jobs": (
         view(1, lanes=("eval",), in_flight=replace(NOTHING, end=End(9, True))),
-        "1 more groups (1 of 2 are ready, 0 are queued or running)",
+        GroupsMissing(1, 2, "groups", running=0),
     ),
     "at the end of the data groups are held back": (
         view(1, in_flight=InFlight(end=End(9, True)), seen={"away": [group(7, away=frozenset({"p1"}))]}),
-        "1 more groups (1 of 2 are ready, 0 are queued or running)",
+        GroupsMissing(1, 2, "groups", running=0),
     ),
     "more than a manifest holds": (
         view([group(0, n=70_000)], unit="tokens", size=10**9),
-        "a smaller batch: more than 65536 samples would be needed, so it can never be cut",
+        BatchTooLarge(max_samples=65536),
     ),
     # --- T4
     "running groups are due": (
         view(3, on_expiry="wait", in_flight=InFlight(jobs=6, running={3: 2, 4: 4})),
-        "2 running groups of version 3 or older, due before batch 1 may be cut",
+        GroupsDue(2, 3, batch=1),
     ),
     "more run than later batches can train in time": (
         view(3, on_expiry="wait", in_flight=InFlight(jobs=3, running={4: 3})),
-        "3 running groups of version 4 or older, due before batch 1 may be cut",
+        GroupsDue(3, 4, batch=1),
     ),
     # --- cohorts
     "a cohort is not admitted": (
         cohort(1, in_flight=InFlight(admitted=1, jobs=1)),
-        "1 of 2 jobs of the next cohort to be admitted",
+        CohortNotAdmitted(1, 2),
     ),
     "a cohort is not finished": (
         cohort(1, in_flight=InFlight(admitted=2, unfinished=1), position={"dropped": {"stale": 1}}),
-        "1 of 2 jobs of the cohort to be finished (dropped so far: stale 1)",
+        CohortUnfinished(1, 2, {"stale": 1}),
     ),
     "a cohort is held back": (
         cohort(1, seen={"away": [group(2, away=frozenset({"p2", "p1"})), group(3, away=frozenset({"p3"}))]}),
-        "1 groups of the cohort, held back until payload server p1, p2 answers",
+        PayloadServersAway(("p1", "p2"), 1),
     ),
     "one_step waits for a cohort": (
         cohort(1, mode="one_step", bound=1, in_flight=InFlight(admitted=2, unfinished=1)),
-        "1 of 2 jobs of the cohort to be finished",
+        CohortUnfinished(1, 2),
     ),
 }
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_I8_it_waits_and_says_what_for(name: str) -> None:
-    asked, why = WAITS[name]
-    assert decide(asked) == Wait(why)
+def test_I8_it_waits_for_a_cause(name: str) -> None:
+    asked, cause = WAITS[name]
+    assert decide(asked) == Wait(cause)
 
 
 # --- cuts ---------------------------------------------------------------------------------------------------------
@@ -309,7 +324,7 @@ def test_rejects_are_kept_only_where_nothing_else_can_come(name: str) -> None:
 
 def test_rejects_are_not_kept_where_they_do_not_fill_a_batch() -> None:
     decided = decide(view(0, in_flight=InFlight(is_gate_open=False, jobs=1), seen={"rejects": [group(7)]}))
-    assert decided == Wait("2 more groups (0 of 2 are ready, 1 are queued or running, 1 rejects are held back)")
+    assert decided == Wait(GroupsMissing(0, 2, "groups", running=1, rejects=1))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +341,8 @@ def test_T3_groups_are_owed_where_nothing_is_in_flight_and_too_few_are_ready(ask
     decided = decide(asked)
     assert isinstance(decided, Owe)
     assert (decided.groups, decided.completed) == (owed, 7)
-    assert "0 jobs are queued or running" in decided.why or "0 are queued or running" in decided.why
+    assert isinstance(decided.cause, GroupsMissing)
+    assert decided.cause.running == 0
 
 
 #: Nothing is in flight and the gate is closed.
@@ -344,17 +360,19 @@ IDLE = InFlight(completed=7, is_gate_open=False)
     ],
 )
 def test_I8_a_first_batch_is_owed_the_groups_that_the_gate_did_not_let_in(asked: View, owed: int) -> None:
-    words = f"{owed} more groups before the first batch ({len(asked.pool)} are ready)"
-    assert decide(asked) == Owe(owed, 7, words)
+    cause = FirstBatchTooSmall(owed, len(asked.pool), 0)
+    assert decide(asked) == Owe(owed, 7, cause)
     assert asked.in_flight is not None
-    assert decide(replace(asked, in_flight=replace(asked.in_flight, jobs=1))) == Wait(words), "they may come yet"
+    assert decide(replace(asked, in_flight=replace(asked.in_flight, jobs=1))) == Wait(replace(cause, running=1)), (
+        "they may come yet"
+    )
     assert not isinstance(decide(replace(asked, position=Position(cut=1))), Owe) or asked.definition.unit != "groups"
 
 
 def test_T1_nothing_is_owed_to_a_first_batch_before_the_restored_trainer_has_published() -> None:
     decided = decide(view(1, min_first=5, position={"restored": True}, in_flight=IDLE))
     assert isinstance(decided, Wait)
-    assert "the publication of model policy" in decided.why
+    assert isinstance(decided.cause, RewindUnpublished)
 
 
 @pytest.mark.parametrize(("asked"), [view(1), view(0), cohort(1, in_flight=InFlight(admitted=1))])
@@ -367,13 +385,12 @@ def test_the_end_of_the_data_is_concluded_where_nothing_is_left_to_be_trained(as
         assert jobs(decided) in ([0], [1])
         return
     left = len(asked.pool)
-    why = f"more data than there is: data.epochs are over, nothing is under way, and {left} of 2 groups are left"
-    assert decided == Conclude(9, 7, ("train", "resume", "suspect"), why)
+    assert decided == Conclude(9, 7, ("train", "resume", "suspect"), DataUsedUp(left, 2, "groups"))
 
 
 def test_the_end_is_not_the_end_while_a_job_is_in_flight() -> None:
     decided = decide(view(1, in_flight=InFlight(jobs=1, end=End(9, True))))
-    assert decided == Wait("1 more groups (1 of 2 are ready, 1 are queued or running)")
+    assert decided == Wait(GroupsMissing(1, 2, "groups", running=1))
 
 
 SKIPS: dict[str, tuple[View, int]] = {
@@ -390,7 +407,7 @@ SKIPS: dict[str, tuple[View, int]] = {
 @pytest.mark.parametrize("name", SKIPS)
 def test_whole_cohorts_of_which_nothing_is_left_are_skipped(name: str) -> None:
     asked, places = SKIPS[name]
-    assert decide(asked) == Skip(1, places, f"the cohort behind {places} jobs of which none is left")
+    assert decide(asked) == Skip(1, places, CohortSkipped(places))
 
 
 # --- what has to be known first -----------------------------------------------------------------------------------

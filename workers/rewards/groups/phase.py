@@ -102,7 +102,7 @@ class GroupPhase:
         services, made = self._services, self._made
         if all(meta.k in made for meta in metas):
             return [made[meta.k] for meta in metas]
-        found = await read_payloads(services.commits.stores, services.keys, job.id, metas, services.commits.waits_for)
+        found = await read_payloads(services.commits.stores, services.keys, job.id, metas, services.commits.blocked_on)
         sampling = sampling_for(job, services.config.rollout)
         stops = StopRule.of(sampling, services.tokenizer, services.engine.eos_token_ids)
         samples = []

@@ -10,6 +10,7 @@ from penstock.config import RewardConfig
 from penstock.errors import RewardError
 from penstock.hooks.signatures import check_hook
 from penstock.names import Lane
+from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
@@ -84,7 +85,7 @@ class GroupReward:
         assert function is not None
         for attempt in range(1, self._config.max_attempts + 1):
             try:
-                with calling(CODE, f"reward {self.name} of group {job}"):
+                with calling(CODE, CodeCalled(f"reward {self.name} of group {job}")):
                     return await patiently(
                         lambda: bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,)),
                         self._judges,

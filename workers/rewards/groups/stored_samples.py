@@ -9,6 +9,7 @@ from penstock import payloads
 from penstock.errors import PayloadError
 from penstock.payloads.sides import key_of
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import Cause, PayloadServersAway
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.protocol.records.sample_meta import SampleMeta, stored
@@ -17,17 +18,18 @@ from workers.jobs.stops import StopRule
 
 #: Between two looks at a payload server that does not answer.
 LOOK_S = 1.0
+BlockedOn = Callable[[Cause | None], None]
 
 
 async def read_payloads(
-    stores: PayloadStores, keys: Keys, job: str, metas: Sequence[SampleMeta], waiting: Callable[[str], None]
+    stores: PayloadStores, keys: Keys, job: str, metas: Sequence[SampleMeta], blocked_on: BlockedOn
 ) -> dict[int, bytes]:
     """Payload bytes of committed samples by k; the time to live of all that belongs to them begins anew.
 
     Waits for a payload server that does not answer, until it does or is lost.
 
     Args:
-        waiting: told what is waited for, and '' at the end.
+        blocked_on: called with the cause of a wait, None at its end.
 
     Raises:
         PayloadError: one is gone.
@@ -38,7 +40,7 @@ async def read_payloads(
         sizes = {stored(keys, job, meta): meta.shared[2] if meta.shared else meta.num_bytes for meta in of_server}
         sides = [key_of(keys, job, one.k, one.token, side) for one in of_server for side in one.sides]
         asked = partial(stores.read, server, list(sizes.items()), [*sizes, *sides])
-        values = dict(zip(sizes, await _answer(asked, stores, server, waiting), strict=True))
+        values = dict(zip(sizes, await _answer(asked, stores, server, blocked_on), strict=True))
         for meta in of_server:
             value = values[stored(keys, job, meta)]
             if value is None:
@@ -54,16 +56,16 @@ async def _answer(
     asked: Callable[[], Awaitable[list[bytes | None] | None]],
     stores: PayloadStores,
     server: str,
-    waiting: Callable[[str], None],
+    blocked_on: BlockedOn,
 ) -> list[bytes | None]:
     told = False
     while (values := await asked()) is None:
-        waiting(f"payload server {server}, which does not answer, to read samples of a group")
+        blocked_on(PayloadServersAway((server,)))
         told = True
         await asyncio.sleep(LOOK_S)
         await stores.look()
     if told:
-        waiting("")
+        blocked_on(None)
     return values
 
 

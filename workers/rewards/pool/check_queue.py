@@ -79,7 +79,7 @@ class CheckQueue:
                 await self._in_thread(lambda: self._control.do(enqueue))
                 return
             except QueueFull as exc:
-                self._waiting.for_(str(exc))
+                self._waiting.blocked_on(exc.cause)
                 await asyncio.sleep(FULL_S)
 
     def withdraw(self, id_: str) -> None:

@@ -21,6 +21,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, RewardError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
+from penstock.protocol.records.causes import Cause, ChecksRunning, NoVerifiers, VerifiersBusy
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.small_maps import name_shown
@@ -254,7 +255,7 @@ class Checks:
             if check.verifier:
                 gone = f"its verifier {check.verifier} is gone"
                 self._end_if_missing(check, check.verifier not in present, LOOK_S / 2, gone)
-        self._waiting.for_(self._what(len(queued), present))
+        self._waiting.blocked_on(self._cause(len(queued), present))
 
     def _present(self, records: dict[bytes, bytes]) -> set[str]:
         """Verifiers whose presence changed within ``GONE_S``, by this machine's clock."""
@@ -277,10 +278,8 @@ class Checks:
         elif now - check.missing_since >= limit_s:
             check.end(Raised(f"was not computed: {why}"))
 
-    def _what(self, queued: int, present: set[str]) -> str:
-        if queued and not present:
-            return f"a verifier, for {queued} checks: nobody is in the verifier pool; start `penstock verifiers`"
+    def _cause(self, queued: int, present: set[str]) -> Cause | None:
         if queued:
-            return f"a free verifier, for {queued} checks; {len(present)} are in the pool"
+            return VerifiersBusy(queued, len(present)) if present else NoVerifiers(queued)
         busy = sorted({check.verifier for check in self._open.values() if check.verifier})
-        return f"{len(self._open)} checks by {', '.join(busy)}" if busy else ""
+        return ChecksRunning(len(self._open), tuple(busy)) if busy else None

@@ -23,9 +23,10 @@ from penstock.errors import ConfigError
 from penstock.hooks.slime import args_of
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import NoChecks
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.small_maps import count_shown, name_shown
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
 from penstock.redis.control import PASSING, Control
@@ -122,7 +123,7 @@ class Verifiers:
         with contextlib.closing(Control(config.redis.url)) as control:
             control.call(scripts.check_schema(self.keys))
         self._client: Client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
-        self._waiting = Waiting(self._client, self.keys, f"verifiers:{name}")
+        self._waiting = PublishedWaiting(self._client, self.keys, f"verifiers:{name}")
         self._tally = PoolTally()
         self._exporter = Exporter.of(config, "verifiers", name, PoolCollector(self._tally))
         self._children = [_Child(index) for index in range(config.reward.pool.workers)]
@@ -190,7 +191,7 @@ class Verifiers:
             made, killed = count_shown(good) or 0, count_shown(bad) or 0
             self._tally.look(name, states[-1], made, killed)
             self._show(name, self._record(name, {"state": states[-1], "checks": made, "killed": killed}))
-        self._waiting.for_("checks, from the workers" if all(state == "idle" for state in states) else "")
+        self._waiting.blocked_on(NoChecks() if all(state == "idle" for state in states) else None)
 
     def _record(self, name: str, about: dict[str, Any]) -> bytes:
         shown = {"name": name, "pool": self.name, "host": socket.gethostname(), "pid": started_pid(), "at": time.time()}

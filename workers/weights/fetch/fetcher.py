@@ -150,7 +150,7 @@ class Fetcher:
         """Its folder, fetched where it is not here; None: it is not offered. Others wait for their own meanwhile."""
         if (here := await self._here(name, index)) is not None:
             return here
-        async with self._store.fetching(progress.wait_for):
+        async with self._store.fetching(progress.blocked_on):
             path = await to_its_end(self._found, index)
             if path is None and (offer := await self._offer_of(name)) is not None:
                 path = await self._get(name, index, offer, progress)
@@ -189,7 +189,7 @@ class Fetcher:
 
     async def _get(self, name: str, index: str, offer: Offer, progress: Progress) -> Path:
         path, temporary = self._store.path(name), self._store.temporary(name)
-        progress.wait_for("its index to come")
+        progress.blocked_on(step="index")
         came = await self._index_of(name, offer, temporary)
         await to_its_end(self._store.make_room, name, sum(came.offer.sizes().values()))
         await self._take(name, came.offer, temporary, lambda partial: partial.finish(path, index), progress, came.data)
@@ -251,7 +251,7 @@ class Fetcher:
         """Fetch an object, all but its ``index``, into ``folder``; ``finish`` gives it its name."""
         began, version = time.monotonic(), offer.version
         control, thing = self._opened(), self._thing(name)
-        progress.wait_for("")
+        progress.blocked_on()
         partial = await to_its_end(Partial, folder, offer, index)
         told = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
         self.server.shelf.put(name, partial.blobs())
@@ -290,7 +290,7 @@ class Fetcher:
         """Wait for it to be offered, while other workers of this machine fetch what is; raises PublishError."""
         deadline = time.monotonic() + OFFER_WAIT_S
         while await self._offer_of(name) is None:
-            progress.wait_for("it is not offered yet")
+            progress.blocked_on(step="offer")
             if await self._is_superseded(version):
                 raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
             if time.monotonic() > deadline:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import PublishError
+from penstock.protocol.records.causes import WeightsFetched
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.index import read_index
@@ -30,11 +31,11 @@ class Nearby:
         """
         if self._fetcher is None or not publication.index or await asyncio.to_thread(_is_seen, publication):
             return publication
-        what, progress = f"version {publication.version} of {publication.model} to be fetched over HTTP", Progress()
+        progress = Progress(WeightsFetched(publication.version))
         coming = asyncio.ensure_future(self._fetcher.fetch(publication.version, publication.index, progress=progress))
         try:
             while not coming.done():
-                self._waiting.for_(progress.of(what))
+                self._waiting.blocked_on(progress.cause)
                 await asyncio.wait([coming], timeout=LOOK_S)
         finally:
             coming.cancel()

@@ -66,7 +66,7 @@ class Store:
         return self.folder / f"{FETCHING}{name}"
 
     @asynccontextmanager
-    async def fetching(self, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    async def fetching(self, blocked_on: Callable[..., None]) -> AsyncIterator[None]:
         """One process of this machine at a time fetches; waits for the others, while they live.
 
         Raises:
@@ -79,7 +79,7 @@ class Store:
         holder = Holder(handle, file)
         try:
             while not locks(handle):
-                tell(f"{holder.name()}, which fetches into {self.folder}")
+                blocked_on(folder=str(self.folder), process=holder.process())
                 await asyncio.sleep(LOOK_S)
             with telling(handle):
                 yield

@@ -133,7 +133,8 @@ class Swarm:
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             while missing := self._partial.missing:
-                self._progress.wait_for(f"{len(missing)} of {len(self._partial.ranges)} ranges to come{self._held()}")
+                holders = tuple(worker for worker, _ in self._holders)
+                self._progress.blocked_on(missing=len(missing), ranges=len(self._partial.ranges), holders=holders)
                 done, _ = await asyncio.wait(tasks, timeout=TRY_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
@@ -149,7 +150,7 @@ class Swarm:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._told.claim = -1
-            self._progress.wait_for("")
+            self._progress.blocked_on()
 
     async def _look(self) -> None:
         told, looked_at, count = self._told, time.monotonic(), len(self._partial.ranges)

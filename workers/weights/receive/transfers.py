@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull, QueueUnavailable
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import TransferUndecided
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
@@ -171,7 +172,7 @@ class Transfers:
         deadline = time.monotonic() + self._timeout_s + MARGIN_S
         try:
             while time.monotonic() < deadline:
-                self._waiting.for_(f"the trainer to decide who receives version {id_}")
+                self._waiting.blocked_on(TransferUndecided(id_))
                 found = await self._reader.do(partial(_read, {stream: after}))
                 for entry, fields in found[0][1] if found else []:
                     after = entry

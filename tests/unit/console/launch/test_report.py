@@ -17,6 +17,8 @@ from console.launch.report import Uptime, draw, setup_versions, summarize, write
 from consumers.grpo.rows import read_rows
 from penstock.config import Config
 from penstock.protocol.presence import WorkerPresence
+from penstock.protocol.records.causes import EngineStarting, NoPublication, VersionLoading
+from penstock.protocol.waits import describe
 from tests.unit.console.read import test_why as why
 
 
@@ -157,9 +159,9 @@ SNAPSHOT: dict[str, Any] = {
     "workers": [WorkerPresence(name="worker-0", version=12, running=7, slots=64, tokens_per_s=1234.6, state="serving")],
     "trainers": [{"name": "actor", "step": 12, "reward_mean": 0.41, "staleness_max": 3, "staleness_mean": 1.25}],
     "waits": [
-        {"who": "worker:worker-0:intake", "what": "a job", "since_s": 7.0},
-        {"who": "actor", "what": "a batch", "since_s": 3.0},
-        {"who": "producer", "what": "the gate", "since_s": 0.1},
+        {"who": "worker:worker-0:intake", "since_s": 7.0, **describe(VersionLoading(12))},
+        {"who": "actor", "since_s": 3.0, **describe(EngineStarting())},
+        {"who": "producer", "since_s": 0.1, **describe(why.GATE)},
     ],
 }
 
@@ -185,25 +187,25 @@ def test_the_live_view_tells_figures_and_what_each_part_waits_for() -> None:
             "0.750",
             "1.25 (max 3)",
             "1,235",
-            "a job",
-            "a batch",
+            str(VersionLoading(12)),
+            str(EngineStarting()),
         ):
             assert figure in text
-        assert "the gate" not in text  # a moment is no wait
+        assert str(why.GATE) not in text  # a moment is no wait
 
 
 def test_a_line_says_what_a_wait_comes_down_to() -> None:
     """Whoever has nothing but the log of a run that stands still reads why."""
-    engine = ("worker:w.1:engine", "its engine to answer")
+    engine = ("worker:w.1:engine", cause := EngineStarting())
     seen = why.state(("trainer:actor", why.BATCH), ("buffer:actor", why.RUNNING), engine, leased=3)
 
     assert shown(False, [seen]).partition(" | ")[2].strip() == (
-        f"trainer:actor waits for {why.BATCH} (9 s), because worker:w.1:engine waits for its engine to answer (7 s)"
+        f"trainer:actor waits for {why.BATCH} (9 s), because worker:w.1:engine waits for {cause} (7 s)"
     )
 
 
 def test_nobody_is_told_to_start_what_the_launcher_starts() -> None:
-    publication = "the first publication of model policy, by the trainer"
+    publication = NoPublication("policy")
     line = shown(False, [why.state(("producer", publication), subs=[])])
 
     assert line.partition(" | ")[2].strip() == f"producer waits for {publication} (9 s)"
@@ -213,7 +215,7 @@ def test_a_worker_waits_in_its_own_row() -> None:
     text = shown(True, [SNAPSHOT])
 
     # The frame is drawn again at the end.
-    rows = [line for line in text.splitlines() if "a job" in line]
+    rows = [line for line in text.splitlines() if "version 12 to be loaded" in line]
     assert rows
     assert all("7/64 samples" in row for row in rows)
     assert "worker:worker-0" not in text
@@ -257,7 +259,7 @@ def test_a_line_that_says_the_same_comes_once_a_minute() -> None:
     def snapshots() -> Iterator[dict[str, Any]]:
         for second in range(130):
             now[0] = float(second)
-            waits = [{"who": "trainer", "what": "the engine to start", "since_s": second + 2.0}]
+            waits = [{"who": "trainer", "since_s": second + 2.0, **describe(EngineStarting())}]
             yield {"waits": waits, "step": int(second >= 70), "parts": [], "subs": [], "workers": []}
 
     text = shown(False, snapshots(), clock=lambda: now[0])

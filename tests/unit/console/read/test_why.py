@@ -6,23 +6,53 @@ from typing import Any
 import pytest
 
 from console.read.why import chains
+from console.waits_reference import sample
 from penstock.protocol.presence import WorkerPresence, WorkerState
+from penstock.protocol.records.causes import (
+    EDGE,
+    REGISTRY,
+    BatchNotCut,
+    Cause,
+    Circle,
+    CohortUnfinished,
+    CrashSuspects,
+    EngineRestarting,
+    EngineStarting,
+    GateClosed,
+    GroupsMissing,
+    LanePaused,
+    NoJobs,
+    NoPart,
+    NoPublication,
+    NoTrainer,
+    PartGone,
+    PartSilent,
+    PartStarting,
+    RedisFull,
+    TrainerAbsent,
+    TrainerGone,
+    Unknown,
+    VersionLoading,
+    VersionRefused,
+    WorkerSick,
+    Working,
+)
+from penstock.protocol.waits import describe
 
 LANES = ("suspect", "resume", "eval", "score", "train")
-GATE = "the gate: trainer:actor has to publish a version that consumes what was admitted (4 of 4 places are taken)"
-BATCH = "batch 3 of buffer:actor"
-GROUPS = "4 more groups (0 of 4 are ready, 0 are queued or running)"
-RUNNING = "4 more groups (0 of 4 are ready, 7 are queued or running)"
+GATE = GateClosed("actor", 4, 4)
+BATCH = BatchNotCut("actor", 3)
+GROUPS = GroupsMissing(0, 4, "groups", running=0)
+RUNNING = GroupsMissing(0, 4, "groups", running=7)
 PRODUCER = {"part": "producer", "host": "h", "pid": 7, "age_s": 1.0}
 BUFFER = {"part": "buffer", "host": "h", "pid": 8, "age_s": 1.0}
 WORKER = WorkerPresence(name="w.1", state=WorkerState.SERVING)
-FIRST = "trainer:actor has waited 9 s for batch 3 of buffer:actor"
 
 
-def state(*waits: tuple[str, str], queued: int = 0, leased: int = 0, **over: Any) -> dict[str, Any]:
+def state(*waits: tuple[str, Cause], queued: int = 0, leased: int = 0, **over: Any) -> dict[str, Any]:
     """A run in which everybody is there; waits begin a second after one another, longest first."""
     return {
-        "waits": [{"who": who, "what": what, "since_s": 9.0 - i} for i, (who, what) in enumerate(waits)],
+        "waits": [{"who": who, "since_s": 9.0 - i, **describe(cause)} for i, (who, cause) in enumerate(waits)],
         "lanes": {lane: {"queued": queued * (lane == "train"), "leased": leased * (lane == "train")} for lane in LANES},
         "delayed": 0,
         "paused": [],
@@ -38,125 +68,126 @@ def state(*waits: tuple[str, str], queued: int = 0, leased: int = 0, **over: Any
 TRAINER = ("trainer:actor", BATCH)
 SHORT = ("buffer:actor", GROUPS)
 BUSY = ("buffer:actor", RUNNING)
-IDLE = ("worker:w.1:intake", "jobs that an engine of version 2 may start, from the producer")
+IDLE = ("worker:w.1:intake", NoJobs(2))
 SILENT = {**PRODUCER, "age_s": 40.0}
 
 
 @pytest.mark.parametrize(
     ("seen", "depth", "end"),
     [
-        (state(TRAINER, leader=None), 1, "no buffer leads: buffer on h (pid 8) has just started, or was just killed"),
+        (state(TRAINER, leader=None), 1, PartStarting("buffer", "h", 8)),
         (
             state(TRAINER, leader=None, parts=[{**BUFFER, "age_s": 33.0}]),
             1,
-            "no buffer leads: buffer on h (pid 8) has been silent for 33 s; start it again",
+            PartGone("buffer", "h", 8, 33.0),
         ),
-        (state(TRAINER, leader=None, parts=[]), 1, "no buffer leads: start it with `penstock buffer`"),
+        (state(TRAINER, leader=None, parts=[]), 1, NoPart("buffer")),
         (
             state(TRAINER, SHORT, ("producer", GATE)),
             3,
-            "which leads back to trainer:actor: these wait for one another",
+            Circle("trainer:actor"),
         ),
         (
             state(TRAINER, SHORT, parts=[SILENT]),
             2,
-            "there is no producer: producer on h (pid 7) has been silent for 40 s; st",
+            PartGone("producer", "h", 7, 40.0),
         ),
-        (state(TRAINER, SHORT, parts=[BUFFER]), 2, "there is no producer: start it with `penstock producer`"),
-        (state(TRAINER, SHORT), 2, "the producer is at work"),
-        (state(TRAINER, SHORT, ("producer", "room in Redis, which is above 85 %")), 3, ""),
-        (state(TRAINER, BUSY, queued=7, workers=[]), 2, "there is no worker: start one"),
-        (state(TRAINER, BUSY, queued=7, paused=["train"]), 2, "lane train is paused by a person, with 7 jobs in it"),
+        (state(TRAINER, SHORT, parts=[BUFFER]), 2, NoPart("producer")),
+        (state(TRAINER, SHORT), 2, Working("producer")),
+        (state(TRAINER, SHORT, ("producer", RedisFull())), 3, None),
+        (state(TRAINER, BUSY, queued=7, workers=[]), 2, NoPart("worker")),
+        (state(TRAINER, BUSY, queued=7, paused=["train"]), 2, LanePaused("train", 7)),
         (
             state(TRAINER, BUSY, leased=7, workers=[replace(WORKER, running=5)]),
             2,
-            "workers are at work: 5 samples are be",
+            Working("worker", samples=5),
         ),
         (
             state(
                 TRAINER, BUSY, queued=7, workers=[replace(WORKER, state=WorkerState.CRASH_LOOP, why="no CUDA device")]
             ),
             2,
-            "worker w.1 is in the state crash loop: no CUDA device",
+            WorkerSick("w.1", "crash loop", "no CUDA device"),
         ),
-        (state(TRAINER, BUSY, ("worker:w.1:commit", "room in Redis for finished samples"), leased=7), 3, ""),
-        (state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=1), 4, "which leads back to trainer:actor"),
+        (state(TRAINER, BUSY, ("worker:w.1:commit", RedisFull("commit")), leased=7), 3, None),
+        (state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=1), 4, Circle("trainer:actor")),
         (
             state(("producer", GATE), subs=[{"name": "actor", "driving": 1, "owned": False}]),
             1,
-            "trainer actor is gone; its last step was 30 s ago: start it again, or drop its subscription",
+            TrainerGone("actor", 30.0),
         ),
-        (state(("producer", GATE)), 1, "trainer actor is at work; its last step was 30 s ago"),
+        (state(("producer", GATE)), 1, Working("trainer", "actor", idle_s=30.0)),
         (
-            state(("producer", "the first publication of model policy, by the trainer"), subs=[]),
+            state(("producer", NoPublication("policy")), subs=[]),
             1,
-            "no trainer has joined",
+            NoTrainer(),
         ),
         (
             state(
-                ("subscription:judge", "its trainer to come: 3 groups are held"),
+                ("subscription:judge", TrainerAbsent("judge", 3, 0)),
                 subs=[{"name": "judge", "owned": False}],
             ),
             1,
-            "trainer judge is gone: start it again",
+            TrainerGone("judge"),
         ),
         (
             state(
-                ("subscription:eval", "its trainer to come: 3 groups are held"),
+                ("subscription:eval", TrainerAbsent("eval", 3, 0)),
                 subs=[
                     {"name": "actor", "driving": 1, "owned": False},
                     {"name": "eval", "lanes": "eval", "owned": False},
                 ],
             ),
             1,
-            "no trainer reads evaluations: start the trainer again, or drop subscription eval",
+            TrainerGone("eval", only_evaluates=True),
         ),
         (
-            state(TRAINER, ("buffer:actor", "2 of 4 jobs of the cohort to be finished"), workers=[]),
+            state(TRAINER, ("buffer:actor", CohortUnfinished(2, 4)), workers=[]),
             2,
-            "there is no worker",
+            NoPart("worker"),
         ),
-        (state(("worker:w.1:engine", "its engine to start")), 1, ""),
+        (state(("worker:w.1:engine", EngineStarting())), 1, None),
     ],
 )
-def test_I8_a_chain_ends_in_its_cause(seen: dict[str, Any], depth: int, end: str) -> None:
+def test_I8_a_chain_ends_in_its_cause(seen: dict[str, Any], depth: int, end: Cause | None) -> None:
     chain = chains(seen)[0]
-    assert (len(chain.links), chain.end.startswith(end), bool(chain.end)) == (depth, True, bool(end)), chain
+    assert (len(chain.links), chain.end) == (depth, end), chain
     *links, cause = chain.to_map()["then"], chain.to_map()["cause"]
     assert [link.who for link in chain.links[1:]] == [link["who"] for link in links[0]]
-    assert cause == (chain.end or chain.links[-1].what)
+    assert cause == str(chain.end or chain.links[-1].cause)
+    assert chain.to_map()["cause_name"] == (chain.end or chain.links[-1].cause).name
 
 
 def test_I8_every_wait_is_shown_once_in_the_longest_chain_that_holds_it() -> None:
-    found = chains(state(("worker:w.1:engine", "its engine to start"), TRAINER, SHORT, parts=[SILENT]))
+    found = chains(state(("worker:w.1:engine", EngineStarting()), TRAINER, SHORT, parts=[SILENT]))
     assert [[link.who for link in chain.links] for chain in found] == [
         ["trainer:actor", "buffer:actor"],
         ["worker:w.1:engine"],
     ], "what ends in a silent part comes first"
     assert list(found[0].lines()) == [
-        "trainer:actor has waited 8 s for batch 3 of buffer:actor",
+        f"trainer:actor has waited 8 s for {BATCH}",
         f"  buffer:actor has waited 7 s for {GROUPS}",
-        "    there is no producer: producer on h (pid 7) has been silent for 40 s; start it again",
+        f"    {PartGone('producer', 'h', 7, 40.0)}",
     ]
     assert [len(chain.links) for chain in chains(state(TRAINER, SHORT, ("producer", GATE)))] == [3], "a circle, once"
     assert chains(state()) == []
 
 
 REFUSED = replace(WORKER, state=WorkerState.CANNOT_LOAD, why="version 27 cannot be loaded: its shape differs")
-REFUSES = ("worker:w.1", "a version of policy that can be loaded; 27 cannot: its shape differs")
+REFUSES = ("worker:w.1:weights", VersionRefused("policy", 27, "its shape differs"))
 
 
 def test_I8_a_silent_component_is_reported_first_and_its_old_waits_are_not() -> None:
     killed = replace(WORKER, name="w.2", host="h", pid=5, running=3, age_s=6.0)
-    old = {"who": "worker:w.2:intake", "what": "version 27", "since_s": 37.0, "age_s": 6.0}
+    old = {"who": "worker:w.2:intake", "since_s": 37.0, "age_s": 6.0, **describe(VersionLoading(27))}
     seen = state(TRAINER, BUSY, leased=7, workers=[killed])
     seen["waits"].insert(0, old)
 
-    first, *others = [list(chain.lines()) for chain in chains(seen)]
+    first, *others = chains(seen)
 
-    said = "worker:w.2 has waited 6 s for a start: it has been silent since then, killed or frozen (pid 5 on h)"
-    assert first[-1].strip() == said
-    assert "37 s" not in str([first, *others])
+    last = first.links[-1]
+    assert (last.who, last.cause, last.since_s) == ("worker:w.2", PartSilent(5, "h"), 6.0)
+    assert 37.0 not in [link.since_s for chain in (first, *others) for link in chain.links]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +199,8 @@ def test_I8_a_silent_component_is_reported_first_and_its_old_waits_are_not() -> 
     ],
 )
 def test_I8_a_silent_part_is_reported_before_longer_waits(part: str, over: dict[str, Any]) -> None:
-    first = list(chains(state(("worker:w.1:engine", "its engine to start"), **over))[0].lines())
-    assert first[0].startswith(f"{part} has waited 6 s for a start: it has been silent since then"), first
+    first = chains(state(("worker:w.1:engine", EngineStarting()), **over))[0].links[0]
+    assert (first.who, type(first.cause), first.since_s) == (part, PartSilent, 6.0)
 
 
 def test_I8_a_part_that_was_started_again_is_not_silent() -> None:
@@ -185,19 +216,36 @@ def test_I8_an_engine_that_refuses_a_version_is_the_cause_and_not_the_circle_aro
 ) -> None:
     waits = (TRAINER, BUSY, ("worker:w.1:intake", IDLE[1]), ("producer", GATE), REFUSES)
     (chain,) = chains(state(*waits, queued=7, workers=workers))
-    assert chain.links[-1].what == REFUSES[1]
-    assert "wait for one another" not in chain.end
+    assert (chain.links[-1].cause, chain.end) == (REFUSES[1], None)
 
 
 def test_I8_a_refusal_is_the_cause_where_the_worker_only_shows_it() -> None:
     (chain,) = chains(state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=7, workers=[REFUSED]))
-    assert chain.end == "worker w.1 is in the state cannot load: version 27 cannot be loaded: its shape differs"
+    assert chain.end == WorkerSick("w.1", "cannot load", REFUSED.why)
 
 
 def test_I8_between_restarts_of_an_engine_the_wait_of_the_intake_leads_to_the_suspects() -> None:
     """The wait for a restart ends with each start, too soon to be seen; that of the intake lasts."""
     lost = replace(WORKER, state=WorkerState.ENGINE_AWAY)
-    intake = ("worker:w.1:intake", "its engine to be restarted")
+    intake = ("worker:w.1:intake", EngineRestarting())
     (chain,) = chains(state(TRAINER, BUSY, intake, leased=7, workers=[lost], suspects=["d/0/9"]))
     assert chain.links[-1].who == "worker:w.1:intake"
-    assert chain.end.startswith("engines died of d/0/9 before, in lane suspect")
+    assert chain.end == CrashSuspects(("d/0/9",))
+
+
+def test_I8_every_cause_is_handled_by_its_kind() -> None:
+    """An edge leads on to the part that it names; what is none ends its chain."""
+    for cause in map(sample, REGISTRY.values()):
+        (chain, *_) = chains(state(("scorer:s", cause), workers=[replace(WORKER, name="WORKER")]))
+        assert chain.links[0].cause == cause
+        if cause.kind is EDGE:
+            assert cause.part is not None
+            assert chain.end is not None or len(chain.links) > 1, cause
+        else:
+            assert (len(chain.links), chain.end) == (1, None), cause
+
+
+def test_a_cause_of_another_version_is_shown_by_its_name_and_ends_its_chain() -> None:
+    (chain,) = chains(state(("worker:w.1:intake", Unknown("on_hold", {"gpu": 3}))))
+    assert list(chain.lines()) == ["worker:w.1:intake has waited 9 s for on_hold (gpu 3)"]
+    assert (chain.to_map()["name"], chain.to_map()["fields"]) == ("on_hold", {"gpu": 3})

@@ -5,18 +5,20 @@ from typing import Any
 
 import pytest
 
+from console.waits_reference import sample
 from console.web.looks import Look
 from console.web.overview import overview
-from console.web.parts import PARTS, place_of
+from console.web.parts import PARTS, place_of, place_of_cause
 from consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
+from penstock.protocol.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull
 from tests.unit.console.read import test_why as why
 
 COUNTERS = {"admitted": 10, "committed": 40, "completed": 9, "cut": 3, "published": 2}
 NONE = Rows(steps=[], evals=[], queue=[])
 
 
-def state(*waits: tuple[str, str], **over: Any) -> dict[str, Any]:
+def state(*waits: tuple[str, Cause], **over: Any) -> dict[str, Any]:
     whole = {"version": 2, "step": 2, "ready": 5, "inflight": 1, "dead": 0, "verifiers": [], "checks": 0}
     sub = {"name": "actor", "driving": 1, "owned": True, "cut": 3, "cursor": 2}
     return whole | why.state(*waits) | {"subs": [sub], "counters": COUNTERS, **over}
@@ -60,24 +62,24 @@ def test_edges_have_rates_and_depths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "cause", "words"),
+    ("held", "part_name", "end"),
     [
-        (state(why.TRAINER, leader=None, parts=[why.PRODUCER]), "buffer", "no buffer leads: start it"),
-        (state(why.TRAINER, why.SHORT, parts=[why.BUFFER]), "producer", "there is no producer: start it"),
+        (state(why.TRAINER, leader=None, parts=[why.PRODUCER]), "buffer", NoPart("buffer")),
+        (state(why.TRAINER, why.SHORT, parts=[why.BUFFER]), "producer", NoPart("producer")),
         (
             state(why.TRAINER, why.BUSY, workers=[], lanes={"train": {"queued": 7, "leased": 0}}),
             "workers",
-            "there is no worker: start one",
+            NoPart("worker"),
         ),
-        (state(("producer", "the gate: trainer:actor has to publish"), subs=[]), "trainer", "no trainer"),
-        (state(("redis", "room on its disk; no part can write before")), "queue", "room on its disk"),
+        (state(("producer", GateClosed("actor", 4, 4)), subs=[]), "trainer", NoTrainer("actor")),
+        (state(("redis", RedisDiskFull())), "queue", RedisDiskFull()),
     ],
     ids=["buffer", "producer", "workers", "trainer", "redis"],
 )
-def test_the_part_that_a_chain_ends_in_is_marked(held: dict[str, Any], cause: str, words: str) -> None:
+def test_the_part_that_a_chain_ends_in_is_marked(held: dict[str, Any], part_name: str, end: Cause) -> None:
     found = seen(held)
-    assert part(found, cause)["cause"].startswith(words)
-    assert {one["id"] for one in found["parts"] if one["cause"]} == {cause}
+    assert part(found, part_name)["cause"] == str(end)
+    assert {one["id"] for one in found["parts"] if one["cause"]} == {part_name}
 
 
 def test_a_chain_that_ends_in_a_part_at_work_marks_none() -> None:
@@ -88,15 +90,21 @@ def test_a_chain_that_ends_in_a_part_at_work_marks_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
+    ("who", "where"),
     [
         ("worker:w.1:intake", "workers"),
         ("subscription:actor", "trainer"),
         ("verifiers:v0", "workers"),
-        ("lane train is paused by a person, with 7 jobs in it", "queue"),
         ("", ""),
-        ("the weather", ""),
+        ("weather", ""),
     ],
 )
-def test_a_name_or_a_cause_belongs_to_a_part(text: str, where: str) -> None:
-    assert place_of(text) == where
+def test_a_waiter_belongs_to_a_part(who: str, where: str) -> None:
+    assert place_of(who) == where
+
+
+def test_every_cause_that_names_a_part_belongs_to_one() -> None:
+    for cause in map(sample, REGISTRY.values()):
+        if cause.part is not None and cause.part.kind != "COMPONENT":
+            assert place_of_cause(cause) in PARTS, cause
+    assert place_of_cause(LanePaused("train", 7)) == "queue"

@@ -13,6 +13,7 @@ from torch import multiprocessing
 
 from consumers.adapters.together import Together
 from penstock.errors import ConfigError, ProtocolError
+from penstock.protocol.records.causes import Cause, RanksAbsent
 
 
 def answers(asked: list[Any]) -> list[dict[str, Any]]:
@@ -79,21 +80,21 @@ def late_main(rank: int, file: str) -> None:
         dist.init_process_group(
             "gloo", init_method=f"file://{file}", rank=rank, world_size=3, timeout=timedelta(seconds=300)
         )
-        told: list[str] = []
+        told: list[Cause | None] = []
 
-        def tell(whom: str) -> None:
-            told.append(whom)
-            (folder / "named").write_text(whom)
+        def blocked_on(cause: Cause | None) -> None:
+            told.append(cause)
+            (folder / "named").touch()
 
-        together = Together(tell)
+        together = Together(blocked_on)
         # The group, which all make together.
         together._open()
         while rank == 1 and not ((folder / "named").exists() and said(folder / "log2")):
             time.sleep(0.01)
         together.share(lambda: [([rank], "a")], answers)
         if rank == 0:
-            assert told[0] == "rank 1 of 3 to say what it asks"
-            assert told[-1] == ""
+            assert told[0] == RanksAbsent(("rank 1 of 3",), "ask")
+            assert told[-1] is None
         assert rank == 1 or f"rank {rank} has waited" in said(folder / f"log{rank}")
         dist.destroy_process_group()
 
@@ -104,8 +105,8 @@ def said(path: Path) -> str:
 
 def test_I8_a_rank_that_is_waited_for_is_named(tmp_path: Path) -> None:
     run_ranks(late_main, 3, tmp_path)
-    assert "for rank 1 of 3 to say what it asks" in said(tmp_path / "log0")
-    assert "for rank 0 to gather what all ask" in said(tmp_path / "log2")
+    assert str(RanksAbsent(("rank 1 of 3",), "ask")) in said(tmp_path / "log0")
+    assert str(RanksAbsent(("rank 0",), "gather")) in said(tmp_path / "log2")
 
 
 def test_each_rank_has_the_answers_to_its_own_and_all_raise_what_one_does(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from consumers.batch.columns import LocalColumns
 from consumers.batch.replay import RecordingOver, Replay
 from consumers.trainer import Trainer
 from penstock.errors import ConfigError, PayloadError, ProtocolError, WaitTimeout
+from penstock.protocol.records.causes import ColumnPending
 from penstock.protocol.records.sample import Sample
 from tests.batch_factory import make_batch
 from tests.unit.consumers.batch.test_batch import three_groups
@@ -100,7 +101,7 @@ def test_columns_of_a_replayed_batch_stay_in_the_process(tmp_path: Path) -> None
     batch = Replay(template).next()
     with pytest.raises(WaitTimeout, match="Column 'values' was not put for 12 of 12 rows") as told:
         batch.get("values")
-    assert (told.value.count, told.value.cause) == (0, "column 'values', which was not put for 12 of 12 rows")
+    assert (told.value.count, told.value.cause) == (0, ColumnPending("values", 0, 12, 12))
     batch.put("values", np.arange(12.0))
     np.testing.assert_array_equal(batch.get("values"), np.arange(12.0))
 

@@ -7,6 +7,7 @@ from consumers.metrics.steps import StepRecorder, steps_file
 from consumers.metrics.tally import Tally
 from consumers.subscription.evaluation import Evaluations
 from penstock.config import Config
+from penstock.protocol.records.causes import Cause
 
 
 class Source:
@@ -32,7 +33,7 @@ class Source:
     def checkpointed(self) -> None:
         self.done.append("checkpointed")
 
-    def tell_wait(self, what: str) -> None: ...
+    def tell_wait(self, what: "str | Cause | None") -> None: ...
 
     def report(self, **figures: Any) -> None:
         self.steps.report(figures)

@@ -8,6 +8,7 @@ import pytest
 from consumers.subscription.evaluation import Evaluations
 from penstock.config import Config
 from penstock.errors import ConfigError, OwnershipLost, PenstockError, WaitTimeout
+from penstock.protocol.records.causes import EvaluationPending
 from tests.unit.penstock.history.test_eval_rows import row, rows_of
 
 
@@ -105,7 +106,7 @@ def test_an_evaluation_that_is_over_without_an_answer_to_a_dataset_is_told_of_an
     assert "Version 1 has no accuracy on other" in caplog.text
     with pytest.raises(WaitTimeout, match="0 of 2 datasets did, not held, other") as told:
         evaluations.wait(2, 0.01)
-    assert (told.value.count, told.value.cause) == (0, "the evaluation of version 2 on held, other")
+    assert (told.value.count, told.value.cause) == (0, EvaluationPending(2, ("held", "other")))
 
 
 def test_iterating_yields_each_finished_evaluation_once_and_none_of_an_earlier_start(evaluations: Evaluations) -> None:

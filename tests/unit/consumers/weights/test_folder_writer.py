@@ -9,6 +9,7 @@ import pytest
 from consumers.weights.copies import Copy
 from consumers.weights.folder_writer import FolderWriter, Task
 from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.publication import Publication
 
 PATIENCE_S = 60.0
@@ -61,10 +62,10 @@ def test_what_is_begun_is_ended_and_of_what_waits_the_newest_is_next(disk: Disk,
     put(writer, 3)
     assert not writer.owes
     disk.may_go_on.set()
-    told: list[str] = []
+    told: list[Cause | None] = []
     writer.settle(told.append)
     assert disk.done == disk.begun == [1, 3]
-    assert told[-1] == ""
+    assert told[-1] is None
     assert writer.drop() is None
 
 

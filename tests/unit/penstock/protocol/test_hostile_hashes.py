@@ -73,8 +73,8 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     "workers": (parse_workers, {b"w.1": pack({"name": "w.1", "at": 1.0})}),
     "enrolled": (enrolled, {b"st": b"open", b"m:w": pack({"worker": "w", "url": "http://h", "num_ranks": 1})}),
     "waits": (
-        lambda raw: waits.read_waits(cast(Client, OneHash(raw)), KEYS),
-        {b"trainer:a": pack({"what": "x", "since": 1.0, "at": 1.0})},
+        lambda raw: waits.waits_in(raw, ()),
+        {b"trainer:a": pack({"cause": "x", "fields": {}, "since": 1.0, "at": 1.0})},
     ),
     "gates": (lambda raw: read_gates(cast(Client, OneHash(raw)), KEYS), {b"sub:a": b"1", b"rev": b"3", b"share": b"p"}),
     "presence": (lambda raw: snapshot._present(raw, "part"), {b"p": pack({"at": 1.0})}),
@@ -140,9 +140,9 @@ SHARED: dict[str, tuple[Callable[[Hash], int], bytes, bytes]] = {
     ),
     "workers": (lambda raw: len(parse_workers(raw)), b"good", pack({"name": "good", "at": 1.0})),
     "waits": (
-        lambda raw: len(waits.read_waits(cast(Client, OneHash(raw)), KEYS)),
+        lambda raw: len(waits.waits_in(raw, ())),
         b"good",
-        pack({"what": "x", "since": 1.0, "at": 2.0**40}),
+        pack({"cause": "x", "fields": {}, "since": 1.0, "at": 2.0**40}),
     ),
     **{
         what: (
@@ -168,7 +168,17 @@ def test_one_bad_entry_keeps_nobody_from_the_others(name: str) -> None:
 
 
 #: Fields of all of them; what is changed in it is bad for some.
-BAD = {"at": 1.0, "since": 1.0, "what": "x", "rev": 1, "state": "live", "url": "redis://h", "step": 3, "pid": 1}
+BAD = {
+    "at": 1.0,
+    "since": 1.0,
+    "cause": "x",
+    "fields": {},
+    "rev": 1,
+    "state": "live",
+    "url": "redis://h",
+    "step": 3,
+    "pid": 1,
+}
 
 
 def test_an_entry_that_is_left_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

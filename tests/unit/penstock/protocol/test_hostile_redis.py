@@ -64,7 +64,10 @@ VALUES: dict[str, tuple[Callable[[bytes], object], Any]] = {
     "workers": (lambda data: parse_workers({b"w.1": data}), WORKER),
     "all workers": (lambda data: parse_workers({b"w.1": data}, all_=True), WORKER),
     "part": (lambda data: snapshot._present({b"p": data}, "part"), {"at": 1.0, "name": "p"}),
-    "waits": (lambda data: waits.read_waits(client({b"w": data}), KEYS), {"what": "x", "since": 1.0, "at": 2**40}),
+    "waits": (
+        lambda data: waits.waits_in({b"w": data}, ()),
+        {"cause": "x", "fields": {}, "since": 1.0, "at": 2**40},
+    ),
     "holdings": (lambda data: subs._held(data, "a"), {"groups": 1, "samples": 2, "tokens": 3, "bytes": 4}),
     "payload server": (lambda data: parse_servers({b"s:a": data}), {"url": "redis://h", "state": "live", "rev": 1}),
     "members": (lambda data: decode_members(data, "w"), [{"url": "http://h:1"}]),

@@ -2,27 +2,29 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
+from penstock.protocol.records.causes import Cause, CodeCalled, ServiceCalled
 from workers.hooks.open_calls import OpenCall, OpenCalls, calling, note_trouble
 
 
-def words(asked: OpenCalls) -> dict[str, str]:
-    return {kind: question.what for kind, question in asked.open().items() if question is not None}
+def causes(asked: OpenCalls) -> dict[str, Cause]:
+    return {kind: question.cause for kind, question in asked.open().items() if question is not None}
 
 
 def test_the_oldest_question_is_named_and_the_others_are_counted() -> None:
     asked, began = OpenCalls(), time.time()
-    with asked.hears(), calling("rollout.teacher", "an answer of big"):
+    with asked.hears(), calling("rollout.teacher", big := ServiceCalled("big", "http://t")):
         [one] = asked.open().values()
         assert isinstance(one, OpenCall)
         assert began <= one.since_s <= time.time()
-        with calling("rollout.teacher", "another"), calling("code", "reward f"):
-            assert words(asked) == {"rollout.teacher": "an answer of big, and 1 more", "code": "reward f"}
+        with calling("rollout.teacher", big), calling("code", CodeCalled("reward f")):
+            assert causes(asked) == {"rollout.teacher": replace(big, more=1), "code": CodeCalled("reward f")}
         assert asked.open()["rollout.teacher"] == one
         note_trouble("rollout.teacher", "status 503")
-        assert words(asked)["rollout.teacher"] == "an answer of big; the last try failed with status 503"
+        assert causes(asked)["rollout.teacher"] == replace(big, error="status 503")
         note_trouble("rollout.teacher", "")
-        assert words(asked)["rollout.teacher"] == "an answer of big"
+        assert causes(asked)["rollout.teacher"] == big
     assert asked.open() == {"rollout.teacher": None, "code": None}
 
 
@@ -30,22 +32,22 @@ async def test_what_tasks_ask_is_heard_where_they_were_made_and_nowhere_else() -
     mine, other, asks = OpenCalls(), OpenCalls(), asyncio.Event()
 
     async def ask() -> None:
-        with calling("code", "a step"):
+        with calling("code", CodeCalled("a step")):
             asks.set()
             await asyncio.Event().wait()
 
     with mine.hears():
         task = asyncio.create_task(ask())
     await asks.wait()
-    assert words(mine) == {"code": "a step"}
-    with other.hears(), calling("code", "mine"):
-        assert words(other) == {"code": "mine"}
-    assert words(mine) == {"code": "a step"}
+    assert causes(mine) == {"code": CodeCalled("a step")}
+    with other.hears(), calling("code", CodeCalled("mine")):
+        assert causes(other) == {"code": CodeCalled("mine")}
+    assert causes(mine) == {"code": CodeCalled("a step")}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert words(mine) == {}
+    assert causes(mine) == {}
 
 
 def test_where_nobody_hears_nothing_is_noted() -> None:
-    with calling("code", "a step"):
+    with calling("code", CodeCalled("a step")):
         note_trouble("code", "x")

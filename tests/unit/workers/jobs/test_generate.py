@@ -10,6 +10,7 @@ import pytest
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
+from penstock.protocol.records.causes import EngineRestarting, VersionDraining, VersionLoading
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
@@ -174,11 +175,11 @@ async def test_a_sample_tells_when_nothing_was_drawn_for_it() -> None:
     valves, begun = Valves(), time.time()
 
     async def hold() -> Segment:
-        with valves.requests.held("version 2 is being loaded"):
+        with valves.requests.held(VersionLoading(2)):
             await asyncio.sleep(0.02)
         return segment("u", "abort", 1)
 
-    with valves.requests.held("not one of its own"):
+    with valves.requests.held(EngineRestarting()):
         await asyncio.sleep(0.02)
     sample = await make(ScriptedEngine(hold, segment("v", "stop", 2)), valves=valves)
     ((after_ms, length_ms),) = sample.pauses
@@ -533,26 +534,26 @@ async def test_broken_partials_name_their_sample() -> None:
 async def test_requests_wait_for_the_gate_and_samples_for_a_drain() -> None:
     valves = Valves()
     engine = ScriptedEngine(segment("x", "stop"), segment("y", "stop"))
-    with valves.requests.held("version 2 is being loaded"):
+    with valves.requests.held(VersionLoading(2)):
         task = asyncio.create_task(make(engine, valves=valves))
         await until(lambda: valves.samples.running == 1)
         for _ in range(20):
             await asyncio.sleep(0)
         assert not engine.asked
-        assert valves.reason == "version 2 is being loaded"
-        with valves.samples.held("version 3 waits"):
+        assert valves.cause == VersionLoading(2)
+        with valves.samples.held(VersionDraining(3)):
             late = asyncio.create_task(make(engine, valves=valves))
             await asyncio.sleep(0)
-            assert valves.reason == "version 3 waits (1 samples still run)"
+            assert valves.cause == VersionDraining(3, running=1)
             assert valves.samples.running == 1
     await asyncio.gather(task, late)
-    assert valves.reason is None
+    assert valves.cause is None
 
 
 async def test_members_of_a_group_pass_a_drain_that_waits_for_the_group() -> None:
     valves = Valves()
     async with valves.sample():
-        with valves.samples.held("version 2 waits"):
+        with valves.samples.held(VersionDraining(2)):
             sample = await asyncio.wait_for(
                 asyncio.create_task(make(ScriptedEngine(segment("x", "stop")), valves=valves)), 30
             )

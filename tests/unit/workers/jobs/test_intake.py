@@ -38,12 +38,12 @@ class Looks:
             engine=engine,
             engine_lost=asyncio.Event(),
             crash_loop="",
-            valves=SimpleNamespace(reason=None),
+            valves=SimpleNamespace(cause=None),
             room=asyncio.Event(),
             may_start_more=asyncio.Event(),
         )
         held: Any = SimpleNamespace(num_undrawn=0, num_open=0)
-        waiting: Any = SimpleNamespace(for_=lambda why: None, end=lambda: None)
+        waiting: Any = SimpleNamespace(blocked_on=lambda cause: None, end=lambda: None)
         self.draining = asyncio.Event()
         self.intake = Intake(
             self.services,
@@ -54,7 +54,7 @@ class Looks:
             make_sure=lambda: asyncio.sleep(0, False),
         )
         monkeypatch.setattr(self.intake, "_lease", self._lease)
-        monkeypatch.setattr(self.intake, "_why_idle", lambda: "")
+        monkeypatch.setattr(self.intake, "_why_idle", lambda: None)
         self.while_leasing: Callable[[], None] = lambda: None
 
     async def _lease(self) -> int:

@@ -144,7 +144,7 @@ async def test_a_teacher_that_is_away_is_waited_for(folder: Path, teacher: Teach
             assert not scoring.done()
             open_ = asked.open()["rollout.teacher"]
             assert open_ is not None
-            assert open_.what.endswith(f"; the last try failed with status {status}")
+            assert open_.cause.error == f"status {status}"
             teacher.status = 200
             await scoring
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
+from penstock.protocol.records.causes import Cause, CopyMade, FolderLocked
 from penstock.protocol.records.publication import Publication
 from tests.unit.consumers.weights.test_deltas import Line
 from workers.services import Tally
@@ -21,13 +22,13 @@ from workers.weights.copy_holds import CopyHolds
 
 class Waiting:
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.said: list[Cause | None] = []
 
-    def for_(self, what: str) -> None:
-        self.said.append(what)
+    def blocked_on(self, cause: Cause | None) -> None:
+        self.said.append(cause)
 
     def end(self) -> None:
-        self.said.append("")
+        self.said.append(None)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ async def test_it_is_a_copy_on_this_machine_and_why_it_waits_is_said(line: Line)
 
     assert Path(here.path).parent == line.path / "copies"
     assert here.id == announced(line).id
-    assert waiting.said == ["a copy of version 1 on this machine", ""]
+    assert waiting.said == [CopyMade(1), None]
 
 
 async def test_how_copies_came_to_be_here_is_counted(line: Line) -> None:
@@ -119,8 +120,8 @@ async def test_I8_a_worker_that_stands_still_in_a_copy_is_named_and_others_load_
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert (await copies.of(announced(line))).path == announced(line).path
-    assert f"process 4711 of this machine, which makes a copy in {line.path / 'copies'}" in waiting.said
-    assert waiting.said[-1] == ""
+    assert FolderLocked(4711, str(line.path / "copies")) in waiting.said
+    assert waiting.said[-1] is None
 
 
 async def test_where_that_cannot_be_seen_either_the_failure_is_the_callers(line: Line) -> None:

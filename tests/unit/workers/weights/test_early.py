@@ -7,6 +7,7 @@ import pytest
 
 from penstock.errors import EngineDied, PublishError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import Cause, WeightsFetched
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.publication import Publication
 from workers.weights import early
@@ -39,22 +40,22 @@ class Run:
     async def get(self, _: str) -> bytes:
         return self.told
 
-    def for_(self, what: str) -> None:
-        self.waits_for = what
+    def blocked_on(self, cause: Cause | None) -> None:
+        self.waits_for = cause
 
     def end(self) -> None:
-        self.waits_for = ""
+        self.waits_for = None
 
     async def look(self) -> Publication:
         return self.newest
 
     async def fetch(self, publication: Publication, progress: Progress) -> Publication:
         self.asked.append(publication)
-        progress.wait_for("1 of 2 ranges to come")
+        progress.blocked_on(missing=1, ranges=2)
         return Publication("policy", publication.version, "disk", await self.comes, index=publication.index)
 
-    async def waiting_for(self, coming: "asyncio.Task[Any]", what: str) -> None:
-        while not (self.asked and what in self.waits_for):
+    async def waiting_for(self, coming: "asyncio.Task[Any]", cause: Cause) -> None:
+        while not (self.asked and self.waits_for == cause):
             assert not coming.done(), coming
             await asyncio.sleep(0)
 
@@ -62,7 +63,7 @@ class Run:
 async def test_an_engine_with_half_of_a_send_waits_while_its_copy_comes() -> None:
     run = Run()
     coming = asyncio.create_task(run.folders.of_this_or_later(NEWEST, 0.0))
-    await run.waiting_for(coming, "the trainer's copy of version 2 of policy to be fetched over HTTP: 1 of 2 ranges")
+    await run.waiting_for(coming, WeightsFetched(2, is_copy=True, missing=1, ranges=2))
     run.comes.set_result("/here")
     found = await coming
     assert (found.path, found.index, run.asked[0].index) == ("/here", INDEX, INDEX)

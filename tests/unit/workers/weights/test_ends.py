@@ -10,6 +10,7 @@ import pytest
 
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence
+from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from workers.weights.ends import Ends
@@ -58,14 +59,14 @@ def ends(
     version: int = 13,
     offloaded: tuple[str, ...] = (),
     drains: bool = True,
-    waited: list[str] | None = None,
+    waited: list[Cause] | None = None,
     end: Callable[[], None] = lambda: None,
 ) -> Ends:
     """Of this worker, ``me``; where it waits, ``end`` is called."""
 
-    def for_(what: str) -> None:
+    def blocked_on(cause: Cause) -> None:
         assert waited is not None
-        waited.append(what)
+        waited.append(cause)
         end()
 
     services: Any = SimpleNamespace(
@@ -81,7 +82,7 @@ def ends(
             staleness=SimpleNamespace(rules=SimpleNamespace(drains=drains)),
         ),
     )
-    waiting: Any = SimpleNamespace(for_=for_, end=lambda: None)
+    waiting: Any = SimpleNamespace(blocked_on=blocked_on, end=lambda: None)
     control: Any = redis
     return Ends(services, waiting, Folders(KEYS, control, waiting, _nothing))
 
@@ -94,7 +95,7 @@ async def is_waited_for(
     redis: Redis, newest: Publication = NEWEST, *, version: int = 13, out: tuple[str, ...] = ()
 ) -> bool:
     """Whether it waits before it loads the newest."""
-    waited: list[str] = []
+    waited: list[Cause] = []
     assert await ends(redis, version=version, waited=waited, end=lambda: redis.cohorts.clear()).wait(newest, out)
     return bool(waited)
 
@@ -239,7 +240,7 @@ async def test_T5_an_engine_is_not_started_with_what_comes_after_a_cohort_that_i
     redis = Redis(cohorts, workers, {})
     assert await ends(redis, version=-1).is_held_up(NEWEST, NEWEST, set()) == is_held_up
     assert not await ends(redis, version=-1, drains=False).is_held_up(NEWEST, NEWEST, set())
-    waited: list[str] = []
+    waited: list[Cause] = []
     assert await ends(redis, version=-1, waited=waited, end=redis.cohorts.clear).wait(NEWEST, set())
     assert bool(waited) == is_held_up
 
@@ -249,7 +250,7 @@ async def test_T5_an_engine_is_not_started_with_what_comes_after_a_cohort_that_i
 )
 async def test_T1_what_was_abandoned_meanwhile_is_waited_for_no_more(abandoned: list[list[int]], goes_on: bool) -> None:
     redis = Redis([13], {"me": 13}, {})
-    waited: list[str] = []
+    waited: list[Cause] = []
     mine = ends(redis, waited=waited, end=redis.cohorts.clear)
     later = Publication("policy", 16, "disk", "/w/16", abandoned=abandoned)
 
@@ -295,7 +296,7 @@ async def test_T5_an_engine_without_weights_begins_with_what_the_oldest_cohort_i
 async def test_T5_a_version_that_a_cohort_is_drawn_under_is_found_in_the_wait_too(cohorts: list[int]) -> None:
     """Its folder comes meanwhile, or the cohort that the engine draws ends."""
     redis = Redis(cohorts, {"me": 13, "other": 14}, {})
-    waited: list[str] = []
+    waited: list[Cause] = []
 
     def end() -> None:
         assert len(waited) == 1

@@ -37,12 +37,12 @@ def file(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def looks(holder: Holder, clock: Clock, of_s: float, for_s: float) -> set[str]:
-    """What is said of the holder, looked at every ``of_s`` seconds."""
+def looks(holder: Holder, clock: Clock, of_s: float, for_s: float) -> set[int]:
+    """Process ids of the holder, looked at every ``of_s`` seconds."""
     said = set()
     for _ in range(int(for_s / of_s)):
         clock.now_s += of_s
-        said.add(holder.name())
+        said.add(holder.process())
     return said
 
 
@@ -51,17 +51,17 @@ def test_who_stood_still_himself_accuses_nobody(file: Path, clock: Clock) -> Non
     file.write_text("4711")
     with file.open() as handle:
         holder = Holder(handle.fileno(), file)
-        holder.name()
+        holder.process()
         clock.now_s += 2 * STILL_S
-        assert holder.name() == "process 4711 of this machine"
-        assert looks(holder, clock, 0.1, STILL_S - LOOK_COUNTS_S - 0.5) == {"process 4711 of this machine"}
+        assert holder.process() == 4711
+        assert looks(holder, clock, 0.1, STILL_S - LOOK_COUNTS_S - 0.5) == {4711}
         with pytest.raises(PublishError, match=r"process 4711 of this machine holds .* stood still for 30 s"):
             looks(holder, clock, 0.1, LOOK_COUNTS_S + 1)
 
 
 def test_who_never_signed_cannot_be_seen_to_stand_still(file: Path, clock: Clock) -> None:
     with file.open() as handle:
-        assert looks(Holder(handle.fileno(), file), clock, 0.5, 3 * STILL_S) == {"another process of this machine"}
+        assert looks(Holder(handle.fileno(), file), clock, 0.5, 3 * STILL_S) == {0}
 
 
 def test_who_signed_on_a_full_disk_can(file: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
+from penstock.protocol.records.causes import WeightsFetched
 from workers.weights import machine_lock
+from workers.weights.fetch.progress import Progress
 from workers.weights.fetch.store import Hold, Store
 
 
@@ -16,18 +18,19 @@ async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
-    store, said, lock = Store(tmp_path, 2**20), [], tmp_path / ".lock"
+    store, progress, lock = Store(tmp_path, 2**20), Progress(), tmp_path / ".lock"
     with lock.open("w") as held:  # and nobody says so
         held.write("4711")
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(PublishError, match=r"process 4711 of this machine holds .* stood still for 0.2 s"):
-            async with store.fetching(said.append):
+            async with store.fetching(progress.blocked_on):
                 pytest.fail("two fetch at once")
-        assert set(said) == {f"process 4711 of this machine, which fetches into {tmp_path}"}
-    async with store.fetching(said.append):
+        assert progress.cause == WeightsFetched(0, folder=str(tmp_path), process=4711)
+        named = progress.cause
+    async with store.fetching(progress.blocked_on):
         assert lock.read_text() == str(os.getpid())
-    assert len(set(said)) == 1, "nobody was waited for"
+    assert progress.cause is named, "no other process was waited for"
 
 
 def test_what_is_being_deleted_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS, str: TEXTS, float: FLOATS, bool: st.booleans(), Any: PLAIN, str | None: st.none() | TEXTS,
     int | None: st.none() | INTS, list[int]: st.lists(INTS, max_size=3), list[int] | None: st.none() | st.lists(INTS),
     list[str]: st.lists(TEXTS, max_size=3), list[Any]: LISTS, list[list[Any]]: st.lists(LISTS, max_size=2),
+    list[dict[str, Any]]: st.lists(MAPS, max_size=2),
     list[list[int]]: PAIRS, dict[str, Any]: MAPS, dict[str, int]: st.dictionaries(TEXTS, INTS, max_size=3),
     dict[str, list[Any]]: st.dictionaries(TEXTS, LISTS, max_size=3),
 }  # fmt: skip

@@ -1,0 +1,96 @@
+"""Causes of waits: each has a kind and a text, travels as name and fields, and is listed in docs/waits.md."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.waits_reference import page, sample
+from penstock.errors import ProtocolError
+from penstock.protocol.records.causes import (
+    EDGE,
+    END,
+    MAX_ENTRIES,
+    MAX_NAME,
+    MAX_TEXT,
+    REGISTRY,
+    BatchNotCut,
+    Cause,
+    GateClosed,
+    RoomOnDisk,
+    ServiceCalled,
+    Unknown,
+    decode,
+    field_names,
+)
+
+ROOT = Path(__file__).parents[5]
+CAUSES = [one for one in REGISTRY.values() if one is not Unknown]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda one: one.name)
+def test_every_cause_has_a_kind_a_text_and_a_label_and_travels_unchanged(cause: type[Cause]) -> None:
+    one = sample(cause)
+    assert "{" not in str(one)
+    assert one.words()
+    assert len(cause.name) <= MAX_NAME
+    assert bool(cause.action) == (cause.kind is END), "what a person does about it"
+    assert cause.kind is not EDGE or one.part is not None
+    assert set(cause.subject) <= set(field_names(cause))
+    assert decode(one.name, one.fields(), "it") == one
+
+
+def test_the_page_is_current() -> None:
+    assert page() == (ROOT / "docs" / "waits.md").read_text(), "run `make reference`"
+
+
+def test_the_staleness_limit_is_named_with_its_places() -> None:
+    said = "trainer:actor to publish (blocked by the staleness limit: 160 of 160 groups in flight)"
+    assert str(GateClosed("actor", 160, 160)) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("of_tomorrow", {"gpu": 3, "who": ["a", "b"], "counts": {"a": 1}}),
+        ("batch_not_cut", {"subscription": "actor"}),
+        ("batch_not_cut", {"subscription": "actor", "batch": "3"}),
+        ("unknown", {"cause": "x"}),
+    ],
+)
+def test_a_cause_that_this_version_does_not_know_is_kept_with_its_fields(name: str, fields: dict[str, Any]) -> None:
+    one = decode(name, fields, "it")
+    assert isinstance(one, Unknown)
+    assert (one.name, one.fields()) == (name, fields)
+    assert str(one).startswith(f"{name} (")
+
+
+def test_a_field_of_a_later_version_is_left_out() -> None:
+    assert decode("batch_not_cut", {"subscription": "a", "batch": 3, "eta_s": 1.5}, "it") == BatchNotCut("a", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (3, {}),
+        ("x" * (MAX_NAME + 1), {}),
+        ("x", []),
+        ("x", {str(i): 1 for i in range(MAX_ENTRIES + 1)}),
+        ("x", {"a": [1] * (MAX_ENTRIES + 1)}),
+        ("x", {"a": [[1]]}),
+        ("x", {"a": {"b": {}}}),
+        ("x", {"a": float("nan")}),
+        ("x", {"a": 2**70}),
+        ("x", {"a": b"1"}),
+    ],
+)
+def test_what_exceeds_the_bounds_is_refused(name: Any, fields: Any) -> None:
+    with pytest.raises(ProtocolError, match=r"^it has"):
+        decode(name, fields, "it")
+
+
+def test_texts_are_bounded_and_hold_no_password() -> None:
+    url = "sftp://me:hushhush@store/deltas"
+    assert "hushhush" not in str(RoomOnDisk(f"no answer of {url}").fields())
+    assert ServiceCalled("judge", url).fields()["url"] == url.replace("hushhush", "***")
+    assert len(decode("room_on_disk", {"error": "x" * 9999}, "it").fields()["error"]) < MAX_TEXT + 10
