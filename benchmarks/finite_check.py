@@ -1,114 +1,111 @@
 """Measure what the check for NaN and Inf adds to the copy of published weights.
 
-    python -m benchmarks.finite_check [--device cuda] [--model small|0.5b|1.5b] [--dtype float32|bfloat16]
-
 ``copy_ms`` is the copy into memory that a publication begins with, ``checked_ms`` the same with the check, ``check_ms``
-what the check adds: medians over pairs in turn. Times are wall time on a GPU, CPU time on a CPU.
-The bound is the larger of 2 ms and 5 % of the send on a GPU, and 10 % of ``publish_s`` (the copy and more) on a CPU.
+what the check adds: medians over pairs, whose order alternates. Times are wall time on a GPU, and CPU time of one
+thread, which does all of the work, on a CPU.
+
+    python -m benchmarks.finite_check --json FILE
+    python -m benchmarks.finite_check --device cuda --shape 1.5b --dtype bfloat16 --json FILE
 """
 
-import argparse
-import json
-import statistics
 import time
-import unittest.mock
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated
 
 import torch
+import typer
 
+from benchmarks.common import Report, execute, median, patched, versions
+from benchmarks.gpu_model import SHAPES
+from benchmarks.options import Device, JsonFile, ShapeName
+from benchmarks.random_model import Shape
 from consumers.weights import copies
 from consumers.weights.copies import Arena
 from consumers.weights.finite_check import CheckedSource, FiniteCheck
-from consumers.weights.sources import Source, State
-
-#: Layers, hidden size, intermediate size, size of keys and values, vocabulary.
-SHAPES = {
-    "small": (30, 576, 1536, 192, 49152),  # SmolLM2-135M
-    "0.5b": (24, 896, 4864, 128, 151936),  # Qwen2.5-0.5B
-    "1.5b": (28, 1536, 8960, 256, 151936),  # Qwen2.5-1.5B
-}
+from consumers.weights.sources import State
 
 
-def weights_of(model: str, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
+def weights_of(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
     """Return random tensors with the shapes of a model."""
-    layers, hidden, wide, keys, vocabulary = SHAPES[model]
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (vocabulary, hidden), "norm": (hidden,)}
-    for number in range(layers):
-        parts: dict[str, tuple[int, ...]] = {
-            "q": (hidden, hidden),
-            "k": (keys, hidden),
-            "v": (keys, hidden),
-            "o": (hidden, hidden),
-        }
-        parts |= {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}
-        parts |= {"norm_1": (hidden,), "norm_2": (hidden,), "q_bias": (hidden,), "k_bias": (keys,), "v_bias": (keys,)}
-        shapes |= {f"layers.{number}.{name}": shape for name, shape in parts.items()}
-    return {name: torch.randn(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-
-
-def measure(model: str = "small", dtype: str = "float32", device: str = "cpu", rounds: int = 15) -> dict[str, Any]:
-    """Return the times of copies with and without the check, in ms. Blocks for about ``2 * rounds`` copies."""
-    state = State(weights_of(model, getattr(torch, dtype), device))
-    arena = Arena()
-    arena.take(state, {})  # takes the memory
-    plain, checked = [], []
-    for _ in range(rounds):
-        plain.append(_timed(lambda: _unchecked(arena, state)))
-        checked.append(_timed(lambda: arena.take(state, {})))
-    check_ms = statistics.median(b - a for a, b in zip(plain, checked, strict=True))
-    alone_ms = statistics.median(_timed(lambda: _walk(CheckedSource(state))) for _ in range(rounds))
-    num_bytes = arena.copy.num_bytes if arena.copy is not None else 0
-    copy_ms = statistics.median(plain)
-    return {
-        "model": model, "dtype": dtype, "device": _name(device), "num_bytes": num_bytes, "copy_ms": round(copy_ms, 3),
-        "checked_ms": round(statistics.median(checked), 3), "check_ms": round(check_ms, 3),
-        "check_alone_ms": round(alone_ms, 3), "share_of_copy": round(check_ms / copy_ms, 4),
+    hidden, keys, mlp = shape.hidden, shape.hidden * shape.kv_heads // shape.heads, shape.mlp
+    of_layer: dict[str, tuple[int, ...]] = {
+        "q": (hidden, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, hidden),
+        "gate": (mlp, hidden), "up": (mlp, hidden), "down": (hidden, mlp), "norm_1": (hidden,), "norm_2": (hidden,),
+        "q_bias": (hidden,), "k_bias": (keys,), "v_bias": (keys,),
     }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (shape.vocab, hidden), "norm": (hidden,)}
+    for number in range(shape.layers):
+        shapes |= {f"layers.{number}.{name}": size for name, size in of_layer.items()}
+    return {name: torch.randn(size, dtype=dtype, device=device) for name, size in shapes.items()}
 
 
-class _NoCheck(FiniteCheck):
+class NoCheck(FiniteCheck):
     """Copies as a trainer did before there was a check."""
 
     def copy(self, name: str, tensor: torch.Tensor, place: torch.Tensor) -> None:
         place.copy_(tensor, non_blocking=True)
 
 
-def _unchecked(arena: Arena, state: State) -> None:
-    with unittest.mock.patch.object(copies, "FiniteCheck", _NoCheck):
+def timed_ms(work: Callable[[], object], device: str) -> float:
+    """Return the milliseconds of a call. Blocks."""
+    clock, wait = (time.perf_counter, torch.cuda.synchronize) if device == "cuda" else (time.process_time, int)
+    wait()
+    began_s = clock()
+    work()
+    wait()
+    return 1e3 * (clock() - began_s)
+
+
+def measure(shape: Shape, dtype: str, device: str, rounds: int) -> dict[str, float]:
+    """Return the times of copies with and without the check. Blocks for about ``2 * rounds`` copies."""
+    state, arena = State(weights_of(shape, getattr(torch, dtype), device)), Arena()
+
+    def plain() -> None:
+        with patched(copies, FiniteCheck=NoCheck):
+            arena.take(state, {})
+
+    def checked() -> None:
         arena.take(state, {})
 
-
-def _timed(call: Callable[[], object]) -> float:
-    if not torch.cuda.is_available():
-        began = time.thread_time()
-        call()
-        return (time.thread_time() - began) * 1e3
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 1e3
-
-
-def _walk(source: Source) -> None:
-    for _ in source.tensors({}):
-        pass
-
-
-def _name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    checked()  # takes the memory
+    times: dict[Callable[[], None], list[float]] = {plain: [], checked: []}
+    for turn in range(rounds):
+        for work in (plain, checked) if turn % 2 else (checked, plain):
+            times[work].append(timed_ms(work, device))
+    alone = [timed_ms(lambda: list(CheckedSource(state).tensors({})), device) for _ in range(rounds)]
+    copy_ms = median(times[plain])
+    check_ms = median([with_it - without for without, with_it in zip(times[plain], times[checked], strict=True)])
+    return {
+        "num_bytes": arena.copy.num_bytes if arena.copy is not None else 0,
+        "copy_ms": copy_ms,
+        "checked_ms": median(times[checked]),
+        "check_ms": check_ms,
+        "check_alone_ms": median(alone),
+        "share_of_copy": check_ms / copy_ms,
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the check of published weights for NaN and Inf.")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--model", default="small", choices=SHAPES)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--rounds", type=int, default=15)
-    asked = parser.parse_args()
-    print(json.dumps(measure(asked.model, asked.dtype, asked.device, asked.rounds)))
+def main(
+    json_file: JsonFile = None,
+    device: Device = "cpu",
+    shape: ShapeName = "tiny",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    rounds: Annotated[int, typer.Option(help="Pairs of copies.")] = 15,
+) -> None:
+    """What the check for NaN and Inf adds to the copy of published weights."""
+    torch.set_num_threads(1)
+    row = measure(SHAPES[shape], dtype, device, rounds)
+    Report(
+        title=f"check of published weights: {shape}, {dtype}, {device}",
+        columns={
+            "num_bytes": "bytes", "copy_ms": "copy ms", "checked_ms": "with check ms", "check_ms": "check ms",
+            "check_alone_ms": "check alone ms", "share_of_copy": "share of copy",
+        },
+        rows=[row],
+        keys={name: row[name] for name in ("check_ms", "share_of_copy")},
+        versions=versions(),
+    ).finish(json_file)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    execute(main)
