@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +112,7 @@ class Span:
     running: list[int]
     #: Process -> CPU seconds per second of the span.
     cores: dict[str, float]
-    #: Further figures of a penstock leg.
+    #: Further figures of a penstock leg, of the batches that were published in the span.
     path: dict[str, float]
 
 
@@ -132,9 +132,9 @@ class LogThread(threading.Thread):
         self.join()
 
 
-def processor_s() -> dict[str, float]:
-    """CPU seconds so far of the engine's and penstock's processes, by name."""
-    tick, found = os.sysconf("SC_CLK_TCK"), dict[str, float]()
+def processor_s() -> dict[int, tuple[str, float]]:
+    """Return process id -> name and CPU seconds so far, of the processes that this one and its children started."""
+    tick, parents, found = os.sysconf("SC_CLK_TCK"), dict[int, int](), dict[int, tuple[str, float]]()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -143,9 +143,16 @@ def processor_s() -> dict[str, float]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
+        parents[int(folder.name)] = int(fields[1])
         if name := _process_name(words):
-            found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / tick
-    return found
+            found[int(folder.name)] = name, (int(fields[11]) + int(fields[12])) / tick
+    return {pid: one for pid, one in found.items() if _is_own(pid, parents)}
+
+
+def _is_own(pid: int, parents: Mapping[int, int]) -> bool:
+    while pid in parents and pid != os.getpid():
+        pid = parents[pid]
+    return pid == os.getpid()
 
 
 def _process_name(words: str) -> str:
@@ -169,7 +176,9 @@ def measure(source: str, log: DecodeLog, plan: Plan) -> Span:
     rate, running_mean = log.between(begin_s, end_s)
     by_second = {int(at_s - begin_s): many for at_s, many, _ in log.lines if begin_s <= at_s < end_s}
     seconds = end_s - begin_s
-    cores = {name: (after[name] - before.get(name, 0.0)) / seconds for name in sorted(after)}
+    cores: dict[str, float] = {}
+    for pid, (name, spent_s) in after.items():
+        cores[name] = cores.get(name, 0.0) + (spent_s - before.get(pid, (name, 0.0))[1]) / seconds
     return Span(source, seconds, rate, running_mean, list(by_second.values()), cores, {})
 
 
@@ -203,9 +212,9 @@ def penstock_leg(name: str, source: Source, engine: RunningEngine, log: DecodeLo
             process = subprocess.Popen(command, cwd=directory, env=environment, stdout=out, stderr=subprocess.STDOUT)
             try:
                 _wait_until_serving(process, folder)
-                steps_before, began_s = _steps(folder), time.monotonic()
                 span = measure(name, log, plan)
-                batches, seconds = _steps(folder)[len(steps_before) :], time.monotonic() - began_s
+                end_s = time.monotonic()
+                batches = [one for one in _steps(folder) if end_s - span.seconds <= one["at_s"] < end_s]
                 if process.poll() is not None or not batches:
                     raise RuntimeError(f"The leg trained {len(batches)} batches:\n{_end_of(folder)}")
             finally:
@@ -213,9 +222,9 @@ def penstock_leg(name: str, source: Source, engine: RunningEngine, log: DecodeLo
                 process.wait(timeout=90)
         path = {
             "steps": float(len(batches)),
-            "step_s": seconds / len(batches),
-            "trained_tokens_per_s": sum(batch["tokens"] for batch in batches) / seconds,
-            "samples_per_s": sum(batch["samples"] for batch in batches) / seconds,
+            "step_s": span.seconds / len(batches),
+            "trained_tokens_per_s": sum(batch["tokens"] for batch in batches) / span.seconds,
+            "samples_per_s": sum(batch["samples"] for batch in batches) / span.seconds,
             "wait_s_p50": median([batch["wait_s"] for batch in batches]),
             "publish_s_p50": median([batch["publish_s"] for batch in batches]),
             "staleness_max": float(max(batch["staleness_max"] for batch in batches)),

@@ -81,6 +81,7 @@ def train(trainer: Trainer, model: Any, publishes: bool, out: Path) -> None:
             trainer.state_dict()
             trainer.checkpointed()
             row = {
+                "at_s": published_s,
                 "tokens": tokens,
                 "samples": len(batch),
                 "staleness_max": batch.manifest.staleness_max,
