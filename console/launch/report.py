@@ -30,7 +30,7 @@ def summarize(
     """The content of ``summary.json``.
 
     ``samples`` and ``tokens`` (generated ones) are those trained on, ``tokens_per_s`` is tokens over all seconds of
-    the run, ``staleness_mean`` the mean over samples, accuracies those of the first dataset under ``data.eval``.
+    the run, ``staleness_mean`` the mean over loss tokens, accuracies those of the first dataset under ``data.eval``.
     ``tokens_drawn`` are those that workers told of for training, ``tokens_by_account`` what became of them (I10), and
     ``goodput`` the share of them that was trained on; ``tokens_unheard_most`` bounds what was drawn beside, by requests
     whose engine or worker was lost before it told.

@@ -82,7 +82,7 @@ def of_steps(config: Config, rows: Rows) -> dict[str, Any]:
         "accuracy_first": accuracies[0]["accuracy"] if accuracies else None,
         "accuracy_last": accuracies[-1]["accuracy"] if accuracies else None,
         "staleness_max": max((int(row["staleness_max"]) for row in _known(steps, "staleness_max")), default=None),
-        "staleness_mean": _mean_over_samples(steps, "staleness_mean"),
+        "staleness_mean": _mean_over_tokens(steps, "staleness_mean"),
         "skipped_steps": int(_sum(steps, "skipped_steps")),
         "trainer_wait_share": ratio(_sum(steps, "wait_s"), busy_s),
     }
@@ -102,10 +102,11 @@ def _known(rows: Iterable[Row], key: str) -> list[Row]:
     return [row for row in rows if row.get(key) is not None]
 
 
-def _mean_over_samples(rows: Iterable[Row], key: str) -> float | None:
+def _mean_over_tokens(rows: Iterable[Row], key: str) -> float | None:
+    """Return the mean over all loss tokens of a figure that is such a mean in each row."""
     known = _known(rows, key)
-    weighted = sum(float(row[key]) * float(row.get("samples") or 0) for row in known)
-    return ratio(weighted, _sum(known, "samples"))
+    weighted = sum(float(row[key]) * float(row.get("loss_tokens") or 0) for row in known)
+    return ratio(weighted, _sum(known, "loss_tokens"))
 
 
 def ratio(value: float, over: float) -> float | None:

@@ -88,8 +88,8 @@ def test_an_evaluation_without_a_loss_token_has_no_share_of_the_asked_version() 
 def test_a_summary_takes_the_mean_over_the_steps_that_have_the_figure(tmp_path: Path) -> None:
     data = {"train": [{"path": "d.jsonl", "name": "d"}]}
     config = Config.model_validate({"run": "r", "model": {"path": "m"}, "data": data})
-    rows = [{"step": 1, "samples": 8, "staleness_mean": 2.0, "staleness_max": 3}]
-    rows += [{"step": 2, "samples": 8, "staleness_mean": None, "staleness_max": None}]
+    rows = [{"step": 1, "loss_tokens": 8, "staleness_mean": 2.0, "staleness_max": 3}]
+    rows += [{"step": 2, "loss_tokens": 0, "staleness_mean": None, "staleness_max": None}]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = of_steps(config, read_rows(tmp_path))
     assert (found["staleness_mean"], found["staleness_max"]) == (2.0, 3)
