@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,27 +132,34 @@ class LogThread(threading.Thread):
         self.join()
 
 
-def processor_s() -> dict[int, tuple[str, float]]:
-    """Return process id -> name and CPU seconds so far, of the processes that this one and its children started."""
+def processor_s(folder: Path) -> dict[int, tuple[str, float]]:
+    """Return process id -> name and CPU seconds so far, of what this process started, and of the engine of ``folder``.
+
+    The engine is no descendant of this process: its supervisor leaves it.
+    """
     tick, parents, found = os.sysconf("SC_CLK_TCK"), dict[int, int](), dict[int, tuple[str, float]]()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
+    roots = {os.getpid()}
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
             continue
         try:
-            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        parents[int(folder.name)] = int(fields[1])
+        pid = int(process.name)
+        parents[pid] = int(fields[1])
+        if str(folder) in words:
+            roots.add(pid)
         if name := _process_name(words):
-            found[int(folder.name)] = name, (int(fields[11]) + int(fields[12])) / tick
-    return {pid: one for pid, one in found.items() if _is_own(pid, parents)}
+            found[pid] = name, (int(fields[11]) + int(fields[12])) / tick
+    return {pid: one for pid, one in found.items() if _descends(pid, parents, roots)}
 
 
-def _is_own(pid: int, parents: Mapping[int, int]) -> bool:
-    while pid in parents and pid != os.getpid():
+def _descends(pid: int, parents: Mapping[int, int], roots: Set[int]) -> bool:
+    while pid in parents and pid not in roots:
         pid = parents[pid]
-    return pid == os.getpid()
+    return pid in roots
 
 
 def _process_name(words: str) -> str:
@@ -167,12 +174,12 @@ def _process_name(words: str) -> str:
     return ""
 
 
-def measure(source: str, log: DecodeLog, plan: Plan) -> Span:
+def measure(source: str, engine: RunningEngine, log: DecodeLog, plan: Plan) -> Span:
     """Count one span, after the warm-up of the leg that runs. Blocks."""
     time.sleep(plan.warm_s)
-    begin_s, before = time.monotonic(), processor_s()
+    begin_s, before = time.monotonic(), processor_s(engine.folder)
     time.sleep(plan.window_s)
-    end_s, after = time.monotonic(), processor_s()
+    end_s, after = time.monotonic(), processor_s(engine.folder)
     rate, running_mean = log.between(begin_s, end_s)
     by_second = {int(at_s - begin_s): many for at_s, many, _ in log.lines if begin_s <= at_s < end_s}
     seconds = end_s - begin_s
@@ -185,7 +192,7 @@ def measure(source: str, log: DecodeLog, plan: Plan) -> Span:
 def raw_leg(engine: RunningEngine, log: DecodeLog, plan: Plan, prompts: Sequence[list[int]]) -> Span:
     """Measure the raw clients. Blocks."""
     with raw_clients(engine.url, prompts, plan.lengths, plan.concurrency):
-        return measure("raw", log, plan)
+        return measure("raw", engine, log, plan)
 
 
 def penstock_leg(name: str, source: Source, engine: RunningEngine, log: DecodeLog) -> Span:
@@ -212,7 +219,7 @@ def penstock_leg(name: str, source: Source, engine: RunningEngine, log: DecodeLo
             process = subprocess.Popen(command, cwd=directory, env=environment, stdout=out, stderr=subprocess.STDOUT)
             try:
                 _wait_until_serving(process, folder)
-                span = measure(name, log, plan)
+                span = measure(name, engine, log, plan)
                 end_s = time.monotonic()
                 batches = [one for one in _steps(folder) if end_s - span.seconds <= one["at_s"] < end_s]
                 if process.poll() is not None or not batches:

@@ -4,24 +4,28 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from benchmarks.engine_rate import processor_s
 
-NAMED = [sys.executable, "-c", "print(flush=True); input()", "penstock.cli worker"]
 
-
-def test_only_processes_that_the_benchmark_started_are_counted() -> None:
+def test_only_processes_of_the_benchmark_and_its_engine_are_counted(tmp_path: Path) -> None:
     """Another run on the machine has processes of the same names, which begin and end as they like."""
+    # The shell that starts them ends, as the starter of an engine's supervisor does.
     start = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid)"
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)", "penstock.cli worker"]
-    foreign = int(subprocess.check_output([sys.executable, "-c", start, *sleeper]))
-    with subprocess.Popen(NAMED, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as own:
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)", "sglang.launch_server"]
+    foreign, engine = (
+        int(subprocess.check_output([sys.executable, "-c", start, *sleeper, "--model-path", str(folder)]))
+        for folder in ("/elsewhere/model", tmp_path / "model")
+    )
+    named = [sys.executable, "-c", "print(flush=True); input()", "penstock.cli worker"]
+    with subprocess.Popen(named, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as own:
         try:
             assert own.stdout is not None
             own.stdout.readline()
-            found = processor_s()
+            found = processor_s(tmp_path)
         finally:
-            os.kill(foreign, signal.SIGKILL)
-            own.kill()
+            for pid in (foreign, engine, own.pid):
+                os.kill(pid, signal.SIGKILL)
     assert foreign not in found
-    assert found[own.pid][0] == "worker"
+    assert (found[own.pid][0], found[engine][0]) == ("worker", "tokenizer")
