@@ -23,8 +23,10 @@ UNITS = {spelling: unit for unit, spellings in _NAMES.items() for spelling in sp
 
 _POWER = r"(?:\^\s*\{?\s*(\d)\s*\}?)?"
 _IN_TEXT = re.compile(rf"\\(?:text\w*|math\w\w|mbox|operatorname)\s*\{{([^{{}}]*)\}}\s*{_POWER}\s*\.?\s*$")
-#: Without a \\text only spellings of several letters count: ``5m`` is a product.
-_WORD = "|".join(sorted((re.escape(word) for word in UNITS if len(word) > 1), key=len, reverse=True))
+#: Without a \\text only spellings of several letters count: ``5m`` is a product, and so is ``5am``.
+_PRODUCTS = ("am", "pm")
+_SPELLINGS = sorted((word for word in UNITS if len(word) > 1 and word not in _PRODUCTS), key=len, reverse=True)
+_WORD = "|".join(map(re.escape, _SPELLINGS))
 _BARE = re.compile(
     rf"(?<=[\d}}).\s])\s*\b((?:(?:square|sq|cubic)\s+)?(?:{_WORD})(?:\s*(?:/|\bper\b)\s*(?:{_WORD}|[smh]))?)\s*"
     rf"{_POWER}\s*\.?\s*$",
