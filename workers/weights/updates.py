@@ -159,8 +159,7 @@ class Updates:
             await self.catch_up()
 
     async def _follow(self) -> None:
-        newest = self.newest
-        if (newest is not None and self._is_behind(newest)) or not self.memory.is_settled():
+        if ((newest := self.newest) is not None and self._is_behind(newest)) or not self.memory.is_settled():
             return
         after = {self._key: self._last, self._memory_key: self._last_wish}
         for key, entries in await self._reader.do(lambda client: client.xread(after, block=BLOCK_MS)) or ():
