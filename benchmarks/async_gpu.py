@@ -37,10 +37,10 @@ from benchmarks.gpu_model import SHAPES, fast_folder
 from benchmarks.options import Device, EngineArgs, EnginePython, JsonFile, ShapeName, pairs
 from benchmarks.random_model import make_model
 from benchmarks.weights import load_model
-from consumers.grpo.step import GRPO
-from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.load import save_resolved
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
 from penstock.redis.connect import connect

@@ -23,10 +23,10 @@ import torch
 
 from benchmarks.common import patched
 from benchmarks.engine_overhead import Penstock
-from consumers.weights import publish
-from consumers.weights.copies import Arena, Copy
-from consumers.weights.sources import State, buckets
-from consumers.weights.transfer import TransferFailed
+from penstock.consumers.weights import publish
+from penstock.consumers.weights.copies import Arena, Copy
+from penstock.consumers.weights.sources import State, buckets
+from penstock.consumers.weights.transfer import TransferFailed
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
 from penstock.system.engine_http import fetch

@@ -5,7 +5,7 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from workers.metrics import COPIES, COPY
+from penstock.workers.metrics import COPIES, COPY
 
 
 class Copied(NamedTuple):

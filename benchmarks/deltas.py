@@ -39,8 +39,8 @@ from benchmarks.gpu_model import SHAPES, fast_folder
 from benchmarks.options import Concurrency, Device, EngineArgs, EngineEnv, EnginePython, JsonFile, served
 from benchmarks.policy import Policy
 from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
 from penstock.protocol.records.job import Job

@@ -15,7 +15,7 @@ import aiohttp
 from benchmarks.common import version_in
 from benchmarks.random_model import Shape, make_model
 from penstock.config import EngineConfig, ModelConfig
-from workers.sglang import server as servers
+from penstock.workers.sglang import server as servers
 
 #: Arguments of the server by device. Streams say each token once, as those of servers that a worker spawns.
 ARGS: dict[str, dict[str, Any]] = {

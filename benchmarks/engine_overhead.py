@@ -29,8 +29,8 @@ from benchmarks.engine import RunningEngine
 from benchmarks.options import Concurrency, Device, EngineArgs, EngineEnv, EnginePython, JsonFile, PromptTokens, served
 from benchmarks.penstock_path import until_recording
 from benchmarks.random_model import Shape
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import WorkerState, read_workers
 from penstock.protocol.records.job import Job

@@ -19,10 +19,10 @@ from benchmarks.common import Report, execute, median, patched, versions
 from benchmarks.gpu_model import SHAPES
 from benchmarks.options import Device, JsonFile, ShapeName
 from benchmarks.random_model import Shape
-from consumers.weights import copies
-from consumers.weights.copies import Arena
-from consumers.weights.finite_check import CheckedSource, FiniteCheck
-from consumers.weights.sources import State
+from penstock.consumers.weights import copies
+from penstock.consumers.weights.copies import Arena
+from penstock.consumers.weights.finite_check import CheckedSource, FiniteCheck
+from penstock.consumers.weights.sources import State
 
 
 def weights_of(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.long_lived import settle
-from workers.jobs.commits import Commits
+from penstock.workers.jobs.commits import Commits
 
 Source = Literal["arrays", "lists"]
 
@@ -81,7 +81,7 @@ def make_values(tokens: int, source: Source) -> dict[str, Any]:
 
 def writer(barrier: Barrier, *, config_file: str, share: "Share", tokens: int, source: Source) -> "Part":
     """Lease, pack and commit this writer's share of the groups."""
-    settle()  # as the parts do (console.cli.main)
+    settle()  # as the parts do (penstock.console.cli.main)
     return uvloop.run(_write(barrier, load(config_file), share, make_values(tokens, source)))
 
 
@@ -128,10 +128,10 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, pids: 
     """
     import torch
 
-    from consumers.trainer import Trainer
+    from penstock.consumers.trainer import Trainer
 
     torch.set_num_threads(1)
-    settle()  # as the parts do (console.cli.main)
+    settle()  # as the parts do (penstock.console.cli.main)
     seen: list[int] = []
     config = load(config_file)
     client = connect(str(config.redis.url))

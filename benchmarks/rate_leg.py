@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.bench_run import make_config, part
 from benchmarks.engine_overhead import wait_for_worker
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.redis.control import Control
 
 

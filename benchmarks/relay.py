@@ -27,8 +27,8 @@ import numpy as np
 import typer
 
 from benchmarks.common import Report, execute, median, redis_server, run_together, versions
-from consumers.weights.http.serving import Serving
 from penstock.config import Config
+from penstock.consumers.weights.http.serving import Serving
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import read_offer
@@ -38,9 +38,9 @@ from penstock.system.checksum import file_xxh3
 from penstock.weights.http.blobs import object_name
 from penstock.weights.http.token import token_of
 from penstock.weights.index import INDEX_FILE, digest, index_bytes
-from workers.weights.fetch.download import Downloads
-from workers.weights.fetch.fetcher import Fetcher
-from workers.weights.fetch.partial import Partial
+from penstock.workers.weights.fetch.download import Downloads
+from penstock.workers.weights.fetch.fetcher import Fetcher
+from penstock.workers.weights.fetch.partial import Partial
 
 LEGS = ("direct", "relay")
 OWNER = "trainer"

@@ -39,13 +39,13 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.jail.asking import check_jail
-from workers.rewards.kinds.question import Question
-from workers.rewards.kinds.registry import kind_of
-from workers.rewards.pool.client import Checks
-from workers.rewards.processes import CheckProcesses
-from workers.rewards.score import Rewards
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.jail.asking import check_jail
+from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.registry import kind_of
+from penstock.workers.rewards.pool.client import Checks
+from penstock.workers.rewards.processes import CheckProcesses
+from penstock.workers.rewards.score import Rewards
 
 COLUMNS = {"what": "what", "per_s": "rewards/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms"}
 MODULE = "benchmarks.rewards"

@@ -25,10 +25,10 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.common import Report, execute, median, redis_server, versions
-from buffer.cutter import Cutter
-from buffer.payload_servers import PayloadServers
-from buffer.retire import Retirement
-from buffer.state import State
+from penstock.buffer.cutter import Cutter
+from penstock.buffer.payload_servers import PayloadServers
+from penstock.buffer.retire import Retirement
+from penstock.buffer.state import State
 from penstock.config import RedisConfig
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

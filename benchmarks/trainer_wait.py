@@ -29,7 +29,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
-from workers.jobs.commits import Commits
+from penstock.workers.jobs.commits import Commits
 
 BATCH_GROUPS = 64
 TARGET = 0.01
@@ -80,7 +80,7 @@ def rank(
     prefetch: int,
 ) -> list[dict[str, float]]:
     """One process of the trainer; per step the seconds of each part of it."""
-    from consumers.trainer import Trainer
+    from penstock.consumers.trainer import Trainer
 
     trainer = Trainer(
         load(config_file),

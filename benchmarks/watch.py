@@ -4,8 +4,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from consumers.subscription.subscriber import Subscriber
 from penstock.config.subscription import ASKED, Definition
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import PenstockError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest

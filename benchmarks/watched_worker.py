@@ -23,9 +23,9 @@ EVERY = 16
 
 def watch(folder: Path) -> None:
     """Have the worker of this process count tokens and write pauses down."""
-    from workers.sglang.client import SglangClient
-    from workers.sglang.controls import SglangControls
-    from workers.sglang.stream import Answer
+    from penstock.workers.sglang.client import SglangClient
+    from penstock.workers.sglang.controls import SglangControls
+    from penstock.workers.sglang.stream import Answer
 
     ticks, pauses = Ticks(folder / TICKS), (folder / PAUSES).open("a", buffering=1)
     add, generate, call = Answer.add, SglangClient.generate, SglangControls.call

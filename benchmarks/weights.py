@@ -41,7 +41,7 @@ from benchmarks.options import (
     ShapeName,
     served,
 )
-from consumers.trainer import Trainer
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.records.job import Job
 from penstock.redis.connect import connect

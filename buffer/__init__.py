@@ -1,7 +1,4 @@
 """The replay buffer: service, state, subscriptions, samplers, staleness, partition."""
 
-from penstock.system.own_packages import missing
-
-
-def __getattr__(name: str) -> None:
-    raise missing(__name__, name)
+if __name__ != "penstock.buffer":
+    raise ImportError("Import penstock.buffer: the package buffer is part of penstock.")

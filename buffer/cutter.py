@@ -11,13 +11,13 @@ A batch is cut when it is asked for, not before: what is cut late is fresh.
 import logging
 import time
 
-from buffer import in_flight
-from buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
-from buffer.group import Group
-from buffer.manifest import bearing_of, make_manifest, why_no_loss
-from buffer.state import State
-from buffer.subscription import Subscription
-from buffer.view import InFlight, View
+from penstock.buffer import in_flight
+from penstock.buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
+from penstock.buffer.group import Group
+from penstock.buffer.manifest import bearing_of, make_manifest, why_no_loss
+from penstock.buffer.state import State
+from penstock.buffer.subscription import Subscription
+from penstock.buffer.view import InFlight, View
 from penstock.config.subscription import Unit
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts

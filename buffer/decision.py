@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from buffer import limits
-from buffer.group import Group
-from buffer.sampling.samplers import CohortPool
-from buffer.sampling.sizes import TooLarge, take
-from buffer.view import End, InFlight, View
+from penstock.buffer import limits
+from penstock.buffer.group import Group
+from penstock.buffer.sampling.samplers import CohortPool
+from penstock.buffer.sampling.sizes import TooLarge, take
+from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import MAX_BATCH_SAMPLES
 from penstock.names import Lane
 from penstock.protocol.records.causes import (

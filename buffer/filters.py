@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buffer.group import deviation
+from penstock.buffer.group import deviation
 from penstock.errors import ConfigError
 from penstock.hooks.signatures import check_hook
 from penstock.protocol.groups import CompletedGroup

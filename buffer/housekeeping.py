@@ -14,15 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from buffer import limits
-from buffer.chores.forgotten_payloads import ForgottenPayloads
-from buffer.chores.holdings import HeldForHistory, Holdings
-from buffer.chores.partial_groups import PartialGroups
-from buffer.chores.scores import UnreadScores
-from buffer.chores.unread_evaluations import UnreadEvaluations
-from buffer.payload_servers import PayloadServers
-from buffer.retire import Retirement
-from buffer.state import State
+from penstock.buffer import limits
+from penstock.buffer.chores.forgotten_payloads import ForgottenPayloads
+from penstock.buffer.chores.holdings import HeldForHistory, Holdings
+from penstock.buffer.chores.partial_groups import PartialGroups
+from penstock.buffer.chores.scores import UnreadScores
+from penstock.buffer.chores.unread_evaluations import UnreadEvaluations
+from penstock.buffer.payload_servers import PayloadServers
+from penstock.buffer.retire import Retirement
+from penstock.buffer.state import State
 from penstock.config import Config
 from penstock.names import LANES
 from penstock.protocol import scripts

@@ -9,7 +9,7 @@ completed (``State.catch_up``) afterwards, never before: a job that no longer co
 
 from collections.abc import Iterable, Sequence
 
-from buffer.view import End, InFlight, View
+from penstock.buffer.view import End, InFlight, View
 from penstock.protocol.gate import Room, read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.small_maps import count_of

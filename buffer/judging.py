@@ -4,9 +4,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from buffer.filters import Filters, Verdict
-from buffer.group import Group
-from buffer.subscription import Subscription
+from penstock.buffer.filters import Filters, Verdict
+from penstock.buffer.group import Group
+from penstock.buffer.subscription import Subscription
 from penstock.config.buffer import OnFilterError
 from penstock.protocol import scripts
 from penstock.protocol.groups import CompletedGroup

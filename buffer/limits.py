@@ -6,10 +6,10 @@ groups wanted before the first batch, the bound (T4, in the decision) and filter
 
 from collections.abc import Iterable, Mapping
 
-from buffer.group import Group
-from buffer.payload_servers import Away
-from buffer.subscription import Subscription
-from buffer.view import View
+from penstock.buffer.group import Group
+from penstock.buffer.payload_servers import Away
+from penstock.buffer.subscription import Subscription
+from penstock.buffer.view import View
 from penstock.config.subscription import Unit
 from penstock.protocol.records.causes import (
     Cause,

@@ -19,14 +19,14 @@ import threading
 import time
 from types import FrameType
 
-from buffer.cutter import Cutter
-from buffer.filters import BUILT_IN, Filters
-from buffer.housekeeping import Housekeeping
-from buffer.limits import holdings
-from buffer.metrics import BufferCollector
-from buffer.payload_servers import PayloadServers
-from buffer.rollback import Rollback
-from buffer.state import State
+from penstock.buffer.cutter import Cutter
+from penstock.buffer.filters import BUILT_IN, Filters
+from penstock.buffer.housekeeping import Housekeeping
+from penstock.buffer.limits import holdings
+from penstock.buffer.metrics import BufferCollector
+from penstock.buffer.payload_servers import PayloadServers
+from penstock.buffer.rollback import Rollback
+from penstock.buffer.state import State
 from penstock.config import Config
 from penstock.errors import ConfigError, LeadershipLost, ProtocolError, QueueUnavailable
 from penstock.payloads.servers import seeds

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from buffer.decision import Cut
-from buffer.group import Group
-from buffer.state import State
-from buffer.subscription import Subscription
+from penstock.buffer.decision import Cut
+from penstock.buffer.group import Group
+from penstock.buffer.state import State
+from penstock.buffer.subscription import Subscription
 from penstock.protocol.partition import batch_seed
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest, Row

@@ -4,10 +4,10 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from buffer.group import Group
-from buffer.payload_servers import PayloadServers, keys_of
-from buffer.state import State
-from buffer.subscription import Subscription
+from penstock.buffer.group import Group
+from penstock.buffer.payload_servers import PayloadServers, keys_of
+from penstock.buffer.state import State
+from penstock.buffer.subscription import Subscription
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS
 from penstock.protocol import scripts

@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from buffer.group import Group
+from penstock.buffer.group import Group
 
 #: (subscription, batch) pairs: the last batch of each that holds a group.
 _Batches = frozenset[tuple[str, int]]

@@ -6,13 +6,13 @@ Redis is the truth; nothing here survives doubt. Events of the ``samples`` strea
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from buffer.filters import Filters
-from buffer.group import Group, priorities, read_group
-from buffer.judging import Judge
-from buffer.payload_servers import PayloadServers, keys_of
-from buffer.records import Records
-from buffer.spent import Spent
-from buffer.subscription import Subscription
+from penstock.buffer.filters import Filters
+from penstock.buffer.group import Group, priorities, read_group
+from penstock.buffer.judging import Judge
+from penstock.buffer.payload_servers import PayloadServers, keys_of
+from penstock.buffer.records import Records
+from penstock.buffer.spent import Spent
+from penstock.buffer.subscription import Subscription
 from penstock.config.data import RIGHT_FROM
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import Definition

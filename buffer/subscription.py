@@ -5,8 +5,8 @@ import math
 import time
 from collections.abc import Mapping
 
-from buffer.group import Group
-from buffer.sampling.samplers import Pool, make_pool
+from penstock.buffer.group import Group
+from penstock.buffer.sampling.samplers import Pool, make_pool
 from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.protocol.gate import Holder
 from penstock.protocol.position import Position

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from buffer.group import Group
-from buffer.sampling.samplers import Pool
+from penstock.buffer.group import Group
+from penstock.buffer.sampling.samplers import Pool
 from penstock.config.subscription import Definition
 from penstock.names import Lane
 from penstock.protocol.position import Position

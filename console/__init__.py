@@ -1,7 +1,4 @@
 """What a person starts and looks at: the command line, and the launcher of a run on this machine."""
 
-from penstock.system.own_packages import missing
-
-
-def __getattr__(name: str) -> None:
-    raise missing(__name__, name)
+if __name__ != "penstock.console":
+    raise ImportError("Import penstock.console: the package console is part of penstock.")

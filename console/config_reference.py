@@ -1,6 +1,6 @@
 """Writes docs/configuration.md, every key of the configuration, from the models that read it.
 
-``python -m console.config_reference FILE`` writes the page (``make reference``); a test holds it current.
+``python -m penstock.console.config_reference FILE`` writes the page (``make reference``); a test holds it current.
 """
 
 import inspect
@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 from pydantic.fields import FieldInfo
 
-from console.reference import write
 from penstock.config import Config
 from penstock.config.section import Section
+from penstock.console.reference import write
 
 _HEAD = """# Configuration
 
@@ -153,4 +153,4 @@ def _escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write(page, "console.config_reference")
+    write(page, "penstock.console.config_reference")

@@ -1,22 +1,22 @@
 """Writes docs/metrics.md, every series that a part of penstock serves, from the code that serves them.
 
-``python -m console.metrics_reference FILE`` writes the page (``make reference``); a test holds it current.
+``python -m penstock.console.metrics_reference FILE`` writes the page (``make reference``); a test holds it current.
 """
 
 from collections.abc import Iterator, Sequence
 
-from buffer import metrics as buffer_metrics
-from console.launch import metrics as launcher_metrics
-from console.reference import write
-from consumers.metrics import recorder as recorder_metrics
-from consumers.metrics import scorer as scorer_metrics
-from consumers.metrics import trainer as trainer_metrics
+from penstock.buffer import metrics as buffer_metrics
+from penstock.console.launch import metrics as launcher_metrics
+from penstock.console.reference import write
+from penstock.consumers.metrics import recorder as recorder_metrics
+from penstock.consumers.metrics import scorer as scorer_metrics
+from penstock.consumers.metrics import trainer as trainer_metrics
+from penstock.producer import metrics as producer_metrics
 from penstock.system.metrics import server as server_metrics
 from penstock.system.metrics.series import Series
-from producer import metrics as producer_metrics
-from workers import metrics as worker_metrics
-from workers.fleet import metrics as fleet_metrics
-from workers.rewards.pool import metrics as pool_metrics
+from penstock.workers import metrics as worker_metrics
+from penstock.workers.fleet import metrics as fleet_metrics
+from penstock.workers.rewards.pool import metrics as pool_metrics
 
 #: Head of each section -> the series of it.
 PARTS: dict[str, Sequence[Series]] = {
@@ -104,4 +104,4 @@ def _says(series: Series) -> str:
 
 
 if __name__ == "__main__":
-    write(page, "console.metrics_reference")
+    write(page, "penstock.console.metrics_reference")

@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from console.terminal import Terminal
+from penstock.console.terminal import Terminal
 from penstock.words import printable
 
 #: Before the first line in a pipe, and between two; and between two that say the same.

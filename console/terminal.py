@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from console.json_text import json_bytes
+from penstock.console.json_text import json_bytes
 from penstock.words import printable
 
 

@@ -1,12 +1,12 @@
 """Writes docs/waits.md, every cause of a wait, from the code that reports them.
 
-``python -m console.waits_reference FILE`` writes the page (``make reference``); a test holds it current.
+``python -m penstock.console.waits_reference FILE`` writes the page (``make reference``); a test holds it current.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from console.reference import write
+from penstock.console.reference import write
 from penstock.protocol.records.causes import REGISTRY, Cause, Unknown, field_names
 
 _HEAD = """# Waits
@@ -62,4 +62,4 @@ def _value(name: str, hint: Any) -> Any:
 
 
 if __name__ == "__main__":
-    write(page, "console.waits_reference")
+    write(page, "penstock.console.waits_reference")

@@ -1,7 +1,4 @@
 """Trainer client, batches, advantages, corrections, publication, the reference GRPO trainer."""
 
-from penstock.system.own_packages import missing
-
-
-def __getattr__(name: str) -> None:
-    raise missing(__name__, name)
+if __name__ != "penstock.consumers":
+    raise ImportError("Import penstock.consumers: the package consumers is part of penstock.")

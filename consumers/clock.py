@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from consumers.subscription.subscriber import Subscriber
-from consumers.weights.claim import claim, claimed
+from penstock.consumers.subscription.subscriber import Subscriber
+from penstock.consumers.weights.claim import claim, claimed
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

@@ -5,7 +5,7 @@ The leader rank asks; on the others every call but ``workers`` returns at once.
 
 from collections.abc import Callable, Iterable
 
-from consumers.subscription.subscriber import Subscriber
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.protocol.memory_control import change, check_tags, revive, watch
 from penstock.protocol.presence import WorkerPresence, live_workers
 

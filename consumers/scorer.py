@@ -21,9 +21,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.batch.fetch import PayloadReader
-from consumers.metrics.scorer import ScorerCollector, ScorerTally
 from penstock.config import Config
+from penstock.consumers.batch.fetch import PayloadReader
+from penstock.consumers.metrics.scorer import ScorerCollector, ScorerTally
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
 from penstock.names import Lane, check_name
 from penstock.payloads import decode

@@ -13,27 +13,27 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from consumers.batch.batch import Batch
-from consumers.batch.reader import BatchReader
-from consumers.batch.stream import Stream
-from consumers.clock import Clock
-from consumers.engines import Engines
-from consumers.grpo.trackers.trackers import check_trackers
-from consumers.metrics.latest_record import LatestRecord
-from consumers.metrics.step_row import plain_figure
-from consumers.metrics.steps import StepRecorder, steps_file
-from consumers.metrics.tally import Tally
-from consumers.metrics.trainer import TrainerCollector
-from consumers.subscription.agreement import agree
-from consumers.subscription.evaluation import Evaluations
-from consumers.subscription.evaluation_reader import EvaluationReader
-from consumers.subscription.progress import Progress
-from consumers.subscription.seat import Seat
-from consumers.subscription.subscriber import Subscriber
-from consumers.weights.publications import Publications, weights_dir_of
 from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.config.subscription import Definition
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.reader import BatchReader
+from penstock.consumers.batch.stream import Stream
+from penstock.consumers.clock import Clock
+from penstock.consumers.engines import Engines
+from penstock.consumers.grpo.trackers.trackers import check_trackers
+from penstock.consumers.metrics.latest_record import LatestRecord
+from penstock.consumers.metrics.step_row import plain_figure
+from penstock.consumers.metrics.steps import StepRecorder, steps_file
+from penstock.consumers.metrics.tally import Tally
+from penstock.consumers.metrics.trainer import TrainerCollector
+from penstock.consumers.subscription.agreement import agree
+from penstock.consumers.subscription.evaluation import Evaluations
+from penstock.consumers.subscription.evaluation_reader import EvaluationReader
+from penstock.consumers.subscription.progress import Progress
+from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.subscriber import Subscriber
+from penstock.consumers.weights.publications import Publications, weights_dir_of
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers.batch.batch import Batch
-from consumers.batch.reader import check_reading
-from consumers.session import Session
-from consumers.subscription.batch_groups import check_groups, with_groups
-from consumers.subscription.progress import batch_of
-from consumers.subscription.seat import Seat, job_of
 from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.config.subscription import Definition, SubscriptionConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.reader import check_reading
+from penstock.consumers.session import Session
+from penstock.consumers.subscription.batch_groups import check_groups, with_groups
+from penstock.consumers.subscription.progress import batch_of
+from penstock.consumers.subscription.seat import Seat, job_of
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
@@ -34,9 +34,9 @@ from penstock.protocol.staleness import definition_of
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
-    from consumers.batch.replay import Replay
-    from consumers.weights.publisher import Publisher
-    from consumers.weights.sources import Weights
+    from penstock.consumers.batch.replay import Replay
+    from penstock.consumers.weights.publisher import Publisher
+    from penstock.consumers.weights.sources import Weights
 
 
 class Trainer:
@@ -132,7 +132,7 @@ class Trainer:
 
         Raises ConfigError where nothing was recorded.
         """
-        from consumers.batch.replay import Replay
+        from penstock.consumers.batch.replay import Replay
 
         return Replay(path_template, config, dp_rank=dp_rank, dp_size=dp_size)
 
@@ -250,7 +250,7 @@ class Trainer:
         """Write the next version and announce it; returns its number. Every rank calls it; the leader rank writes.
 
         Args:
-            weights: a model, its state dict (FSDP2's DTensors too), or ``consumers.weights.sources.Shards``. Of a
+            weights: a model, its state dict (FSDP2's DTensors too), or ``penstock.Shards``. Of a
                 sharded one every rank takes part, and blocks for the leader; otherwise the others return at once. A
                 mixture of experts of transformers is given as the model: its state dict has other names than its files.
             step: what `penstock weights ls` shows as its step; None takes the number of batches that are committed.

@@ -6,26 +6,24 @@ stays light.
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.system.own_packages import check_importable, install
-
 if TYPE_CHECKING:
-    from consumers.adapters.engine_metrics import EngineMetrics as EngineMetrics
-    from consumers.adapters.iterable import RolloutDataset as RolloutDataset
-    from consumers.adapters.prompts import Request as Request
-    from consumers.adapters.requests import Requests as Requests
-    from consumers.adapters.rollout_manager import RolloutManager as RolloutManager
-    from consumers.adapters.trl import TrlRollouts as TrlRollouts
-    from consumers.adapters.verl import VerlRollout as VerlRollout
-    from consumers.batch.batch import Batch as Batch
-    from consumers.grpo.trackers.trackers import Trackers as Trackers
-    from consumers.scorer import Score as Score
-    from consumers.scorer import Scorer as Scorer
-    from consumers.scorer import score as score
-    from consumers.trainer import Trainer as Trainer
-    from consumers.weights.sources import Shards as Shards
-    from consumers.weights.sources import concatenated as concatenated
-    from consumers.weights.transports.sender import Sender as Sender
     from penstock.config import Config as Config
+    from penstock.consumers.adapters.engine_metrics import EngineMetrics as EngineMetrics
+    from penstock.consumers.adapters.iterable import RolloutDataset as RolloutDataset
+    from penstock.consumers.adapters.prompts import Request as Request
+    from penstock.consumers.adapters.requests import Requests as Requests
+    from penstock.consumers.adapters.rollout_manager import RolloutManager as RolloutManager
+    from penstock.consumers.adapters.trl import TrlRollouts as TrlRollouts
+    from penstock.consumers.adapters.verl import VerlRollout as VerlRollout
+    from penstock.consumers.batch.batch import Batch as Batch
+    from penstock.consumers.grpo.trackers.trackers import Trackers as Trackers
+    from penstock.consumers.scorer import Score as Score
+    from penstock.consumers.scorer import Scorer as Scorer
+    from penstock.consumers.scorer import score as score
+    from penstock.consumers.trainer import Trainer as Trainer
+    from penstock.consumers.weights.sources import Shards as Shards
+    from penstock.consumers.weights.sources import concatenated as concatenated
+    from penstock.consumers.weights.transports.sender import Sender as Sender
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import DataEnded as DataEnded
     from penstock.errors import JudgeError as JudgeError
@@ -44,15 +42,15 @@ if TYPE_CHECKING:
     from penstock.hooks.signatures import RolloutLogHook as RolloutLogHook
     from penstock.hooks.signatures import SampleHook as SampleHook
     from penstock.hooks.signatures import SamplesHook as SamplesHook
+    from penstock.producer.sources.row_source import RowSource as RowSource
     from penstock.protocol.groups import CompletedGroup as CompletedGroup
     from penstock.protocol.records.job import Job as Job
     from penstock.protocol.records.sample import Sample as Sample
-    from producer.sources.row_source import RowSource as RowSource
-    from workers.jobs.environments import Environment as Environment
-    from workers.jobs.environments import Observation as Observation
-    from workers.rewards.judges import Judge as Judge
-    from workers.rewards.judges import Judges as Judges
-    from workers.weights.receive.receiver import Receiver as Receiver
+    from penstock.workers.jobs.environments import Environment as Environment
+    from penstock.workers.jobs.environments import Observation as Observation
+    from penstock.workers.rewards.judges import Judge as Judge
+    from penstock.workers.rewards.judges import Judges as Judges
+    from penstock.workers.weights.receive.receiver import Receiver as Receiver
 
 __version__ = "0.1.0"
 
@@ -66,42 +64,42 @@ _LAZY = {
     "RolloutLogHook": "penstock.hooks.signatures",
     "SamplesHook": "penstock.hooks.signatures",
     "RewardsHook": "penstock.hooks.signatures",
-    "Batch": "consumers.batch.batch",
+    "Batch": "penstock.consumers.batch.batch",
     "CompletedGroup": "penstock.protocol.groups",
     "Config": "penstock.config",
     "ConfigError": "penstock.errors",
     "DataEnded": "penstock.errors",
-    "EngineMetrics": "consumers.adapters.engine_metrics",
-    "Environment": "workers.jobs.environments",
+    "EngineMetrics": "penstock.consumers.adapters.engine_metrics",
+    "Environment": "penstock.workers.jobs.environments",
     "GenerateHook": "penstock.hooks.signatures",
     "Job": "penstock.protocol.records.job",
-    "Judge": "workers.rewards.judges",
+    "Judge": "penstock.workers.rewards.judges",
     "JudgeError": "penstock.errors",
-    "Judges": "workers.rewards.judges",
-    "Observation": "workers.jobs.environments",
+    "Judges": "penstock.workers.rewards.judges",
+    "Observation": "penstock.workers.jobs.environments",
     "OwnershipLost": "penstock.errors",
     "PenstockError": "penstock.errors",
-    "Receiver": "workers.weights.receive.receiver",
-    "Request": "consumers.adapters.prompts",
-    "Requests": "consumers.adapters.requests",
+    "Receiver": "penstock.workers.weights.receive.receiver",
+    "Request": "penstock.consumers.adapters.prompts",
+    "Requests": "penstock.consumers.adapters.requests",
     "RolesApart": "penstock.errors",
-    "RolloutDataset": "consumers.adapters.iterable",
+    "RolloutDataset": "penstock.consumers.adapters.iterable",
     "RolloutHook": "penstock.hooks.signatures",
-    "RolloutManager": "consumers.adapters.rollout_manager",
-    "RowSource": "producer.sources.row_source",
+    "RolloutManager": "penstock.consumers.adapters.rollout_manager",
+    "RowSource": "penstock.producer.sources.row_source",
     "Sample": "penstock.protocol.records.sample",
     "SampleHook": "penstock.hooks.signatures",
-    "Score": "consumers.scorer",
-    "Scorer": "consumers.scorer",
-    "Sender": "consumers.weights.transports.sender",
-    "Shards": "consumers.weights.sources",
-    "Trackers": "consumers.grpo.trackers.trackers",
-    "Trainer": "consumers.trainer",
-    "TrlRollouts": "consumers.adapters.trl",
-    "VerlRollout": "consumers.adapters.verl",
+    "Score": "penstock.consumers.scorer",
+    "Scorer": "penstock.consumers.scorer",
+    "Sender": "penstock.consumers.weights.transports.sender",
+    "Shards": "penstock.consumers.weights.sources",
+    "Trackers": "penstock.consumers.grpo.trackers.trackers",
+    "Trainer": "penstock.consumers.trainer",
+    "TrlRollouts": "penstock.consumers.adapters.trl",
+    "VerlRollout": "penstock.consumers.adapters.verl",
     "WaitTimeout": "penstock.errors",
-    "concatenated": "consumers.weights.sources",
-    "score": "consumers.scorer",
+    "concatenated": "penstock.consumers.weights.sources",
+    "score": "penstock.consumers.scorer",
 }
 
 #: Without VerlRollout, which needs verl: ``from penstock import *`` needs nothing.
@@ -152,15 +150,12 @@ __all__ = [
     "score",
 ]
 
-install()
-
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
-    check_importable(_LAZY[name])
     try:
         module = import_module(_LAZY[name])
     except ModuleNotFoundError as exc:
@@ -168,7 +163,7 @@ def __getattr__(name: str) -> Any:
             raise
         from penstock.system.extras import needed
 
-        needs = needed(exc.name, trains=_LAZY[name].startswith("consumers."))
+        needs = needed(exc.name, trains=_LAZY[name].startswith("penstock.consumers."))
         raise ModuleNotFoundError(f"penstock.{name} needs {needs}", name=exc.name) from exc
     return getattr(module, name)
 

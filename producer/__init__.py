@@ -1,7 +1,4 @@
 """Data sources, chat templates, the gate, admission."""
 
-from penstock.system.own_packages import missing
-
-
-def __getattr__(name: str) -> None:
-    raise missing(__name__, name)
+if __name__ != "penstock.producer":
+    raise ImportError("Import penstock.producer: the package producer is part of penstock.")

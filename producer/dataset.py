@@ -8,11 +8,11 @@ from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.names import check_name
+from penstock.producer.prompt import LongPrompt, Prompt, Template, read_prompt
+from penstock.producer.sources.opening import open_rows
+from penstock.producer.sources.rows import BadLine
+from penstock.producer.sources.stream import Stream
 from penstock.protocol.records.job import Job
-from producer.prompt import LongPrompt, Prompt, Template, read_prompt
-from producer.sources.opening import open_rows
-from producer.sources.rows import BadLine
-from producer.sources.stream import Stream
 
 #: Prompts that are kept, for one that was offered while the gate was closed is offered again; and most bytes of them.
 _KEPT, _KEPT_BYTES = 256, 32 * 1024 * 1024

@@ -6,14 +6,14 @@ from itertools import islice
 
 from penstock.config import Config
 from penstock.names import Lane
+from penstock.producer.dataset import Dataset
+from penstock.producer.held_out import HeldOut
+from penstock.producer.offers import Offer, chunk
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.small_maps import count_of
 from penstock.redis.control import Control
-from producer.dataset import Dataset
-from producer.held_out import HeldOut
-from producer.offers import Offer, chunk
 
 log = logging.getLogger(__name__)
 

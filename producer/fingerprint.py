@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from producer.dataset import Dataset
-from producer.mixture import Mixture
-from producer.weighted import Weighted
+from penstock.producer.dataset import Dataset
+from penstock.producer.mixture import Mixture
+from penstock.producer.weighted import Weighted
 
 #: Begins those of content; the first ones were of rendered prompts, and begin with no mark.
 _OF_CONTENT = "2:"

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.errors import ConfigError
-from producer.dataset import Dataset
-from producer.prompt import Prompt
-from producer.sources.rows import BadLine
+from penstock.producer.dataset import Dataset
+from penstock.producer.prompt import Prompt
+from penstock.producer.sources.rows import BadLine
 
 #: Training prompts that are looked through at a start, for the sake of an early sentence; each one of more is looked at
 #: when it is taken.

@@ -28,6 +28,14 @@ from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavailable
 from penstock.names import Lane
+from penstock.producer.dataset import Dataset
+from penstock.producer.evaluations import Evaluations
+from penstock.producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
+from penstock.producer.held_out import HeldOut, check_overlap, is_small
+from penstock.producer.metrics import ProducerCollector, Tally
+from penstock.producer.offers import CHUNK, Offer, Offers, chunk, record_of
+from penstock.producer.prompt import Template
+from penstock.producer.weighted import mixture_of
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
 from penstock.protocol.gate import read_gates, read_rooms
@@ -55,14 +63,6 @@ from penstock.system import telemetry
 from penstock.system.extras import check_installed
 from penstock.system.metrics.server import serve
 from penstock.weights.tokenizer import read_tokenizer
-from producer.dataset import Dataset
-from producer.evaluations import Evaluations
-from producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
-from producer.held_out import HeldOut, check_overlap, is_small
-from producer.metrics import ProducerCollector, Tally
-from producer.offers import CHUNK, Offer, Offers, chunk, record_of
-from producer.prompt import Template
-from producer.weighted import mixture_of
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.errors import ConfigError
-from producer.dataset import Dataset
-from producer.prompt import Prompt
+from penstock.producer.dataset import Dataset
+from penstock.producer.prompt import Prompt
 
 #: Most lines that are shuffled: 32 GiB.
 MAX_SHUFFLED = 2**32

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.names import Lane
+from penstock.producer.held_out import HeldOut
+from penstock.producer.mixture import Mixture
+from penstock.producer.prompt import Prompt
+from penstock.producer.sources.rows import BadLine
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.pass_rate import Skip
-from producer.held_out import HeldOut
-from producer.mixture import Mixture
-from producer.prompt import Prompt
-from producer.sources.rows import BadLine
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
+from penstock.producer.sources.rows import BadLine
 from penstock.protocol.records.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_images
 from penstock.words import shown
-from producer.sources.rows import BadLine
 
 #: Where a text of a message says that the next image of the row stands.
 MARK = "<image>"

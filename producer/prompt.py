@@ -12,9 +12,9 @@ from typing import Any
 
 from penstock.config import DatasetConfig
 from penstock.errors import ProtocolError
+from penstock.producer.pictures import take_images, with_images
+from penstock.producer.sources.rows import BadLine
 from penstock.protocol.records.codec import pack, unpack
-from producer.pictures import take_images, with_images
-from producer.sources.rows import BadLine
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from penstock.config.reading.shares import shares_of
-from producer.dataset import Dataset
-from producer.mixture import Mixture, Order, order_of
+from penstock.producer.dataset import Dataset
+from penstock.producer.mixture import Mixture, Order, order_of
 
 
 class Weighted(Mixture):

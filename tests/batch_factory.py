@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from consumers.batch import advantages
-from consumers.batch.batch import Batch
 from penstock import payloads
+from penstock.consumers.batch import advantages
+from penstock.consumers.batch.batch import Batch
 from penstock.payloads import sides
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row

@@ -25,9 +25,9 @@ from penstock.protocol.records.whole import Whole
 from penstock.protocol.scripts import copied_of, whole_of
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.weights.index import WeightsIndex
+from penstock.workers.jobs.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
+from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
 from tests.integration.play import meta
-from workers.jobs.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
-from workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
 
 Decode = Callable[[bytes], object]
 JOB = Job("d/0/1", 2, prompt="p", prompt_ids=[1, 2], label="x", metadata={"a": [1, {"b": 2.5}]}, answers=["a", [1]])

@@ -1,7 +1,4 @@
 """Rollout workers: main loop, engine, weights, generation, environments, rewards."""
 
-from penstock.system.own_packages import missing
-
-
-def __getattr__(name: str) -> None:
-    raise missing(__name__, name)
+if __name__ != "penstock.workers":
+    raise ImportError("Import penstock.workers: the package workers is part of penstock.")

@@ -16,10 +16,10 @@ from penstock.errors import EngineError
 from penstock.names import Lane
 from penstock.protocol.records.causes import EngineAway, EngineCrashLoop, EngineRestarting, EngineStarting
 from penstock.protocol.waits import Waiting
-from workers.health import Restarts, shorten
-from workers.jobs.held_job import HeldJob
-from workers.services import Services
-from workers.weights.updates import Updates
+from penstock.workers.health import Restarts, shorten
+from penstock.workers.jobs.held_job import HeldJob
+from penstock.workers.services import Services
+from penstock.workers.weights.updates import Updates
 
 log = logging.getLogger(__name__)
 

@@ -43,31 +43,31 @@ from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
 from penstock.weights.tokenizer import load_tokenizer
 from penstock.words import said
-from workers.caretaker import Caretaker
-from workers.engine import Engine
-from workers.hooks.generate import Generating
-from workers.hooks.sample_hooks import SampleHooks
-from workers.jobs.commits import Commits
-from workers.jobs.endings import Endings
-from workers.jobs.environments import Environments, allowed_environments
-from workers.jobs.heartbeat import Heartbeat
-from workers.jobs.held_jobs import HeldJobs
-from workers.jobs.intake import Intake
-from workers.jobs.valves import Valves
-from workers.metrics import WorkerCollector
-from workers.presence import Presence
-from workers.rewards import keeper
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.frozen import FrozenModels
-from workers.rewards.score import Rewards
-from workers.router.choose import make_engine
-from workers.router.members import follow_members
-from workers.services import Services
-from workers.sglang.server import engine_logs
-from workers.weights.updates import Updates
+from penstock.workers.caretaker import Caretaker
+from penstock.workers.engine import Engine
+from penstock.workers.hooks.generate import Generating
+from penstock.workers.hooks.sample_hooks import SampleHooks
+from penstock.workers.jobs.commits import Commits
+from penstock.workers.jobs.endings import Endings
+from penstock.workers.jobs.environments import Environments, allowed_environments
+from penstock.workers.jobs.heartbeat import Heartbeat
+from penstock.workers.jobs.held_jobs import HeldJobs
+from penstock.workers.jobs.intake import Intake
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.metrics import WorkerCollector
+from penstock.workers.presence import Presence
+from penstock.workers.rewards import keeper
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.frozen import FrozenModels
+from penstock.workers.rewards.score import Rewards
+from penstock.workers.router.choose import make_engine
+from penstock.workers.router.members import follow_members
+from penstock.workers.services import Services
+from penstock.workers.sglang.server import engine_logs
+from penstock.workers.weights.updates import Updates
 
 if TYPE_CHECKING:
-    from workers.rewards.pool.client import Checks
+    from penstock.workers.rewards.pool.client import Checks
 
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Worker:
         """The way to the verifier pool, where rewards are computed there."""
         if self.config.reward.pool.kind == "process":
             return None
-        from workers.rewards.pool.client import Checks
+        from penstock.workers.rewards.pool.client import Checks
 
         return Checks(self.config, self.keys, self.name, self._waiting("rewards"))
 

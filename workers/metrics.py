@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.system.metrics.series import Series, counter, gauge, slime
-from workers.services import Services
+from penstock.workers.services import Services
 
 TOKENS = counter("worker_generated_tokens", "Tokens drawn, those that were lost again too.")
 SAMPLES = counter("worker_committed_samples", "Samples committed.")

@@ -14,11 +14,11 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import MOMENT_S, Waiting
 from penstock.redaction import redact
 from penstock.system.health.asked import ASKED, Responder
-from workers.capacity import Capacity
-from workers.jobs.held_job import HeldJob
-from workers.rewards.keeper import started_pid
-from workers.services import Services
-from workers.weights.updates import Updates
+from penstock.workers.capacity import Capacity
+from penstock.workers.jobs.held_job import HeldJob
+from penstock.workers.rewards.keeper import started_pid
+from penstock.workers.services import Services
+from penstock.workers.weights.updates import Updates
 
 log = logging.getLogger(__name__)
 

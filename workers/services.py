@@ -17,18 +17,18 @@ from penstock.protocol.records.sample import Sample
 from penstock.redis.control import AsyncControl
 from penstock.system.telemetry import NoSpans, Spans
 from penstock.weights.tokenizer import Tokenizer
-from workers.engine import Engine, Segment
-from workers.hooks.generate import Generating
-from workers.hooks.open_calls import OpenCalls
-from workers.hooks.repeats import Repeats
-from workers.hooks.sample_hooks import SampleHooks
-from workers.jobs.commits import Commits
-from workers.jobs.endings import Endings
-from workers.jobs.environments import Environments
-from workers.jobs.repetition import is_repetitive
-from workers.jobs.valves import Valves
-from workers.rewards.frozen import FrozenModels
-from workers.rewards.score import Rewards
+from penstock.workers.engine import Engine, Segment
+from penstock.workers.hooks.generate import Generating
+from penstock.workers.hooks.open_calls import OpenCalls
+from penstock.workers.hooks.repeats import Repeats
+from penstock.workers.hooks.sample_hooks import SampleHooks
+from penstock.workers.jobs.commits import Commits
+from penstock.workers.jobs.endings import Endings
+from penstock.workers.jobs.environments import Environments
+from penstock.workers.jobs.repetition import is_repetitive
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.rewards.frozen import FrozenModels
+from penstock.workers.rewards.score import Rewards
 
 
 @dataclass(slots=True)

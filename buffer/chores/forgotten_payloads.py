@@ -8,8 +8,8 @@ to what no group has. What a worker commits anew under the same lease is permane
 import logging
 from collections.abc import Iterator
 
-from buffer.payload_servers import PayloadServers, keys_of
-from buffer.records import Records
+from penstock.buffer.payload_servers import PayloadServers, keys_of
+from penstock.buffer.records import Records
 from penstock.errors import ConfigError
 from penstock.payloads.servers import parts_of
 from penstock.protocol.keys import Keys

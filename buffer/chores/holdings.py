@@ -3,8 +3,8 @@
 import logging
 import time
 
-from buffer.state import State
-from buffer.subscription import Subscription
+from penstock.buffer.state import State
+from penstock.buffer.subscription import Subscription
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import RecorderAbsent, TrainerAbsent

@@ -6,7 +6,7 @@ Who asks for scores collects them and retires their groups (consumers/scorer.py)
 import logging
 import time
 
-from buffer.state import State
+from penstock.buffer.state import State
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

@@ -11,9 +11,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from buffer.group import Group
-from buffer.manifest import Ages, row_of
-from buffer.state import State
+from penstock.buffer.group import Group
+from penstock.buffer.manifest import Ages, row_of
+from penstock.buffer.state import State
 from penstock.errors import DiskFull
 from penstock.history.eval_rows import FILE, add_rows, read_rows, summarize
 from penstock.names import Lane

@@ -9,8 +9,8 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from buffer.group import Group
-from buffer.sampling.sum_tree import SumTree
+from penstock.buffer.group import Group
+from penstock.buffer.sampling.sum_tree import SumTree
 from penstock.config.staleness import Sampler
 
 #: Weight of a group whose priority is 0 or less: last, and not never.

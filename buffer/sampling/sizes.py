@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from buffer.group import Group
+from penstock.buffer.group import Group
 from penstock.config.subscription import MAX_BATCH_SAMPLES, Unit
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from console.terminal import print_json, say
+from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 from penstock.words import printable
 

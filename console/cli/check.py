@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from console.cli.asking import many
-from console.cli.doctor import tell
-from console.cli.history.samples import excerpt
-from console.launch.placement import place
-from console.launch.preflight import steps
-from console.launch.run_parts import check_parts
-from console.launch.trainable import unheeded
-from console.launch.weights import check_ports
-from console.progress import Steps
-from console.read.health import look_at_jail
-from console.terminal import print_json, say, table
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.config.reading.dataset_path import code_name
+from penstock.console.cli.asking import many
+from penstock.console.cli.doctor import tell
+from penstock.console.cli.history.samples import excerpt
+from penstock.console.launch.placement import place
+from penstock.console.launch.preflight import steps
+from penstock.console.launch.run_parts import check_parts
+from penstock.console.launch.trainable import unheeded
+from penstock.console.launch.weights import check_ports
+from penstock.console.progress import Steps
+from penstock.console.read.health import look_at_jail
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 from penstock.system.gpus import numbered, visible_gpus
 from penstock.system.health.finding import Check, Finding, Level, passes, run_checks
@@ -29,7 +29,7 @@ from penstock.system.health.look import look_at_disk
 from penstock.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from console.launch.trial import Trial
+    from penstock.console.launch.trial import Trial
 
 #: Longest look at rows of a user's own code.
 _LOOK_S = 60.0
@@ -63,8 +63,8 @@ def check_run(
 
 def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int, as_json: bool) -> "list[Trial]":
     """What came of the first prompts. Raises ConfigError, EngineError."""
-    from console.launch.preflight import check_data
-    from console.launch.trial import try_prompts
+    from penstock.console.launch.preflight import check_data
+    from penstock.console.launch.trial import try_prompts
 
     try:
         check_data(config)
@@ -117,7 +117,7 @@ def _passed(what: str, step: Callable[[], object]) -> list[Finding]:
 
 def _own_rows(config: Config) -> list[Finding]:
     """Of sources of a user's own, whose code the start of a run leaves to the producer."""
-    from producer.sources.looking import check_sources
+    from penstock.producer.sources.looking import check_sources
 
     what = "rows of your own code"
     sources = [one for one in (*config.data.train, *config.data.eval) if code_name(one.path)]

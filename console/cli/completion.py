@@ -20,13 +20,13 @@ Completion = Callable[[typer.Context, str], list[str]]
 
 def runs(context: typer.Context, begun: str) -> list[str]:
     """Runs under --directory, the newest first."""
-    from console.cli.target import run_folders
+    from penstock.console.cli.target import run_folders
 
     return _begun(begun, (path.name for path in run_folders(_directory(context), "run.json", "redis.json")))
 
 
 def _directory(context: typer.Context) -> Path:
-    from console.cli.options import DIRECTORY
+    from penstock.console.cli.options import DIRECTORY
 
     return Path(context.params.get("directory") or DIRECTORY)
 
@@ -62,7 +62,7 @@ def _of_run(read: Callable[[Any, str], Iterable[str]]) -> Completion:
     """What ``read`` finds in the Redis of the run."""
 
     def complete(context: typer.Context, begun: str) -> list[str]:
-        from console.cli.target import Target
+        from penstock.console.cli.target import Target
 
         asked = context.params
         url = asked.get("redis") or asked.get("url")
@@ -80,7 +80,7 @@ def _jobs(target: Any, begun: str) -> Iterable[str]:
 
 
 def _buried(target: Any, begun: str) -> Iterable[str]:
-    from console.read.dead import list_dead
+    from penstock.console.read.dead import list_dead
 
     return (str(row["job"]) for row in list_dead(target.client, target.keys))
 
@@ -116,8 +116,8 @@ batches = _of_run(_batches)
 @_silent
 def samples(context: typer.Context, begun: str) -> list[str]:
     """The latest samples of the run's history; it needs no Redis."""
-    from console.cli.target import newest_run
-    from console.read.samples import open_samples
+    from penstock.console.cli.target import newest_run
+    from penstock.console.read.samples import open_samples
     from penstock.history.filters import Filters, Sort
 
     directory = _directory(context)

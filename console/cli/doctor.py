@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from console.cli.asking import many
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import RunIsOver, Target, newest_run
-from console.terminal import print_json, say
+from penstock.console.cli.asking import many
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import RunIsOver, Target, newest_run
+from penstock.console.terminal import print_json, say
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
 
 
 def _look(run: str | None, path: Path | None, url: str | None, directory: Path) -> "Iterator[Finding]":
-    from console.read.health import checks_of_machine, checks_of_run
     from penstock.config.load import load_config
+    from penstock.console.read.health import checks_of_machine, checks_of_run
     from penstock.system.health.finding import Finding, Level, run_checks
 
     config = load_config(path, []) if path is not None else None

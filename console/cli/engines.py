@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.cli.asking import DryRunOption, YesOption, goes_on, operator, told
-from console.cli.options import FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import print_json, say, table, value_text
+from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, operator, told
+from penstock.console.cli.options import FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import print_json, say, table, value_text
 from penstock.errors import EngineError
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import DryRunOption, YesOption, goes_on, many, told
-from console.cli.history.samples import clock
-from console.cli.lists import Choice, list_of_run, page, select, show
-from console.cli.options import (
+from penstock.console.cli import completion
+from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, many, told
+from penstock.console.cli.history.samples import clock
+from penstock.console.cli.lists import Choice, list_of_run, page, select, show
+from penstock.console.cli.options import (
     DIRECTORY,
     OVERRIDES,
     ConfigOption,
@@ -21,9 +21,9 @@ from console.cli.options import (
     RunArgument,
     UrlOption,
 )
-from console.cli.target import Target
-from console.cli.usage import overrides_of
-from console.terminal import print_json, say, table
+from penstock.console.cli.target import Target
+from penstock.console.cli.usage import overrides_of
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 #: Fields of a process; filters and order are of these.
@@ -39,13 +39,11 @@ fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
 def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None, as_json: JsonOption = False) -> None:
     """Print every process of the fleet: where, on which GPUs and ports, by which command. Starts nothing."""
     from penstock.config.load import load_config
-    from penstock.system.own_packages import check_ours
 
     loaded = load_config(config, overrides_of(context))
-    check_ours("workers")
-    from workers.fleet.nodes import local_nodes
-    from workers.fleet.plan import plan as lay_out
-    from workers.fleet.show import as_records, as_text
+    from penstock.workers.fleet.nodes import local_nodes
+    from penstock.workers.fleet.plan import plan as lay_out
+    from penstock.workers.fleet.show import as_records, as_text
 
     laid_out = lay_out(loaded, local_nodes(loaded))
     if as_json:
@@ -59,17 +57,17 @@ def up(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:
     """Start the engines and workers of the fleet and keep them up, until SIGTERM or Ctrl-C: workers drain then."""
-    from console.cli.part import run_part
+    from penstock.console.cli.part import run_part
 
-    run_part("workers", "fleet", config, overrides_of(context), module="workers.fleet.main")
+    run_part("workers", "fleet", config, overrides_of(context), module="penstock.workers.fleet.main")
 
 
 @fleet_app.command("ls")
 @list_of_run
 def list_(target: Target, choice: Choice) -> None:
     """Groups and processes of the fleet that runs, and where its models answer."""
-    from console.read.fleet import decisions_of
-    from workers.fleet.state import read_state
+    from penstock.console.read.fleet import decisions_of
+    from penstock.workers.fleet.state import read_state
 
     state = read_state(target.client, target.keys)
     if choice.as_json:
@@ -115,7 +113,7 @@ def scale(
     as_json: JsonOption = False,
 ) -> None:
     """Grow or shrink a group of the fleet that runs. What is taken away drains first, oldest weights first."""
-    from workers.fleet.state import read_state, write_wanted
+    from penstock.workers.fleet.state import read_state, write_wanted
 
     target = Target(run, redis, directory)
     groups = read_state(target.client, target.keys)["groups"]
@@ -151,7 +149,7 @@ def engines(
 ) -> None:
     """Show or change the engines behind a worker's router while it runs."""
     from penstock.protocol.snapshot import snapshot
-    from workers.router.members import member_of, read_members, write_members
+    from penstock.workers.router.members import member_of, read_members, write_members
 
     target = Target(run, redis, directory)
     present = snapshot(target.client, target.keys)["workers"]

@@ -6,26 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli import doctor, top
-from console.cli import payloads as payloads_cli
-from console.cli.engines import engines_app
-from console.cli.history.evals import eval_app
-from console.cli.history.export import export
-from console.cli.history.samples import samples_app
-from console.cli.history.trace import trace
-from console.cli.nouns import lanes
-from console.cli.nouns.data import data_app
-from console.cli.nouns.dead import dead_app
-from console.cli.nouns.jobs import jobs_app
-from console.cli.nouns.rewards import reward_app
-from console.cli.nouns.trainers import trainers_app
-from console.cli.nouns.weights import weights_app
-from console.cli.nouns.workers import show_workers, workers_app
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.subs import subs_app
-from console.cli.target import Target
-from console.read.tokens import goodput_line
-from console.terminal import print_json, say, table
+from penstock.console.cli import doctor, top
+from penstock.console.cli import payloads as payloads_cli
+from penstock.console.cli.engines import engines_app
+from penstock.console.cli.history.evals import eval_app
+from penstock.console.cli.history.export import export
+from penstock.console.cli.history.samples import samples_app
+from penstock.console.cli.history.trace import trace
+from penstock.console.cli.nouns import lanes
+from penstock.console.cli.nouns.data import data_app
+from penstock.console.cli.nouns.dead import dead_app
+from penstock.console.cli.nouns.jobs import jobs_app
+from penstock.console.cli.nouns.rewards import reward_app
+from penstock.console.cli.nouns.trainers import trainers_app
+from penstock.console.cli.nouns.weights import weights_app
+from penstock.console.cli.nouns.workers import show_workers, workers_app
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.subs import subs_app
+from penstock.console.cli.target import Target
+from penstock.console.read.tokens import goodput_line
+from penstock.console.terminal import print_json, say, table
 
 _NOUNS = {
     "jobs": jobs_app,
@@ -51,8 +51,8 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Queues, workers, trainers, subscriptions and waits of a run."""
-    from console.cli.watch import watch as watch_
-    from console.read.health import sync_trouble
+    from penstock.console.cli.watch import watch as watch_
+    from penstock.console.read.health import sync_trouble
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)
@@ -67,8 +67,8 @@ def status(
 
 
 def _show_status(state: Mapping[str, Any]) -> None:
-    from console.read.lanes import ready_line
-    from console.read.trainers import head_line
+    from penstock.console.read.lanes import ready_line
+    from penstock.console.read.trainers import head_line
 
     say(f"run {state['run']}: {head_line(state)}")
     ready = state["ready_lanes"]
@@ -101,7 +101,7 @@ def why(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
     """Who waits for what, followed to the part, person or cause that ends it; the longest wait first."""
-    from console.read.why import chains, paused_lanes
+    from penstock.console.read.why import chains, paused_lanes
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)
@@ -170,8 +170,8 @@ def audit(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
     """Recount every job and group from the keys; exit code 1 on a difference."""
-    from console.progress import Steps
-    from console.read.lanes import ready_line
+    from penstock.console.progress import Steps
+    from penstock.console.read.lanes import ready_line
     from penstock.protocol.audit import audit as recount
     from penstock.protocol.snapshot import snapshot
 

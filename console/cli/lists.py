@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import print_json, say, table
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 WhereOption = Annotated[

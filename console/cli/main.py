@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from console.cli import inspect, web
-from console.cli.fleet import fleet_app
-from console.cli.metrics import metrics_app
-from console.cli.nouns.buffer import buffer_app
-from console.cli.options import OVERRIDES, ConfigOption, JsonOption, LogFormatOption, RedisOption
-from console.cli.part import run_part
-from console.cli.usage import UsageMistake, overrides_of, sentence
-from console.terminal import flush, hush, reader_left, say
+from penstock.console.cli import inspect, web
+from penstock.console.cli.fleet import fleet_app
+from penstock.console.cli.metrics import metrics_app
+from penstock.console.cli.nouns.buffer import buffer_app
+from penstock.console.cli.options import OVERRIDES, ConfigOption, JsonOption, LogFormatOption, RedisOption
+from penstock.console.cli.part import run_part
+from penstock.console.cli.usage import UsageMistake, overrides_of, sentence
+from penstock.console.terminal import flush, hush, reader_left, say
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
 from penstock.logs import say_end, without_a_log
 from penstock.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
@@ -90,15 +90,15 @@ def run(
     if plan:
         _show_plan(loaded, names, left_out)
         return
-    from console.launch.run import Choice, launch
+    from penstock.console.launch.run import Choice, launch
 
     choice: Choice = "resume" if resume else "fresh" if fresh else None
     raise typer.Exit(launch(loaded, choice, without=left_out, gpus=names))
 
 
 def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str]) -> None:
-    from console.launch.placement import as_text, place
-    from console.launch.run_parts import check_parts
+    from penstock.console.launch.placement import as_text, place
+    from penstock.console.launch.run_parts import check_parts
 
     check_parts(without)
     say(as_text(config, place(config, gpus, without), without))
@@ -127,7 +127,7 @@ def check(
 
     With --try it starts the run's engine as well, shows what comes of a few prompts, and ends it again.
     """
-    from console.cli.check import check_run
+    from penstock.console.cli.check import check_run
 
     if check_run(config, overrides_of(context), frozenset(without or ()), gpus, as_json, try_):
         raise typer.Exit(EXIT_CONFIG)
@@ -136,8 +136,8 @@ def check(
 @app.command(context_settings=OVERRIDES)
 def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Run the configuration's ``prepare`` command alone: it makes data and the first policy."""
-    from console.launch.prepare import prepare as prepare_
     from penstock.config.load import load_config
+    from penstock.console.launch.prepare import prepare as prepare_
 
     prepare_(load_config(config, overrides_of(context)))
 
@@ -147,8 +147,8 @@ def redis(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:
     """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
-    from console.launch.own_redis import serve_redis
     from penstock.config.load import load_config
+    from penstock.console.launch.own_redis import serve_redis
     from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config
 
@@ -186,7 +186,7 @@ def recorder(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:
     """Keep what becomes of samples in files of the run's folder. From its first start on groups wait for it to go."""
-    run_part("consumers", "recorder", config, overrides_of(context), module="consumers.history.main")
+    run_part("consumers", "recorder", config, overrides_of(context), module="penstock.consumers.history.main")
 
 
 @app.command(context_settings=OVERRIDES)
@@ -201,7 +201,7 @@ def verifiers(
     from penstock.names import check_name
 
     name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
-    run_part("workers", "verifiers", config, overrides_of(context), name, module="workers.rewards.pool.pool")
+    run_part("workers", "verifiers", config, overrides_of(context), name, module="penstock.workers.rewards.pool.pool")
 
 
 @app.command(context_settings=OVERRIDES)
@@ -209,7 +209,7 @@ def trainer(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:
     """Run the reference GRPO trainer."""
-    run_part("consumers", "trainer", config, overrides_of(context), module="consumers.grpo.main")
+    run_part("consumers", "trainer", config, overrides_of(context), module="penstock.consumers.grpo.main")
 
 
 app.add_typer(buffer_app, name="buffer")

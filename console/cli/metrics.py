@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from console.cli.options import DIRECTORY, FolderOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import print_json, say
+from penstock.console.cli.options import DIRECTORY, FolderOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 
 metrics_app = typer.Typer(help="Prometheus metrics: where the parts of a run have theirs.")

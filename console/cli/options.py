@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from console.cli import completion
+from penstock.console.cli import completion
 from penstock.logs import LogFormat
 
 UrlOption = Annotated[

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from penstock.system.exit_codes import EXIT_INTERRUPT
-from penstock.system.own_packages import check_ours
 
 if TYPE_CHECKING:
     from penstock.config import Config
@@ -21,15 +20,20 @@ def run_part(
     package: str, part: str, path: Path, overrides: list[str], *arguments: str, module: str | None = None
 ) -> NoReturn:
     """Run ``main(config, ...)`` of ``module`` (PACKAGE.main) as this process; its result is the exit code."""
-    from console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
     from penstock.config.load import check_files, load_config
+    from penstock.console.launch.trainable import (
+        check_device,
+        check_groups,
+        check_hooks,
+        check_rollouts,
+        warn_of_unheeded,
+    )
     from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config
     from penstock.system.long_lived import settle
 
     config = load_config(path, overrides)
     set_up(part, config.run, config.logs.format)
-    check_ours(package)
     if package == "producer":
         check_rollouts(config)
     if part == "trainer":
@@ -40,11 +44,11 @@ def run_part(
     check_files(config, data=package == "producer", model=part in ("producer", "trainer"))
     if part != "trainer" or config.debug.load_batches is None:  # a recording needs no Redis
         # Of workers and verifiers there may be many, each with settings of its own.
-        keep_config(config, path, replace=package != "workers" or module == "workers.fleet.main")
+        keep_config(config, path, replace=package != "workers" or module == "penstock.workers.fleet.main")
         config = _with_redis(config)
     # Rewards and environments of the user's own; last, so that they hide nothing of ours.
     sys.path.append(os.getcwd())
-    main_ = import_module(module or f"{package}.main").main
+    main_ = import_module(module or f"penstock.{package}.main").main
     settle()
     raise typer.Exit(main_(config, *arguments))
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import DryRunOption, YesOption, goes_on, told
-from console.cli.lists import Choice, list_of_run, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import say
+from penstock.console.cli import completion
+from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, told
+from penstock.console.cli.lists import Choice, list_of_run, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import say
 from penstock.errors import ConfigError
 
 app = typer.Typer(help="Payload servers.")
@@ -89,7 +89,7 @@ def drain(
     as_json: JsonOption = False,
 ) -> None:
     """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
-    from console.progress import Steps
+    from penstock.console.progress import Steps
     from penstock.payloads import servers as payload_servers
     from penstock.payloads.store import open_store
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import DryRunOption, YesOption, goes_on, many, told
-from console.cli.lists import Choice, list_of_run, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import say
+from penstock.console.cli import completion
+from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, many, told
+from penstock.console.cli.lists import Choice, list_of_run, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import say
 from penstock.errors import ConfigError
 
 subs_app = typer.Typer(help="Subscriptions of trainers.")

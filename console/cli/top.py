@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.cli.options import DIRECTORY, FolderOption, RunArgument, UrlOption
-from console.cli.target import Target
+from penstock.console.cli.options import DIRECTORY, FolderOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from console.top.keyboard import Keyboard
-    from console.top.screen import Row, Screen
+    from penstock.console.top.keyboard import Keyboard
+    from penstock.console.top.screen import Row, Screen
 
 #: Between two looks at a list of jobs, which may be long; the rest is looked at every ``--every``.
 JOBS_EVERY_S = 5.0
@@ -29,9 +29,9 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
-    from console.top.draw import AROUND, draw
-    from console.top.keyboard import Keyboard
-    from console.top.screen import Screen
+    from penstock.console.top.draw import AROUND, draw
+    from penstock.console.top.keyboard import Keyboard
+    from penstock.console.top.screen import Screen
 
     console = Console()
     if not (sys.stdin.isatty() and console.is_terminal):
@@ -88,7 +88,7 @@ class _View:
             self.trouble = str(told)
 
     def _look(self, screen: "Screen") -> None:
-        from console.read.jobs import list_jobs
+        from penstock.console.read.jobs import list_jobs
         from penstock.protocol.snapshot import snapshot
 
         client, keys = self._target.client, self._target.keys
@@ -115,8 +115,8 @@ class _View:
         return about if name == screen.opened else None
 
     def _read(self, screen: "Screen") -> Any:
-        from console.read.jobs import read_job
-        from console.read.workers import read_worker
+        from penstock.console.read.jobs import read_job
+        from penstock.console.read.workers import read_worker
 
         client, keys = self._target.client, self._target.keys
         match screen.name:

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from console.cli.target import Target
-from console.terminal import flush, reader_left, say
+from penstock.console.cli.target import Target
+from penstock.console.terminal import flush, reader_left, say
 
 
 def watch(target: Target, every_s: float, show: Callable[[], None]) -> None:

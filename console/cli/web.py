@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from console.cli.options import DIRECTORY, FolderOption
+from penstock.console.cli.options import DIRECTORY, FolderOption
 from penstock.system.extras import check_installed
 
 #: Where the page is, unless another port is named.
@@ -21,7 +21,7 @@ def web(
     """Show the runs of a folder in a browser: what waits for what, curves, queue, workers, weights, configuration."""
     for package in ("fastapi", "uvicorn"):
         check_installed(package, "`penstock web`")
-    from console.web.serve import serve
+    from penstock.console.web.serve import serve
 
     serve(directory, port, actions=actions)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from penstock.config import Config
 from penstock.system.processes import Child
 from penstock.system.stop import Stop
-from workers.rewards.keeper import KILL_S
+from penstock.workers.rewards.keeper import KILL_S
 
 #: Between two looks at children that are ending.
 TICK_S = 0.05

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Iterator
 from itertools import product
 
-from console.launch.live import Live
 from penstock.config import Config
+from penstock.console.launch.live import Live
 from penstock.logs import formatter
 from penstock.system.run_folder import RunFolder
 

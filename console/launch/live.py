@@ -11,10 +11,10 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
-from console.progress import left_text
-from console.read.why import Chain, chains
-from console.terminal import Terminal
 from penstock.config import Config
+from penstock.console.progress import left_text
+from penstock.console.read.why import Chain, chains
+from penstock.console.terminal import Terminal
 from penstock.protocol.snapshot import jobs_to_train, main_trainer
 from penstock.redaction import redact
 from penstock.words import printable

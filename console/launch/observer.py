@@ -9,11 +9,11 @@ from typing import Any
 
 import redis
 
-from console.launch.live import Live
-from console.launch.preflight import engine_version
-from console.launch.report import draw, setup_versions, summarize, write_summary
-from consumers.grpo.rows import Rows, read_rows
 from penstock.config import Config
+from penstock.console.launch.live import Live
+from penstock.console.launch.preflight import engine_version
+from penstock.console.launch.report import draw, setup_versions, summarize, write_summary
+from penstock.consumers.grpo.rows import Rows, read_rows
 from penstock.errors import DiskFull, ProtocolError
 from penstock.names import Lane
 from penstock.protocol import user_failures

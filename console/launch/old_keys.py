@@ -2,8 +2,8 @@
 
 import contextlib
 
-from console.launch.live import Live
 from penstock.config import Config
+from penstock.console.launch.live import Live
 from penstock.errors import ConfigError
 from penstock.payloads.servers import read
 from penstock.payloads.store import open_store

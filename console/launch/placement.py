@@ -19,7 +19,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from workers.fleet.plan import Plan
+    from penstock.workers.fleet.plan import Plan
 
 _DEVICE = re.compile(r"cuda(?::(\d+))?")
 
@@ -194,8 +194,8 @@ def _with_fleet(config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...])
     if config.fleet.launcher == "ray":
         # Ray places; what the trainer's are there is for a placeholder to say.
         return Placement(gpus, trainer, ())
-    from workers.fleet.nodes import LOOPBACK, Node, local_nodes
-    from workers.fleet.plan import plan
+    from penstock.workers.fleet.nodes import LOOPBACK, Node, local_nodes
+    from penstock.workers.fleet.plan import plan
 
     held = any(group.worker_type == "placeholder" for model in config.fleet.models for group in model.server_groups)
     colocated = is_colocated(config)
@@ -269,7 +269,7 @@ def as_text(config: Config, placement: Placement, without: Collection[str] = ())
     if placement.free:
         lines.append(f"  {'(free)':<10}  {gpus_of(placement.free)}")
     if placement.fleet is not None:
-        from workers.fleet.show import as_text as fleet_as_text
+        from penstock.workers.fleet.show import as_text as fleet_as_text
 
         lines.append(fleet_as_text(placement.fleet))
     return "\n".join(lines)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
-from console.launch import weights
-from console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
+from penstock.console.launch import weights
+from penstock.console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.errors import ConfigError, EngineError
 from penstock.payloads.addresses import is_folder, path_of
 from penstock.payloads.store import open_store
@@ -21,14 +21,13 @@ from penstock.protocol.staleness import definition_of
 from penstock.redaction import redact
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
-from penstock.system.own_packages import check_ours
 from penstock.system.user_imports import check_user_code
 from penstock.weights.pictures import place_id_of
 from penstock.weights.transport import transport
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.frozen import check_ids
-from workers.rewards.jail.asking import check_jail
-from workers.rewards.kinds.registry import check_packages, needs_jail
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.frozen import check_ids
+from penstock.workers.rewards.jail.asking import check_jail
+from penstock.workers.rewards.kinds.registry import check_packages, needs_jail
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
 #: Longest wait for an interpreter: it answers within a second, but where the machine is overloaded.
@@ -36,7 +35,6 @@ _ANSWER_S = 300
 #: Most lines of prompts that are read twice for the sake of an early sentence.
 _READ_LINES = 100_000
 
-PACKAGES = ("producer", "workers", "buffer", "consumers")
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +100,6 @@ def _check_parts(config: Config) -> None:
             "debug.load_batches trains a recording, which needs no other part: use `penstock trainer`, or remove "
             "the key."
         )
-    for package in PACKAGES:
-        check_ours(package)
 
 
 def _check_prepare(script: str) -> None:
@@ -146,9 +142,9 @@ def check_data(config: Config) -> None:
     Files of more than 64 MiB or ``_READ_LINES`` together are read by the producer alone, which says the same; what
     is no file too.
     """
-    from producer.dataset import Dataset
-    from producer.held_out import MAX_EARLY_BYTES, check_overlap, is_small
-    from producer.prompt import Prompt, Template
+    from penstock.producer.dataset import Dataset
+    from penstock.producer.held_out import MAX_EARLY_BYTES, check_overlap, is_small
+    from penstock.producer.prompt import Prompt, Template
 
     check_files(config)
     train, held_out = config.data.train, config.data.eval
@@ -208,7 +204,7 @@ def _asked(python: str, program: str) -> str:
 
 def check_engine_arguments(config: Config) -> None:
     """Refuse ``engine.args`` that the installed SGLang does not take. Blocks for seconds the first time."""
-    from workers.sglang.args import check_arguments
+    from penstock.workers.sglang.args import check_arguments
 
     check_arguments(config.engine)
 

@@ -9,9 +9,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from consumers.grpo.rows import Row, Rows, headline, of_steps, ratio
 from penstock import __version__
 from penstock.config import Config
+from penstock.consumers.grpo.rows import Row, Rows, headline, of_steps, ratio
 from penstock.protocol.tokens import ledgers_of, of_training
 
 #: A run that wrote no row for so long was down: the queue's come every second.

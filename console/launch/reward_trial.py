@@ -15,20 +15,20 @@ from typing import Any
 import uvloop
 from pydantic import ValidationError
 
-from console.launch.trial import until_stopped
 from penstock.config import Config, DatasetConfig, RewardConfig
+from penstock.console.launch.trial import until_stopped
 from penstock.errors import ConfigError, RewardError
 from penstock.history.row import WHOLE_JOB, SampleRow, place_of
 from penstock.names import Lane
+from penstock.producer.sources.jsonl import JsonLines
+from penstock.producer.sources.opening import open_rows
+from penstock.producer.sources.rows import BadLine, Rows
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.redaction import redact
 from penstock.system.user_code import run_through, staying_alive
-from producer.sources.jsonl import JsonLines
-from producer.sources.opening import open_rows
-from producer.sources.rows import BadLine, Rows
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.score import Rewards
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.score import Rewards
 
 #: Rewards closer to each other are the same: they travel as float64, and metrics round.
 SAME = 1e-6

@@ -23,22 +23,22 @@ from typing import Literal
 
 from rich.console import Console
 
-from console.launch.children import FINISHING, LAST, SERVING, kill_children, stop_children
-from console.launch.launcher_log import launcher_log
-from console.launch.live import Live
-from console.launch.metrics import RunMetrics
-from console.launch.notify import check_notify, message, notify
-from console.launch.observer import Observer
-from console.launch.old_keys import clear_keys, refuse_another_run
-from console.launch.own_redis import OwnRedis
-from console.launch.placement import Placement, place
-from console.launch.preflight import check, check_data
-from console.launch.prepare import prepare_logged
-from console.launch.run_parts import check_parts, parts_of
-from console.launch.weights import check_ports
-from consumers.grpo.rows import read_rows
 from penstock.config import Config
 from penstock.config.load import save_resolved, secret_environment, without_settings
+from penstock.console.launch.children import FINISHING, LAST, SERVING, kill_children, stop_children
+from penstock.console.launch.launcher_log import launcher_log
+from penstock.console.launch.live import Live
+from penstock.console.launch.metrics import RunMetrics
+from penstock.console.launch.notify import check_notify, message, notify
+from penstock.console.launch.observer import Observer
+from penstock.console.launch.old_keys import clear_keys, refuse_another_run
+from penstock.console.launch.own_redis import OwnRedis
+from penstock.console.launch.placement import Placement, place
+from penstock.console.launch.preflight import check, check_data
+from penstock.console.launch.prepare import prepare_logged
+from penstock.console.launch.run_parts import check_parts, parts_of
+from penstock.console.launch.weights import check_ports
+from penstock.consumers.grpo.rows import read_rows
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from console.launch.placement import Placement
 from penstock.config import Config
+from penstock.console.launch.placement import Placement
 from penstock.errors import ConfigError
 
 #: What may be left to be started by hand.

@@ -22,24 +22,24 @@ import uvloop
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
+from penstock.producer.dataset import Dataset
+from penstock.producer.held_out import MAX_EARLY_LINES, HeldOut
+from penstock.producer.main import chat_template
+from penstock.producer.offers import Offers
+from penstock.producer.weighted import mixture_of
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.redaction import redact
 from penstock.system.user_code import run_through, staying_alive
 from penstock.weights.tokenizer import Tokenizer, load_tokenizer
-from producer.dataset import Dataset
-from producer.held_out import MAX_EARLY_LINES, HeldOut
-from producer.main import chat_template
-from producer.offers import Offers
-from producer.weighted import mixture_of
-from workers.engine import Engine
-from workers.hooks.generate import Generating
-from workers.hooks.sample_hooks import SampleHooks
-from workers.jobs.environments import Environments, allowed_environments
-from workers.jobs.valves import Valves
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.score import Rewards
-from workers.router.choose import make_engine
+from penstock.workers.engine import Engine
+from penstock.workers.hooks.generate import Generating
+from penstock.workers.hooks.sample_hooks import SampleHooks
+from penstock.workers.jobs.environments import Environments, allowed_environments
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.score import Rewards
+from penstock.workers.router.choose import make_engine
 
 #: Between two looks at how far the engine is.
 LOOK_S = 0.5

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from console.read.samples import listed
+from penstock.console.read.samples import listed
 from penstock.errors import ConfigError
 from penstock.history.eval_scores import NONE, Answer, by_category, pass_rates, scores_of
 from penstock.history.filters import Filters

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from console.read.samples import shown
+from penstock.console.read.samples import shown
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES

@@ -17,7 +17,7 @@ def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
         ``groups`` and ``processes`` as rows; ``autoscale``: what binds now, {} where nothing is scaled;
         ``decisions``: changes of its size, the latest first, as far as they can be read.
     """
-    from workers.fleet.state import read_state
+    from penstock.workers.fleet.state import read_state
 
     try:
         state = read_state(client, keys)

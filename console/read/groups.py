@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buffer.group import Group, read_group
-from buffer.sampling.samplers import make_pool
-from buffer.view import View
-from console.read.jobs import reason_of
+from penstock.buffer.group import Group, read_group
+from penstock.buffer.sampling.samplers import make_pool
+from penstock.buffer.view import View
 from penstock.config.subscription import Definition
+from penstock.console.read.jobs import reason_of
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position

@@ -235,15 +235,15 @@ def look_from_workers(client: Client, keys: Keys) -> Iterator[Finding]:
 
 def look_at_packages(config: Config) -> Iterator[Finding]:
     """Whether the extras that this configuration needs are installed here."""
-    from console.launch.preflight import check_extras
+    from penstock.console.launch.preflight import check_extras
 
     yield passes("packages", lambda: check_extras(config), "all that the configuration needs is there")
 
 
 def look_at_jail(config: Config) -> Iterator[Finding]:
     """Where programs of answers run on this machine; nothing where no reward runs one. Blocks for a second."""
-    from console.launch.preflight import runs_programs
-    from workers.rewards.jail.asking import check_jail
+    from penstock.console.launch.preflight import runs_programs
+    from penstock.workers.rewards.jail.asking import check_jail
 
     if not runs_programs(config):
         return
@@ -261,7 +261,7 @@ def look_at_jail(config: Config) -> Iterator[Finding]:
 
 def look_at_engine(config: Config) -> Iterator[Finding]:
     """Whether the engine's environment runs here, or the external engine answers. Blocks for seconds."""
-    from console.launch.preflight import check_engine
+    from penstock.console.launch.preflight import check_engine
     from penstock.system.engine_http import fetch
 
     if (url := config.engine.url) is not None:
@@ -273,7 +273,7 @@ def look_at_engine(config: Config) -> Iterator[Finding]:
 
 def look_at_gpus(config: Config) -> Iterator[Finding]:
     """The GPUs that processes started here may use, and whether the trainer's device is one of them."""
-    from console.launch.trainable import check_device
+    from penstock.console.launch.trainable import check_device
     from penstock.system.gpus import visible_gpus
 
     found = visible_gpus()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from console.read.jobs import show_record
+from penstock.console.read.jobs import show_record
 from penstock.names import LANES, Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import live_workers

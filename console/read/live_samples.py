@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from consumers.history.retired import Retired, group_of, read_trained
-from consumers.history.rows import Trained, row_of, row_of_job
+from penstock.consumers.history.retired import Retired, group_of, read_trained
+from penstock.consumers.history.rows import Trained, row_of, row_of_job
 from penstock.history.row import SampleRow, Use
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.small_maps import count_shown, name_shown

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from console.read.live_samples import read_live
-from console.read.token_texts import texts_of_row
+from penstock.console.read.live_samples import read_live
+from penstock.console.read.token_texts import texts_of_row
 from penstock.errors import QueueUnavailable
 from penstock.history.blocks import ARRAYS
 from penstock.history.filters import Filters, Sort

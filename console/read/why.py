@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from console.read.silence import silences
-from console.read.trainers import only_evaluates
+from penstock.console.read.silence import silences
+from penstock.console.read.trainers import only_evaluates
 from penstock.protocol.presence import SILENT_S, WorkerPresence, WorkerState
 from penstock.protocol.records.causes import (
     EDGE,

@@ -3,7 +3,7 @@
 from dataclasses import asdict, fields
 from typing import Any
 
-from console.read.jobs import list_jobs
+from penstock.console.read.jobs import list_jobs
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
 from penstock.protocol.waits import read_waits

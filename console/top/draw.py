@@ -7,10 +7,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from console.read.lanes import ready_line
-from console.read.trainers import head_line
-from console.terminal import cell, value_text
-from console.top.screen import NAMES, Row, Screen
+from penstock.console.read.lanes import ready_line
+from penstock.console.read.trainers import head_line
+from penstock.console.terminal import cell, value_text
+from penstock.console.top.screen import NAMES, Row, Screen
 
 #: Lines of a screen that the list does not have: head, lists, its own head, keys.
 AROUND = 7

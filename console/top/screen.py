@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from console.cli.lists import order_of
+from penstock.console.cli.lists import order_of
 
 #: List -> its columns; the first names the row.
 LISTS: Mapping[str, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from console.cli.target import Target
+from penstock.console.cli.target import Target
 from penstock.errors import ConfigError
 from penstock.names import LANES, Lane
 from penstock.protocol import pauses, scripts

@@ -32,23 +32,23 @@ from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
-from console.read.fleet import read_fleet
-from console.read.jobs import read_job
-from console.read.lanes import list_lanes
-from console.read.published import list_published
-from console.web import actions
-from console.web.assets import asset
-from console.web.curves import curves
-from console.web.events import MAX_STREAMS, Streams
-from console.web.guard import Guard
-from console.web.lists import Lists
-from console.web.looks import Looks
-from console.web.overview import overview, overview_of_files
-from console.web.replies import Json, NotThere, explain_errors, refusal
-from console.web.runs import Runs, sizes, state_of, summary_of
-from console.web.samples import Samples
-from console.web.settings import differences, setting, settings
-from console.web.traces import Traces
+from penstock.console.read.fleet import read_fleet
+from penstock.console.read.jobs import read_job
+from penstock.console.read.lanes import list_lanes
+from penstock.console.read.published import list_published
+from penstock.console.web import actions
+from penstock.console.web.assets import asset
+from penstock.console.web.curves import curves
+from penstock.console.web.events import MAX_STREAMS, Streams
+from penstock.console.web.guard import Guard
+from penstock.console.web.lists import Lists
+from penstock.console.web.looks import Looks
+from penstock.console.web.overview import overview, overview_of_files
+from penstock.console.web.replies import Json, NotThere, explain_errors, refusal
+from penstock.console.web.runs import Runs, sizes, state_of, summary_of
+from penstock.console.web.samples import Samples
+from penstock.console.web.settings import differences, setting, settings
+from penstock.console.web.traces import Traces
 from penstock.errors import PenstockError
 from penstock.redaction import redact
 from penstock.words import shown

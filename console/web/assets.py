@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastapi import Response
 
-from console.web.replies import NotThere
+from penstock.console.web.replies import NotThere
 
 _FOLDER = Path(__file__).parent / "assets"
 _TYPES = {

@@ -9,7 +9,7 @@ from itertools import count
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from console.web.events import MAX_STREAMS
+from penstock.console.web.events import MAX_STREAMS
 
 #: Connections that are open at once: the streams, and as many beside them.
 MAX_CONNECTIONS = 2 * MAX_STREAMS

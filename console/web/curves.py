@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from console.launch.report import Uptime
-from consumers.grpo.rows import Row, Rows
+from penstock.console.launch.report import Uptime
+from penstock.consumers.grpo.rows import Row, Rows
 
 #: Points of a line at most: of each stretch of a longer one the least and the greatest are kept.
 MAX_POINTS = 600

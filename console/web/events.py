@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from console.web.replies import to_json
+from penstock.console.web.replies import to_json
 
 #: Between two events, and most streams at once: more are of a page that leaks them.
 EVERY_S = 1.0

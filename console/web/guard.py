@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from console.web.replies import refusal
+from penstock.console.web.replies import refusal
 
 #: Names of loopback that a browser may ask for.
 HOSTS = frozenset(("127.0.0.1", "localhost", "[::1]"))

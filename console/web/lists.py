@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from console.cli.lists import Choice, order_of, select
-from console.cli.target import Target
-from console.read import dead, groups, jobs, weights, workers
-from console.web.replies import NotThere
+from penstock.console.cli.lists import Choice, order_of, select
+from penstock.console.cli.target import Target
+from penstock.console.read import dead, groups, jobs, weights, workers
+from penstock.console.web.replies import NotThere
 from penstock.errors import ConfigError
 
 #: Rows of a page, and for how long a list is not read again: a page further on is of the list that the first is of,

@@ -10,8 +10,8 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from console.cli.target import RunUnknown, Target
-from console.web.replies import trouble_of
+from penstock.console.cli.target import RunUnknown, Target
+from penstock.console.web.replies import trouble_of
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.protocol.gate import Room, read_gates, read_rooms
 from penstock.protocol.snapshot import snapshot

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from console.cli.inspect import ledger_lines, rollback_line
-from console.read.why import Chain, chains
-from console.web.looks import Look
-from console.web.parts import edges_of, parts_of, place_of, place_of_cause
-from consumers.grpo.rows import Row, Rows
+from penstock.console.cli.inspect import ledger_lines, rollback_line
+from penstock.console.read.why import Chain, chains
+from penstock.console.web.looks import Look
+from penstock.console.web.parts import edges_of, parts_of, place_of, place_of_cause
+from penstock.consumers.grpo.rows import Row, Rows
 from penstock.protocol.records.causes import Working
 from penstock.protocol.snapshot import main_trainer
 from penstock.protocol.tokens import ledgers_of, of_training

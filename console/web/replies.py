@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from redis.exceptions import RedisError, ResponseError
 
-from console.json_text import json_bytes
+from penstock.console.json_text import json_bytes
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.redaction import redact
 from penstock.words import said

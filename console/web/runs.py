@@ -6,8 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from console.web.replies import NotThere
-from consumers.grpo.rows import Rows, read_rows
+from penstock.console.web.replies import NotThere
+from penstock.consumers.grpo.rows import Rows, read_rows
 from penstock.errors import ConfigError
 from penstock.names import is_name
 from penstock.redis.saved_config import CONFIG_FILE

@@ -7,9 +7,9 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from console.terminal import say
-from console.web.app import make_app
-from console.web.connections import MAX_CONNECTIONS, Connection
+from penstock.console.terminal import say
+from penstock.console.web.app import make_app
+from penstock.console.web.connections import MAX_CONNECTIONS, Connection
 from penstock.errors import ConfigError
 
 HOST = "127.0.0.1"

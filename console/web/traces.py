@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from console.read.samples import open_samples
-from console.read.trace.asked import asked_of
-from console.read.trace.batch import trace_batch, trace_prompt
-from console.read.trace.job import trace_job
-from console.read.trace.sources import Sources, sources_of
-from console.read.trace.stages import MEANING
-from console.web.looks import Looks
-from console.web.replies import NotThere
+from penstock.console.read.samples import open_samples
+from penstock.console.read.trace.asked import asked_of
+from penstock.console.read.trace.batch import trace_batch, trace_prompt
+from penstock.console.read.trace.job import trace_job
+from penstock.console.read.trace.sources import Sources, sources_of
+from penstock.console.read.trace.stages import MEANING
+from penstock.console.web.looks import Looks
+from penstock.console.web.replies import NotThere
 from penstock.errors import PenstockError
 from penstock.system.run_folder import RunFolder
 from penstock.words import shown

@@ -8,10 +8,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from consumers.adapters.prompts import Request
-from consumers.adapters.requests import Requests, groups_of
-from consumers.adapters.rows import RowArrays
-from consumers.batch.batch import Batch
+from penstock.consumers.adapters.prompts import Request
+from penstock.consumers.adapters.requests import Requests, groups_of
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 
 

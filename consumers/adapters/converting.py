@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumers.adapters.rows import RowArrays
-from consumers.batch.batch import Batch
 from penstock.config import Config
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.batch.batch import Batch
 from penstock.errors import HookError
 from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, number_of, sample_class

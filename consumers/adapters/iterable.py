@@ -16,10 +16,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from consumers.batch import behaviour
-from consumers.batch.batch import Batch
-from consumers.grpo.pictures import add_images
-from consumers.trainer import Trainer
+from penstock.consumers.batch import behaviour
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.pictures import add_images
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from consumers.batch.batch import Batch
-from consumers.session import Session
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.session import Session
 from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups

@@ -16,17 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers.adapters.prompts import AskedLane, Prompts, Request
-from consumers.adapters.rows import RowArrays, rows_of
-from consumers.batch import behaviour
-from consumers.batch.batch import Batch
-from consumers.batch.reader import check_reading
-from consumers.session import Session
-from consumers.subscription.seat import job_of
-from consumers.subscription.subscriber import ALONE
 from penstock.config import Config, RolloutConfig
 from penstock.config.sampling import temperature_of
 from penstock.config.subscription import ASKED, Definition
+from penstock.consumers.adapters.prompts import AskedLane, Prompts, Request
+from penstock.consumers.adapters.rows import RowArrays, rows_of
+from penstock.consumers.batch import behaviour
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.reader import check_reading
+from penstock.consumers.session import Session
+from penstock.consumers.subscription.seat import job_of
+from penstock.consumers.subscription.subscriber import ALONE
 from penstock.errors import ConfigError, DiskFull, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import FILE, add_rows, summarize
 from penstock.protocol.keys import Keys
@@ -37,7 +37,7 @@ from penstock.protocol.staleness import UNBOUNDED
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
-    from consumers.weights.sources import Weights
+    from penstock.consumers.weights.sources import Weights
 
 log = logging.getLogger(__name__)
 

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers.adapters.converting import Converter
-from consumers.adapters.engine_metrics import EngineMetrics
-from consumers.adapters.slime import lineage, train_shares
-from consumers.adapters.slime_columns import METADATA
-from consumers.batch import behaviour
-from consumers.batch.batch import Batch
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.adapters.converting import Converter
+from penstock.consumers.adapters.engine_metrics import EngineMetrics
+from penstock.consumers.adapters.slime import lineage, train_shares
+from penstock.consumers.adapters.slime_columns import METADATA
+from penstock.consumers.batch import behaviour
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
 from penstock.system.disk import fsync
 from penstock.system.engine_http import check_weights
@@ -49,7 +49,7 @@ KV_TAGS = ("kv_cache", "cuda_graph")
 class Box:
     """One rank's share of a rollout."""
 
-    #: The train data (``consumers.adapters.slime``), or Ray's reference to it.
+    #: The train data (``penstock.consumers.adapters.slime``), or Ray's reference to it.
     inner: Any
     #: Where each of its samples comes from: job, k, versions, temperature and kind of the logprobs; fillers too.
     lineage: list[dict[str, Any]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class RolloutManager:
         temperature: what slime's trainer divides logits by, its ``--rollout-temperature``; None takes the run's
             ``rollout.sampling``. Another one than the run's is refused here, and batches of any other by ``generate``.
         metrics_host: where ``get_metrics_router_addr`` listens.
-        options: further arguments of ``consumers.adapters.slime.train_data``.
+        options: further arguments of ``penstock.consumers.adapters.slime.train_data``.
 
     The subscription is taken when it is made; ``dispose`` (or the end of a ``with`` block) gives it back. Not
     thread-safe: a Ray actor around it serves one call at a time.

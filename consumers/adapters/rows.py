@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.batch.batch import Batch
+from penstock.consumers.batch.batch import Batch
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.protocol.records.manifest import Row
 

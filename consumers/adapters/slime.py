@@ -30,9 +30,10 @@ from typing import Any
 
 import torch
 
-from consumers.adapters.converting import Converted, Converter
-from consumers.adapters.rows import RowArrays, rows_of
-from consumers.adapters.slime_columns import (
+from penstock.config.subscription import Split
+from penstock.consumers.adapters.converting import Converted, Converter
+from penstock.consumers.adapters.rows import RowArrays, rows_of
+from penstock.consumers.adapters.slime_columns import (
     METADATA,
     MULTIMODAL,
     RAW_REWARD,
@@ -47,11 +48,10 @@ from consumers.adapters.slime_columns import (
     sides_of,
     slime_tensor,
 )
-from consumers.batch import behaviour
-from consumers.batch.advantages import Kind, group_advantages
-from consumers.batch.batch import Batch
-from consumers.batch.schedule import Schedule, schedule, split_first
-from penstock.config.subscription import Split
+from penstock.consumers.batch import behaviour
+from penstock.consumers.batch.advantages import Kind, group_advantages
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.schedule import Schedule, schedule, split_first
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample import SampleStatus

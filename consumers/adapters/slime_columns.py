@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumers.adapters.rows import RowArrays
-from consumers.batch.batch import Batch
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.protocol.records.manifest import Row

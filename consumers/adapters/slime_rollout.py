@@ -1,6 +1,6 @@
 """The rollout function of slime's own RolloutManager.
 
-    --rollout-function-path consumers.adapters.slime_rollout.generate_rollout
+    --rollout-function-path penstock.consumers.adapters.slime_rollout.generate_rollout
 
     slime's data source ─> a prompt per group ─> a run's workers ─> slime's Samples, which slime converts and splits
     slime's trainer ─weights on disk─> weights_written (links) ─> published before the next prompts are asked
@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from consumers.adapters.handed_on import label, plain
-from consumers.adapters.prompts import Request
-from consumers.adapters.requests import Requests
-from consumers.adapters.rows import RowArrays
-from consumers.adapters.slime_flags import (
+from penstock.config import Config
+from penstock.consumers.adapters.handed_on import label, plain
+from penstock.consumers.adapters.prompts import Request
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.adapters.slime_flags import (
     check_eval_dataset,
     check_flags,
     check_weights,
@@ -31,7 +32,6 @@ from consumers.adapters.slime_flags import (
     rewarded,
     train_sampling,
 )
-from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.redis.saved_config import config_of
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from consumers.adapters.handed_on import label, plain
-from consumers.adapters.prompts import Request
-from consumers.adapters.requests import Requests
-from consumers.adapters.rows import RowArrays
-from consumers.adapters.together import Together
 from penstock.config import Config
+from penstock.consumers.adapters.handed_on import label, plain
+from penstock.consumers.adapters.prompts import Request
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.adapters.together import Together
 from penstock.errors import ConfigError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.protocol.records.causes import Cause

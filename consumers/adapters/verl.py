@@ -33,15 +33,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from verl import DataProto
 
-from consumers.adapters.handed_on import label, plain
-from consumers.adapters.inside_verl.images import add_images, check_text_alone, images_of
-from consumers.adapters.prompts import Request
-from consumers.adapters.requests import Requests, eval_sampling
-from consumers.adapters.rows import RowArrays, rows_of
-from consumers.batch import behaviour
-from consumers.batch.batch import Batch
-from consumers.scorer import Scorer
 from penstock.config import Config
+from penstock.consumers.adapters.handed_on import label, plain
+from penstock.consumers.adapters.inside_verl.images import add_images, check_text_alone, images_of
+from penstock.consumers.adapters.prompts import Request
+from penstock.consumers.adapters.requests import Requests, eval_sampling
+from penstock.consumers.adapters.rows import RowArrays, rows_of
+from penstock.consumers.batch import behaviour
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.scorer import Scorer
 from penstock.errors import ConfigError, ProtocolError
 
 #: Columns of verl's data sets that a reward is given as metadata.

@@ -9,8 +9,8 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.utils.profiler import simple_timer
 
-from consumers.adapters.handed_on import plain
-from consumers.adapters.verl import HANDED_ON, label_of
+from penstock.consumers.adapters.handed_on import plain
+from penstock.consumers.adapters.verl import HANDED_ON, label_of
 
 
 @register("penstock")

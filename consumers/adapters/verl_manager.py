@@ -1,6 +1,6 @@
 """verl's agent loop manager, whose workers tell their loops what a prompt is for.
 
-    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=consumers.adapters.verl_manager.PenstockAgentLoopManager
+    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=penstock.consumers.adapters.verl_manager.PenstockAgentLoopManager
 
 The setting is verl's own; verl itself tells loops nothing of validation (inside_verl/sampling.py).
 """
@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 
-from consumers.adapters.inside_verl.sampling import told
+from penstock.consumers.adapters.inside_verl.sampling import told
 from penstock.errors import ConfigError
 
 

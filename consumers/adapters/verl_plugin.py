@@ -15,13 +15,13 @@ NAME = "penstock"
 
 
 def _replica() -> Any:
-    from consumers.adapters.verl_replica import PenstockReplica
+    from penstock.consumers.adapters.verl_replica import PenstockReplica
 
     return PenstockReplica
 
 
 # verl has a function that registers a replica, and none for the worker's side of it.
-_ROLLOUT_REGISTRY[(NAME, "async")] = "consumers.adapters.verl_replica.PenstockAdapter"
+_ROLLOUT_REGISTRY[(NAME, "async")] = "penstock.consumers.adapters.verl_replica.PenstockAdapter"
 RolloutReplicaRegistry.register(NAME, _replica)
 # Its agent loop, which registers itself.
-importlib.import_module("consumers.adapters.verl_agent")
+importlib.import_module("penstock.consumers.adapters.verl_agent")

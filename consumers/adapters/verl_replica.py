@@ -18,8 +18,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from consumers.adapters.inside_verl.weights import new_file
-from consumers.adapters.verl_server import PenstockServer, settings_of
+from penstock.consumers.adapters.inside_verl.weights import new_file
+from penstock.consumers.adapters.verl_server import PenstockServer, settings_of
 from penstock.errors import ConfigError
 
 

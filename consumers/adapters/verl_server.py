@@ -18,11 +18,11 @@ from typing import Any
 from safetensors.torch import load_file
 from verl.workers.rollout.replica import TokenOutput
 
-from consumers.adapters import handed_on
-from consumers.adapters.asking import Answer, Asking
-from consumers.adapters.inside_verl.sampling import check_trained, lane_of, sampling_of
-from consumers.adapters.inside_verl.weights import remove_left
-from consumers.adapters.prompts import Request
+from penstock.consumers.adapters import handed_on
+from penstock.consumers.adapters.asking import Answer, Asking
+from penstock.consumers.adapters.inside_verl.sampling import check_trained, lane_of, sampling_of
+from penstock.consumers.adapters.inside_verl.weights import remove_left
+from penstock.consumers.adapters.prompts import Request
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.redis.saved_config import config_of

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from consumers.batch.batch import Batch
+    from penstock.consumers.batch.batch import Batch
 
 #: Reads batch n; the callable says that nobody wants it any more.
 Read = Callable[[int, Callable[[], bool]], "Batch"]

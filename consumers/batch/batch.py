@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.batch import advantages, behaviour, column_values, columns, layout
-from consumers.batch.loss_tokens import LossTokens
-from consumers.batch.opened import OpenedPayloads, Payloads, ReadSides
-from consumers.batch.token_arrays import SIDE_KEYS, TokenArrays, wanted_keys
+from penstock.consumers.batch import advantages, behaviour, column_values, columns, layout
+from penstock.consumers.batch.loss_tokens import LossTokens
+from penstock.consumers.batch.opened import OpenedPayloads, Payloads, ReadSides
+from penstock.consumers.batch.token_arrays import SIDE_KEYS, TokenArrays, wanted_keys
 from penstock.errors import ProtocolError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Manifest, Row
@@ -41,7 +41,7 @@ class Batch:
             rows only, lost ones left out, once, when arrays are first wanted. None says that a payload was lost after
             the cut: its row becomes a filler too, and is named in ``lost``.
         dp_rank, dp_size: which share (T14).
-        advantage: how rewards become advantages, see ``consumers.batch.advantages``.
+        advantage: how rewards become advantages, see ``penstock.consumers.batch.advantages``.
         max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: no more are
             masked. ``counts`` and advantages are of the tokens that are left, in the whole batch (T10).
         store: where columns are written and read (T13); None keeps them in this object.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from consumers.batch.fetch import Bytes
+from penstock.consumers.batch.fetch import Bytes
 from penstock.errors import ConfigError, PayloadError
 from penstock.protocol.records.manifest import Row
 

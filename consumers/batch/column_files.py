@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from consumers.batch.columns import Store
+from penstock.consumers.batch.columns import Store
 from penstock.errors import PayloadError, ProtocolError
 from penstock.protocol.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, pack, unpack
 from penstock.system.disk import append, until_room

@@ -25,8 +25,8 @@ from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.redis.commands import Client
 
 if TYPE_CHECKING:
-    from consumers.batch.fetch import PayloadReader
-    from consumers.subscription.subscriber import Subscriber
+    from penstock.consumers.batch.fetch import PayloadReader
+    from penstock.consumers.subscription.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
 

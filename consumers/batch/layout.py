@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.batch.behaviour import check_kinds
+from penstock.consumers.batch.behaviour import check_kinds
 from penstock.errors import PayloadError, ProtocolError
 from penstock.payloads import Payload
 from penstock.protocol.records.manifest import Manifest, Row

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from consumers.batch import recording
-from consumers.batch.batch import Batch, rank_rows
-from consumers.batch.column_files import RecordedColumns
-from consumers.batch.columns import RedisColumns, Store
-from consumers.batch.fetch import Bytes, PayloadReader
-from consumers.batch.token_arrays import SIDE_KEYS
-from consumers.subscription.agreement import Circle, meet
-from consumers.subscription.manifests import Delivery
-from consumers.subscription.seat import Seat
-from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
+from penstock.consumers.batch import recording
+from penstock.consumers.batch.batch import Batch, rank_rows
+from penstock.consumers.batch.column_files import RecordedColumns
+from penstock.consumers.batch.columns import RedisColumns, Store
+from penstock.consumers.batch.fetch import Bytes, PayloadReader
+from penstock.consumers.batch.token_arrays import SIDE_KEYS
+from penstock.consumers.subscription.agreement import Circle, meet
+from penstock.consumers.subscription.manifests import Delivery
+from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.protocol.records.causes import RanksAbsent
 from penstock.protocol.records.manifest import Manifest, Row
@@ -27,7 +27,7 @@ def check_reading(config: Config, seat: Seat, replica_group: Any) -> None:
     if config.debug.save_batches is not None:
         recording.check_template(config.debug.save_batches, seat.dp_size)
     if replica_group is not None:
-        from consumers.batch.broadcast import check_group
+        from penstock.consumers.batch.broadcast import check_group
 
         check_group(replica_group, seat.replica, seat.num_replicas)
 
@@ -132,7 +132,7 @@ class BatchReader:
         subscriber, seat = self._subscriber, self._seat
         if self._replica_group is None or seat.num_replicas == 1:
             return self._payloads.read(subscriber.keys, rows)
-        from consumers.batch.broadcast import share
+        from penstock.consumers.batch.broadcast import share
 
         circle = Circle(
             f"{seat.role}#{seat.dp_rank}", seat.replica, seat.num_replicas, seat, seat.dp_rank * seat.num_replicas

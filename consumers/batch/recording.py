@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consumers.batch import column_files
+from penstock.consumers.batch import column_files
 from penstock.errors import ConfigError, PayloadError
 from penstock.protocol.records.codec import MAX_RECORD_BYTES, pack, unpack
 from penstock.protocol.records.manifest import Manifest

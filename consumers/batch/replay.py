@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
-from consumers.batch import recording
-from consumers.batch.batch import Batch
-from consumers.batch.columns import LocalColumns
-from consumers.metrics.steps import StepRecorder, steps_file
-from consumers.metrics.tally import Tally
-from consumers.subscription.evaluation import Evaluations
 from penstock.config import Config
+from penstock.consumers.batch import recording
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.columns import LocalColumns
+from penstock.consumers.metrics.steps import StepRecorder, steps_file
+from penstock.consumers.metrics.tally import Tally
+from penstock.consumers.subscription.evaluation import Evaluations
 from penstock.errors import ConfigError, PenstockError, ProtocolError
 from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.manifest import Row

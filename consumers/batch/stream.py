@@ -5,13 +5,13 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
 
-from consumers.batch.ahead import Ahead
-from consumers.batch.batch import Batch
-from consumers.batch.reader import BatchReader
-from consumers.metrics.tally import Tally
-from consumers.subscription.manifests import Delivery
-from consumers.subscription.progress import Progress
-from consumers.subscription.subscriber import Subscriber
+from penstock.consumers.batch.ahead import Ahead
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.reader import BatchReader
+from penstock.consumers.metrics.tally import Tally
+from penstock.consumers.subscription.manifests import Delivery
+from penstock.consumers.subscription.progress import Progress
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.protocol.records.causes import BatchNotCut
 
 #: How often a wait for a batch that is fetched ahead is shown.

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.batch import layout
-from consumers.batch.loss_tokens import LossTokens
-from consumers.batch.opened import OpenedPayloads
 from penstock import payloads
+from penstock.consumers.batch import layout
+from penstock.consumers.batch.loss_tokens import LossTokens
+from penstock.consumers.batch.opened import OpenedPayloads
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.payloads import Payload

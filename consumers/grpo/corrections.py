@@ -21,7 +21,7 @@ Everything here is a pure function of tensors of one shape, [B, L] or [T].
 import torch
 from torch import Tensor
 
-from consumers.grpo.losses import DUAL_CLIP, RatioLoss, TokenLoss, log_ratio, ppo, reinforce
+from penstock.consumers.grpo.losses import DUAL_CLIP, RatioLoss, TokenLoss, log_ratio, ppo, reinforce
 
 __all__ = ["DEFAULT_CAP", "TokenLoss", "bypass", "decoupled", "token_logprobs", "truncated"]
 

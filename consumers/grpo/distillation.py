@@ -16,8 +16,8 @@ Pure functions of tensors of one shape, [B, L] or [T].
 import torch
 from torch import Tensor
 
-from consumers.grpo.losses import log_ratio
 from penstock.config.trainer import DistillConfig
+from penstock.consumers.grpo.losses import log_ratio
 from penstock.errors import ProtocolError
 
 

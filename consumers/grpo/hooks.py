@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from consumers.batch.batch import Batch
-from consumers.grpo.train_rows import Ask, asking
 from penstock.config import Config
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.train_rows import Ask, asking
 from penstock.errors import HookError, PenstockError
 from penstock.hooks.signatures import Hook, load_hook
 from penstock.hooks.slime import args_of, number_of, sample_class

@@ -14,8 +14,8 @@ Pure functions of tensors of one shape, [B, L] or [T].
 
 from torch import Tensor
 
-from consumers.grpo.losses import log_ratio
 from penstock.config.trainer import KLEstimator
+from penstock.consumers.grpo.losses import log_ratio
 
 
 def estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, kind: KLEstimator) -> Tensor:

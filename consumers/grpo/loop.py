@@ -16,19 +16,19 @@ from typing import Any, Literal
 
 import torch
 
-from consumers.batch import behaviour
-from consumers.batch.batch import Batch
-from consumers.batch.replay import RecordingOver, Replay
-from consumers.grpo import checkpoint
-from consumers.grpo.hooks import TrainingHooks, check_alike
-from consumers.grpo.pictures import auto_class
-from consumers.grpo.precision import enable_tf32
-from consumers.grpo.rounding_floor import RoundingFloor, engine_dtype
-from consumers.grpo.step import GRPO
-from consumers.grpo.totals import Figures
-from consumers.trainer import Trainer
-from consumers.weights.sources import Cast, State, Weights, float32_names
 from penstock.config import Config
+from penstock.consumers.batch import behaviour
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.replay import RecordingOver, Replay
+from penstock.consumers.grpo import checkpoint
+from penstock.consumers.grpo.hooks import TrainingHooks, check_alike
+from penstock.consumers.grpo.pictures import auto_class
+from penstock.consumers.grpo.precision import enable_tf32
+from penstock.consumers.grpo.rounding_floor import RoundingFloor, engine_dtype
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.grpo.totals import Figures
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.sources import Cast, State, Weights, float32_names
 from penstock.errors import ConfigError, DataEnded, PenstockError, WaitTimeout
 from penstock.system.disk import until_room
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from consumers.grpo.loop import make_loop
-from consumers.weights.transports.sender import sender_of
 from penstock.config import Config
+from penstock.consumers.grpo.loop import make_loop
+from penstock.consumers.weights.transports.sender import sender_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.logs import set_up
 from penstock.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPT

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumers.batch import layout
-from consumers.batch.batch import Batch
-from consumers.grpo import kl
-from consumers.grpo.distillation import side_of
-from consumers.grpo.totals import Figures, mean
 from penstock.config.trainer import KLEstimator
+from penstock.consumers.batch import layout
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import kl
+from penstock.consumers.grpo.distillation import side_of
+from penstock.consumers.grpo.totals import Figures, mean
 from penstock.names import REFERENCE_LOGPROBS
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consumers.batch.batch import Batch
+from penstock.consumers.batch.batch import Batch
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.weights.model_folder import read_config
 

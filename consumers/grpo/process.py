@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from consumers.batch import layout
-from consumers.batch.advantages import EPSILON
-from consumers.batch.batch import Batch
-from consumers.grpo.ranks import Ranks
 from penstock.config.trainer import ProcessConfig
+from penstock.consumers.batch import layout
+from penstock.consumers.batch.advantages import EPSILON
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.ranks import Ranks
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import STEP_REWARDS
 from penstock.payloads.step_rewards import are_step_rewards

@@ -70,7 +70,7 @@ def _read(path: Path, needed: Mapping[str, tuple[type, ...]]) -> list[Row]:
 
 
 def of_steps(config: Config, rows: Rows) -> dict[str, Any]:
-    """What was trained: a part of ``summary.json``, whose keys ``console.launch.report.summarize`` describes."""
+    """Return the part of ``summary.json`` on training (``penstock.console.launch.report.summarize`` has its keys)."""
     steps = rows.steps
     samples = _sum(steps, "samples")
     busy_s = sum(_sum(steps, key) for key in ("wait_s", "step_s", "publish_s"))

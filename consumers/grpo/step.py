@@ -18,15 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo import corrections, distillation, kl, losses, penalty, precision, process
-from consumers.grpo.losses import TokenLoss
-from consumers.grpo.pictures import add_images, inputs_of
-from consumers.grpo.ranks import Ranks
-from consumers.grpo.totals import Figures, Totals
-from consumers.grpo.train_rows import Ask, postprocess
-from consumers.grpo.weight_changes import WeightChanges
 from penstock.config import TrainerConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import corrections, distillation, kl, losses, penalty, precision, process
+from penstock.consumers.grpo.losses import TokenLoss
+from penstock.consumers.grpo.pictures import add_images, inputs_of
+from penstock.consumers.grpo.ranks import Ranks
+from penstock.consumers.grpo.totals import Figures, Totals
+from penstock.consumers.grpo.train_rows import Ask, postprocess
+from penstock.consumers.grpo.weight_changes import WeightChanges
 from penstock.errors import PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consumers.grpo.losses import LOG_RATIO_LIMIT, TokenLoss, log_ratio
+from penstock.consumers.grpo.losses import LOG_RATIO_LIMIT, TokenLoss, log_ratio
 
 #: Bins of the histogram, and where it turns from even to logarithmic: a quantile of log r is off by 0.3 %, or 3e-7.
 _BINS = 4096

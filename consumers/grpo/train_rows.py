@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo.ranks import Ranks
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.ranks import Ranks
 from penstock.errors import HookError
 from penstock.hooks.signatures import Hook
 from penstock.protocol.records.job import JobFailure

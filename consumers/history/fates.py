@@ -3,7 +3,7 @@
 Where subscriptions differ the first of these counts: payload lost, trained, masked, filtered, dropped.
 """
 
-from consumers.history.retired import Retired
+from penstock.consumers.history.retired import Retired
 from penstock.history.row import SCORES, Fate, Use
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.sample_meta import SampleMeta

@@ -4,8 +4,8 @@ import os
 import signal
 from types import FrameType
 
-from consumers.history.recorder import Recorder
 from penstock.config import Config
+from penstock.consumers.history.recorder import Recorder
 
 #: Of 19, the most that a process may leave to others.
 NICE = 15

@@ -20,16 +20,16 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from consumers.batch.fetch import PayloadReader
-from consumers.history import burials
-from consumers.history.all_samples import AllSamples
-from consumers.history.burials import Burials
-from consumers.history.pace import FULL, Pace
-from consumers.history.retired import Retired, read_retired, read_trained
-from consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
-from consumers.history.texts import Choice, Texts
-from consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.config import Config
+from penstock.consumers.batch.fetch import PayloadReader
+from penstock.consumers.history import burials
+from penstock.consumers.history.all_samples import AllSamples
+from penstock.consumers.history.burials import Burials
+from penstock.consumers.history.pace import FULL, Pace
+from penstock.consumers.history.retired import Retired, read_retired, read_trained
+from penstock.consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
+from penstock.consumers.history.texts import Choice, Texts
+from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.errors import ConfigError, DiskFull, QueueUnavailable, RecordingLost
 from penstock.history.part import newest_epoch
 from penstock.history.row import SampleRow, Use

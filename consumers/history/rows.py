@@ -4,10 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from consumers.history.fates import fate_of, uses_of_sample
-from consumers.history.retired import Retired
-from consumers.history.texts import Texts
 from penstock import payloads
+from penstock.consumers.history.fates import fate_of, uses_of_sample
+from penstock.consumers.history.retired import Retired
+from penstock.consumers.history.texts import Texts
 from penstock.errors import PayloadError
 from penstock.history.row import WHOLE_JOB, Fate, SampleRow, Use
 from penstock.payloads import Payload

@@ -4,8 +4,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
-from consumers.history.retired import Retired
 from penstock.config import HistoryConfig
+from penstock.consumers.history.retired import Retired
 from penstock.errors import ConfigError
 from penstock.history.pieces import Piece, Spelling
 from penstock.weights.tokenizer import TokenTexts, load_token_texts

@@ -4,7 +4,7 @@ import math
 from contextlib import suppress
 from typing import Any
 
-from consumers.metrics.tally import lengths_of, same_rewards, truncated_ratio
+from penstock.consumers.metrics.tally import lengths_of, same_rewards, truncated_ratio
 from penstock.protocol.records.manifest import Manifest
 from penstock.words import writable
 

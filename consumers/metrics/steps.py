@@ -19,16 +19,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consumers.metrics.latest_record import LatestRecord
-from consumers.metrics.step_row import answer_figures, batch_figures, finite_or_none, plain_figure
-from consumers.metrics.tally import Tally
 from penstock.config import Config
+from penstock.consumers.metrics.latest_record import LatestRecord
+from penstock.consumers.metrics.step_row import answer_figures, batch_figures, finite_or_none, plain_figure
+from penstock.consumers.metrics.tally import Tally
 from penstock.errors import DiskFull
 from penstock.protocol.records.manifest import Manifest
 from penstock.system.disk import append
 
 if TYPE_CHECKING:
-    from consumers.grpo.trackers.trackers import Trackers
+    from penstock.consumers.grpo.trackers.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class StepRecorder:
 
         A loop that has opened ``Trackers`` of its own for the run reports by itself, so then there are none here.
         """
-        from consumers.grpo.trackers.trackers import Trackers, is_open
+        from penstock.consumers.grpo.trackers.trackers import Trackers, is_open
 
         assert self._config is not None
         with self._lock:
@@ -253,8 +253,8 @@ class StepRecorder:
             self._close_trackers(finished and not self.interrupted)
 
     def _close_trackers(self, finished: bool) -> None:
-        from consumers.grpo.rows import of_steps, read_rows
-        from consumers.grpo.trackers.trackers import CLOSE_S, HURRY_S
+        from penstock.consumers.grpo.rows import of_steps, read_rows
+        from penstock.consumers.grpo.trackers.trackers import CLOSE_S, HURRY_S
 
         assert self._config is not None
         trackers = self._open_trackers()

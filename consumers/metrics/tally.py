@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from statistics import mean, median
 from typing import Any
 
-from consumers.batch.ledger import Ledger
+from penstock.consumers.batch.ledger import Ledger
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.staleness import Lineage

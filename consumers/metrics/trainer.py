@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from consumers.metrics.tally import Tally, lengths_of, same_rewards, truncated_ratio
+from penstock.consumers.metrics.tally import Tally, lengths_of, same_rewards, truncated_ratio
 from penstock.protocol.records.manifest import Manifest
 from penstock.system.metrics.series import Series, counter, gauge, histogram, slime
 

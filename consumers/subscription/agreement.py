@@ -7,8 +7,8 @@ that says that it waits for a disk is waited for as long as it does: a full disk
 import time
 from dataclasses import dataclass, replace
 
-from consumers.subscription.seat import Seat
-from consumers.subscription.subscriber import Subscriber
+from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.records.causes import FileUnwritable, RanksAbsent, RoomOnDisk, WeightsUnwritten

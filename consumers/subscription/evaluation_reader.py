@@ -16,11 +16,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from consumers.subscription.evaluation import POLL_S, Evaluations
-from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import ASKED, Definition
+from penstock.consumers.subscription.evaluation import POLL_S, Evaluations
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import DiskFull, OwnershipLost, PenstockError, WaitTimeout
 from penstock.history.eval_rows import FILE, add_rows, read_rows, reward_info_of, summarize
 from penstock.names import Lane

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from consumers.subscription.ownership import Ownership
-from consumers.subscription.seat import Seat
+from penstock.consumers.subscription.ownership import Ownership
+from penstock.consumers.subscription.seat import Seat
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 
-from consumers.subscription.seat import Seat
+from penstock.consumers.subscription.seat import Seat
 from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

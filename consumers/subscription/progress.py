@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.subscription.subscriber import Subscriber
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import ConfigError, ProtocolError, RolesApart, WaitTimeout
 from penstock.protocol.position import read_count
 from penstock.protocol.records.causes import RanksAbsent

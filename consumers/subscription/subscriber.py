@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from consumers.subscription.manifests import Delivery, Manifests
-from consumers.subscription.ownership import Ownership
-from consumers.subscription.seat import Seat, missing
 from penstock.config.subscription import Definition
+from penstock.consumers.subscription.manifests import Delivery, Manifests
+from penstock.consumers.subscription.ownership import Ownership
+from penstock.consumers.subscription.seat import Seat, missing
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts

@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
-from consumers.subscription.subscriber import Subscriber
-from consumers.weights import publish
-from consumers.weights.copies import Arena, Copy
-from consumers.weights.copy_files import ServedCopy
-from consumers.weights.folder_writer import FolderWriter, Task
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import Source
 from penstock.config import Config
+from penstock.consumers.subscription.subscriber import Subscriber
+from penstock.consumers.weights import publish
+from penstock.consumers.weights.copies import Arena, Copy
+from penstock.consumers.weights.copy_files import ServedCopy
+from penstock.consumers.weights.folder_writer import FolderWriter, Task
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.sources import Source
 from penstock.protocol import scripts
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.publication import Publication

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumers.weights.sources import Place
+from penstock.consumers.weights.sources import Place
 from penstock.errors import PublishError
 from penstock.weights.model_folder import count_experts
 

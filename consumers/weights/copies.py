@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumers.weights.finite_check import FiniteCheck
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import Source, buckets, dtype_name
+from penstock.consumers.weights.finite_check import FiniteCheck
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.sources import Source, buckets, dtype_name
 from penstock.errors import PublishError
 from penstock.weights.index import layout_digest
 

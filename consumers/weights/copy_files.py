@@ -9,10 +9,10 @@ from pathlib import Path
 
 import xxhash
 
-from consumers.weights.copies import Copy
-from consumers.weights.http.serving import CopyFiles
-from consumers.weights.publish import companions, layout_of, parts_of, require_config
-from consumers.weights.sources import buckets
+from penstock.consumers.weights.copies import Copy
+from penstock.consumers.weights.http.serving import CopyFiles
+from penstock.consumers.weights.publish import companions, layout_of, parts_of, require_config
+from penstock.consumers.weights.sources import buckets
 from penstock.protocol.records.copied import Copied
 from penstock.redis.control import Control
 from penstock.system.checksum import bytes_xxh3

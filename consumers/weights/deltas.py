@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from consumers.weights.publish import Written
-from consumers.weights.retried_store import RetriedStore
 from penstock.config import Config
+from penstock.consumers.weights.publish import Written
+from penstock.consumers.weights.retried_store import RetriedStore
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.publication import Publication, is_abandoned

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumers.weights.sources import Source
+from penstock.consumers.weights.sources import Source
 from penstock.errors import WeightsNotFinite
 
 #: Most bytes of a group of tensors on a GPU, which are held longer than the walk needs them.

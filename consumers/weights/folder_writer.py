@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from consumers.weights.copies import Copy
+from penstock.consumers.weights.copies import Copy
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.causes import Cause, WeightsUnwritten
 from penstock.protocol.records.publication import Publication

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from redis.exceptions import ResponseError
 
-from consumers.subscription.subscriber import Subscriber
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import OwnershipLost, PublishError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.records.causes import RankPublishing, RanksAbsent

@@ -11,22 +11,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from consumers.clock import Clock, folder_of
-from consumers.metrics.tally import Tally
-from consumers.subscription.progress import Progress
-from consumers.subscription.subscriber import Subscriber
-from consumers.weights.http.serving import Serving
 from penstock.config import Config
+from penstock.consumers.clock import Clock, folder_of
+from penstock.consumers.metrics.tally import Tally
+from penstock.consumers.subscription.progress import Progress
+from penstock.consumers.subscription.subscriber import Subscriber
+from penstock.consumers.weights.http.serving import Serving
 from penstock.errors import ProtocolError, PublishError, WeightsNotFinite
 from penstock.protocol.records.field_checks import LEAST
 from penstock.protocol.records.publication import Publication
 from penstock.words import shown
 
 if TYPE_CHECKING:
-    from consumers.weights.behind import Behind
-    from consumers.weights.copy_files import ServedCopy
-    from consumers.weights.publisher import Publisher
-    from consumers.weights.sources import Source, Weights
+    from penstock.consumers.weights.behind import Behind
+    from penstock.consumers.weights.copy_files import ServedCopy
+    from penstock.consumers.weights.publisher import Publisher
+    from penstock.consumers.weights.sources import Source, Weights
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Publications:
     def publisher(self) -> "Publisher":
         """What writes and sends weights; imports torch when first used."""
         if self._publisher is None:
-            from consumers.weights.publisher import Publisher
+            from penstock.consumers.weights.publisher import Publisher
 
             self._publisher = Publisher(self._config, self._subscriber)
         return self._publisher
@@ -72,7 +72,7 @@ class Publications:
     def behind(self) -> "Behind":
         """What writes folders behind the announcement; imports torch when first used."""
         if self._behind is None:
-            from consumers.weights.behind import Behind
+            from penstock.consumers.weights.behind import Behind
 
             self._behind = Behind(
                 self._config,
@@ -111,7 +111,7 @@ class Publications:
 
     def publish(self, weights: "Weights", *, step: int | None, timeout_s: float) -> int:
         """Write the next version and announce it, see ``Trainer.publish``."""
-        from consumers.weights.sources import as_source
+        from penstock.consumers.weights.sources import as_source
 
         self._check_drives("publish")
         source = as_source(weights)
@@ -179,7 +179,7 @@ class Publications:
         return not self.behind.writer.owes
 
     def _write_first(self, source: "Source", step: int, through: int) -> None:
-        from consumers.weights.finite_check import CheckedSource
+        from penstock.consumers.weights.finite_check import CheckedSource
 
         if self._behind is not None:
             self._behind.rest()
@@ -210,7 +210,7 @@ class Publications:
         self._tally.publish(written.num_bytes, written_at - began, time.monotonic() - written_at)
 
     def _send_first(self, source: "Source", step: int, through: int) -> None:
-        from consumers.weights.publish import check_layout
+        from penstock.consumers.weights.publish import check_layout
 
         began, before = time.monotonic(), self._clock.last
         self.publisher.leave_copies()

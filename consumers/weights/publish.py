@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from consumers.clock import folder_of, versions_in
-from consumers.weights.sources import Source, Weights, as_source, buckets, dtype_name
+from penstock.consumers.clock import folder_of, versions_in
+from penstock.consumers.weights.sources import Source, Weights, as_source, buckets, dtype_name
 from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.system.disk import fsync, is_full, remove_whole

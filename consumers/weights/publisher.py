@@ -14,17 +14,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from consumers.subscription.subscriber import Subscriber
-from consumers.weights import publish
-from consumers.weights.copies import Copy
-from consumers.weights.deltas import deltas_of
-from consumers.weights.orders import Orders
-from consumers.weights.publish import Written
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import Source, buckets
-from consumers.weights.transfer import Bucket, Transfer, TransferFailed
-from consumers.weights.transports.sender import Sender, sender_of
 from penstock.config import Config
+from penstock.consumers.subscription.subscriber import Subscriber
+from penstock.consumers.weights import publish
+from penstock.consumers.weights.copies import Copy
+from penstock.consumers.weights.deltas import deltas_of
+from penstock.consumers.weights.orders import Orders
+from penstock.consumers.weights.publish import Written
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.sources import Source, buckets
+from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
+from penstock.consumers.weights.transports.sender import Sender, sender_of
 from penstock.errors import Fenced, PublishError, QueueFull, QueueUnavailable
 from penstock.names import Lane
 from penstock.protocol import transfers

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.utils import logging
 
-from consumers.grpo import checkpoint, corrections
 from penstock import Batch, Trainer
 from penstock.config import Config
 from penstock.config.load import load_config
+from penstock.consumers.grpo import checkpoint, corrections
 from penstock.errors import OwnershipLost, RolesApart, WaitTimeout
 from penstock.redis.await_redis import await_redis
 

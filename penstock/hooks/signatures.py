@@ -66,7 +66,7 @@ class EvalLogHook(Protocol):
 
 
 class PostprocessHook(Protocol):
-    """``hooks.postprocess``: sees this rank's samples (``TrainRow`` in ``consumers.grpo.train_rows``), log π_old too.
+    """``hooks.postprocess``: sees this rank's samples (``penstock.consumers.grpo.train_rows.TrainRow``), log π_old too.
 
     It may clear ``loss_mask`` and set ``advantages`` [L] of each row (T8, T10).
     """

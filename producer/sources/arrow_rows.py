@@ -5,8 +5,8 @@ from typing import Any
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
+from penstock.producer.sources.rows import BadLine
 from penstock.words import said
-from producer.sources.rows import BadLine
 
 
 class ArrowRows:

@@ -7,16 +7,16 @@ import xxhash
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
+from penstock.producer.sources.row_source import RowSource
 from penstock.system.user_code import find, staying_alive
 from penstock.words import name_of, said, shown
-from producer.sources.row_source import RowSource
 
 #: Rows that are looked at to tell whether they are the same at the next start, evenly spread.
 _LOOKED_AT = 64
 
 
 class CodeRows:
-    """Rows of a :class:`~producer.sources.row_source.RowSource`. Blocks for what the code does.
+    """Rows of a :class:`~penstock.producer.sources.row_source.RowSource`. Blocks for what the code does.
 
     Args:
         name: import path of the class.

@@ -9,12 +9,12 @@ import xxhash
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
+from penstock.producer.sources.arrow_rows import ArrowRows, check_whole
+from penstock.producer.sources.hub_files import by_row
+from penstock.producer.sources.hub_splits import is_saved, one_split
+from penstock.producer.sources.rows import Rows
 from penstock.system.extras import check_installed
 from penstock.words import said
-from producer.sources.arrow_rows import ArrowRows, check_whole
-from producer.sources.hub_files import by_row
-from producer.sources.hub_splits import is_saved, one_split
-from producer.sources.rows import Rows
 
 #: Rows of a piece of an Arrow file.
 _BATCH = 16384

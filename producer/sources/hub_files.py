@@ -13,11 +13,11 @@ from itertools import chain, islice
 from typing import IO, Any
 
 from penstock.config import DatasetConfig
-from producer.sources.arrow_rows import ArrowRows, named
-from producer.sources.hub_splits import one_of
-from producer.sources.jsonl import BYTE_ORDER_MARK, MAX_LINE_BYTES, decode_line
-from producer.sources.rows import BadLine
-from producer.sources.stream import Reader
+from penstock.producer.sources.arrow_rows import ArrowRows, named
+from penstock.producer.sources.hub_splits import one_of
+from penstock.producer.sources.jsonl import BYTE_ORDER_MARK, MAX_LINE_BYTES, decode_line
+from penstock.producer.sources.rows import BadLine
+from penstock.producer.sources.stream import Reader
 
 _LINES = re.compile(r"\.(jsonl|ndjson)(\.(gz|bz2|xz|zst))?$")
 #: Rows of a table, as files are read.
@@ -27,7 +27,7 @@ _WHY = "penstock_unreadable"
 
 
 class LineRows:
-    """Lines of JSON that a table holds; see :class:`~producer.sources.rows.Rows`. ``first``: number of the first."""
+    """Lines of JSON in a table, as :class:`~penstock.producer.sources.rows.Rows`, from line number ``first``."""
 
     def __init__(self, table: Any, config: DatasetConfig, digest: str, first: int = 0) -> None:
         self._config, self._digest, self._first = config, digest, first

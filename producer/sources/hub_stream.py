@@ -12,12 +12,12 @@ from penstock.config import DatasetConfig
 from penstock.config.data import STREAM_WINDOW
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
+from penstock.producer.sources.arrow_rows import ArrowRows
+from penstock.producer.sources.hub_files import by_row, files_of
+from penstock.producer.sources.hub_splits import is_saved, one_split, without_torch
+from penstock.producer.sources.stream import Reader, Stream
 from penstock.system.extras import check_installed
 from penstock.words import said
-from producer.sources.arrow_rows import ArrowRows
-from producer.sources.hub_files import by_row, files_of
-from producer.sources.hub_splits import is_saved, one_split, without_torch
-from producer.sources.stream import Reader, Stream
 
 #: Bytes at either end of a file that its digest is of.
 _LOOKED_AT = 1 << 16

@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 
 from penstock.errors import ConfigError
+from penstock.producer.sources.rows import CHUNK_BYTES, BadLine
 from penstock.protocol.records.codec import MAX_TEXT_BYTES
-from producer.sources.rows import CHUNK_BYTES, BadLine
 
 #: Most bytes of one line; a record takes texts of half as much.
 MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES
@@ -31,7 +31,7 @@ Offsets: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 class JsonLines:
-    """One file of JSON objects, a line each; see :class:`~producer.sources.rows.Rows`.
+    """One file of JSON objects, a line each; see :class:`~penstock.producer.sources.rows.Rows`.
 
     Blank lines at the end do no harm. The index takes 8 bytes a line.
 

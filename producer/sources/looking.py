@@ -1,6 +1,6 @@
 """Looks at sources of a user's own before a run, in a process of its own: what is imported stays, and may do anything.
 
-``python -m producer.sources.looking`` reads a list of datasets from stdin, as YAML, which has the dates that a
+``python -m penstock.producer.sources.looking`` reads a list of datasets from stdin, as YAML, which has the dates that a
 configuration may hand to a class; exit code 2 and a sentence on stderr where one cannot be opened, or rows of it cannot
 be used.
 """
@@ -12,10 +12,10 @@ import yaml
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
+from penstock.producer.dataset import Dataset
+from penstock.producer.prompt import Template
+from penstock.producer.weighted import mixture_of
 from penstock.system.user_imports import answer_apart, ask_apart
-from producer.dataset import Dataset
-from producer.prompt import Template
-from producer.weighted import mixture_of
 
 
 def check_sources(datasets: Iterable[DatasetConfig], limit_s: float) -> bool:
@@ -27,7 +27,7 @@ def check_sources(datasets: Iterable[DatasetConfig], limit_s: float) -> bool:
     """
     question = yaml.safe_dump([one.model_dump() for one in datasets])
     try:
-        refusal = ask_apart("producer.sources.looking", question, limit_s, "reading the data")
+        refusal = ask_apart("penstock.producer.sources.looking", question, limit_s, "reading the data")
     except TimeoutError:
         return False
     if refusal:

@@ -3,13 +3,13 @@
 from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
 from penstock.errors import ConfigError
-from producer.sources.code import CodeRows
-from producer.sources.hub import open_hub
-from producer.sources.hub_stream import open_stream
-from producer.sources.jsonl import JsonLines
-from producer.sources.parquet import open_parquet
-from producer.sources.rows import Rows
-from producer.sources.stream import Stream
+from penstock.producer.sources.code import CodeRows
+from penstock.producer.sources.hub import open_hub
+from penstock.producer.sources.hub_stream import open_stream
+from penstock.producer.sources.jsonl import JsonLines
+from penstock.producer.sources.parquet import open_parquet
+from penstock.producer.sources.rows import Rows
+from penstock.producer.sources.stream import Stream
 
 
 def open_rows(config: DatasetConfig) -> Rows | Stream:

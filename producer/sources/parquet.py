@@ -10,9 +10,9 @@ from typing import Any
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
+from penstock.producer.sources.arrow_rows import ArrowRows
+from penstock.producer.sources.rows import digest_of_file
 from penstock.system.extras import check_installed
-from producer.sources.arrow_rows import ArrowRows
-from producer.sources.rows import digest_of_file
 
 #: Rows of a piece of the Arrow file.
 _BATCH = 16384

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
+from penstock.producer.sources.arrow_rows import check_whole
+from penstock.producer.sources.rows import Rows
 from penstock.words import said
-from producer.sources.arrow_rows import check_whole
-from producer.sources.rows import Rows
 
 #: (rows to pass over, rows of a table) -> the tables behind them, all but the last of that many rows. Blocks.
 Open: TypeAlias = Callable[[int, int], Iterator[Any]]
@@ -33,7 +33,7 @@ _KEPT = 3
 
 
 class Stream:
-    """A source of rows whose number is not known before its end; see :class:`~producer.sources.rows.Rows`.
+    """A source of rows whose number is not known before its end; see :class:`~penstock.producer.sources.rows.Rows`.
 
     Reading on costs what is read. Going back, or on from a place of an earlier process, costs a pass over all that is
     before it.

@@ -45,7 +45,7 @@ def main() -> None:
     source, folder, *flags = sys.argv[1:]
     out = Path(folder)
     # Penstock's own imports first: what slime has beside it is there by name only from here on.
-    importlib.import_module("consumers.adapters.slime_rollout")
+    importlib.import_module("penstock.consumers.adapters.slime_rollout")
     slime_source.stand_in(source)
     importlib.import_module("ray").put = lambda value: value  # type: ignore[attr-defined]
     args = parse(importlib.import_module("slime.utils.arguments"), flags)

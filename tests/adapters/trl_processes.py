@@ -14,8 +14,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from consumers.adapters.trl import TrlRollouts
 from penstock.config import Config
+from penstock.consumers.adapters.trl import TrlRollouts
 
 PROMPTS = ["ab", "cde", "f", "gh"]
 N = 4

@@ -18,9 +18,9 @@ from verl.workers.config import HFModelConfig
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 
-from consumers.adapters.inside_verl.sampling import LANE
-from consumers.adapters.verl_manager import PenstockAgentLoopManager, PenstockAgentLoopWorker
-from consumers.adapters.verl_server import PenstockServer, settings_of
+from penstock.consumers.adapters.inside_verl.sampling import LANE
+from penstock.consumers.adapters.verl_manager import PenstockAgentLoopManager, PenstockAgentLoopWorker
+from penstock.consumers.adapters.verl_server import PenstockServer, settings_of
 from penstock.errors import ConfigError
 
 #: A prompt that no worker answers.
@@ -108,7 +108,9 @@ def main() -> None:
     run, model, out = sys.argv[1:]
     # As verl's configuration has it: actor_rollout_ref.model.external_lib.
     HFModelConfig(
-        path=model, external_lib="consumers.adapters.verl_plugin", override_config={"attn_implementation": "eager"}
+        path=model,
+        external_lib="penstock.consumers.adapters.verl_plugin",
+        override_config={"attn_implementation": "eager"},
     )
     found = {
         "replica": get_rollout_replica_class("penstock").__name__,

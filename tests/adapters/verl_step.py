@@ -18,8 +18,8 @@ from verl.utils.model import compute_position_id_with_mask
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
-from consumers.adapters.verl import VerlRollout, from_batch
 from penstock.config import Config
+from penstock.consumers.adapters.verl import VerlRollout, from_batch
 from penstock.errors import ConfigError
 from tests.adapters.verl_cpu import make_actor
 from tests.batch_factory import make_batch, make_samples, tiny_model

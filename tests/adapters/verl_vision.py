@@ -16,9 +16,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from verl import DataProto
 from verl.utils import hf_processor
 
-from consumers.adapters.verl import from_batch
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.adapters.verl import from_batch
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.records.job import Job
 from tests.adapters.verl_cpu import make_actor
 from tests.adapters.verl_step import difference, log_probs, refusal, update, weights_of

@@ -15,8 +15,8 @@ from benchmarks.random_model import Shape, make_model
 from penstock.config import Config, EngineConfig, ModelConfig
 from penstock.protocol.keys import Keys
 from penstock.redis.server import RedisServer
+from penstock.workers.sglang import server as servers
 from tests.integration import worker_play
-from workers.sglang import server as servers
 
 #: Heads of 64, which every attention kernel can do.
 SHAPE = Shape(hidden=256, layers=2, heads=4, kv_heads=2, mlp=512, vocab=512, context=2048, dtype="bfloat16")

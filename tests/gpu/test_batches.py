@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from consumers.batch.batch import Batch
+from penstock.consumers.batch.batch import Batch
 from tests.batch_factory import make_batch, make_samples, tiny_model
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
-from consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
 from penstock.protocol.keys import Keys
+from penstock.workers.main import Worker
 from tests.gpu.conftest import Make
 from tests.gpu.test_one_gpu import check_folder, check_was_sent, host, load, play, publish, publish_spoilt
 from tests.integration.held_disk import Disk, disk
 from tests.integration.parts import buffering
 from tests.integration.worker_play import admit, all_in, job, presence, until
-from workers.main import Worker
 
 __all__ = ["disk"]
 

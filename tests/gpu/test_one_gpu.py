@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
+from penstock.workers.main import Worker
 from tests.gpu.conftest import Make
 from tests.integration.held_disk import Disk, disk
 from tests.integration.parts import buffering
 from tests.integration.worker_play import admit, job, presence, until, working
-from workers.main import Worker
 
 __all__ = ["disk"]
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from workers.engine import Engine, Segment
+from penstock.workers.engine import Engine, Segment
 
 PROMPT = [5, 6, 7]
 

@@ -41,7 +41,7 @@ def main() -> None:
     config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
     if len(sys.argv) > 2:
         die_at(sys.argv[2], sys.argv[3])  # before the parts import the verbs' sender by name
-    part = import_module(sys.argv[4] if len(sys.argv) > 4 else "buffer.main")
+    part = import_module(sys.argv[4] if len(sys.argv) > 4 else "penstock.buffer.main")
     sys.exit(part.main(config))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas import apply, objects
 from penstock.weights.deltas.objects import FolderObjects
-from workers.weights import local_copies
-from workers.weights.local_copies import LocalCopies
+from penstock.workers.weights import local_copies
+from penstock.workers.weights.local_copies import LocalCopies
 
 #: What of the making is counted as an act: a fetched range, a decoded piece, a synced folder, a rename.
 ACTS: list[tuple[Any, str]] = [

@@ -7,17 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from consumers.weights.http.serving import Serving
 from penstock.config import Config
+from penstock.consumers.weights.http.serving import Serving
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas.objects import listed
+from penstock.workers.services import Tally
+from penstock.workers.weights.copies import Copies
+from penstock.workers.weights.fetch.fetcher import Fetcher
 from tests.integration import fetch_parts
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.version_folders import a_model
-from workers.services import Tally
-from workers.weights.copies import Copies
-from workers.weights.fetch.fetcher import Fetcher
 
 PATIENCE_S = 120.0
 NOWHERE = "/not/on/this/machine"

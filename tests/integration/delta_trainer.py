@@ -8,8 +8,8 @@ import safetensors.torch
 import torch
 import yaml
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.protocol.records.publication import Publication
+from penstock.workers.sglang import server as servers
+from penstock.workers.sglang.engine import SglangEngine
 from tests.missing import need
 from tests.tiny_model import make_tiny_model, publication_of
-from workers.sglang import server as servers
-from workers.sglang.engine import SglangEngine
 
 ENGINE_PYTHON = os.environ.get("PENSTOCK_ENGINE_PYTHON", ".engine/bin/python")
 

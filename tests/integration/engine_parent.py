@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from penstock.config import EngineConfig, ModelConfig
-from workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.engine import SglangEngine
 
 
 async def main() -> None:

@@ -17,8 +17,8 @@ from penstock.protocol.records.offer import Offer
 from penstock.redis.connect import connect
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, digest, index_bytes
+from penstock.workers.weights.fetch.fetcher import Fetcher
 from tests.integration import play
-from workers.weights.fetch.fetcher import Fetcher
 
 TOKEN = "t" * 32
 RANGE_BYTES = 64 * 1024

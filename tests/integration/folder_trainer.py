@@ -9,10 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from consumers.clock import Clock
-from consumers.trainer import Trainer
-from consumers.weights import publish as files
 from penstock.config import Config
+from penstock.consumers.clock import Clock
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights import publish as files
 from penstock.errors import PublishError
 from tests.integration.parts import publish
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from penstock.config.verifying.jail import JailConfig
+from penstock.workers.rewards.jail.jail import Jail
+from penstock.workers.rewards.jail.task import Ended, Limits, Task
+from penstock.workers.rewards.jail.walls import walls
+from penstock.workers.rewards.jail.wardens import WARDENS
 from tests.missing import lack
-from workers.rewards.jail.jail import Jail
-from workers.rewards.jail.task import Ended, Limits, Task
-from workers.rewards.jail.walls import walls
-from workers.rewards.jail.wardens import WARDENS
 
 ROOT = Path(__file__).parents[2]
 UNPACKED = ROOT / ".bubblewrap" / "usr" / "bin" / "bwrap"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from console.cli import main as cli
-from console.launch import observer, preflight
-from console.launch import run as launch
+from penstock.console.cli import main as cli
+from penstock.console.launch import observer, preflight
+from penstock.console.launch import run as launch
 from penstock.system import processes
 
 PARTS = Path(__file__).with_name("launch_parts.py")

@@ -12,12 +12,13 @@ from urllib.request import urlopen
 import redis
 import torch
 
-from buffer.main import Buffer
-from consumers.adapters.requests import Requests
-from consumers.session import Session
-from consumers.trainer import Trainer
 from penstock import payloads
+from penstock.buffer.main import Buffer
 from penstock.config import Config
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.session import Session
+from penstock.consumers.trainer import Trainer
+from penstock.producer.main import Producer
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import Cause
@@ -27,7 +28,6 @@ from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import read_waits
 from penstock.system.metrics.targets import targets
-from producer.main import Producer
 from tests.integration import play
 
 C = TypeVar("C", bound=Cause)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from consumers.weights.transfer import Bucket
-from consumers.weights.transports.ipc import CudaIpc
+from penstock.consumers.weights.transfer import Bucket
+from penstock.consumers.weights.transports.ipc import CudaIpc
 from penstock.errors import EngineError
 from penstock.system.engine_http import fetch
 
@@ -17,7 +17,7 @@ PUSHED = "pushed-"
 
 
 class Push(CudaIpc):
-    receiver = "workers.weights.receive.ipc:CudaIpc"
+    receiver = "penstock.workers.weights.receive.ipc:CudaIpc"
 
     def _give(
         self, bucket: Bucket, engines: dict[str, tuple[str, int]], version: str | None, timeout_s: float

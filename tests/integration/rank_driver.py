@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import OwnershipLost
 from tests.integration.parts import publish
 

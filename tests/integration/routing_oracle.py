@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workers.engine import Rows
+from penstock.workers.engine import Rows
 
 #: A recorded expert may be worse than one that was left out by so much: far more than rounding, far less than another
 #: pass would show.

@@ -28,7 +28,8 @@ HELD = [f"d/0/{index}" for index in range(1, 4)]
 RUN = "actor"
 #: What the processes of these tests import, which takes them more than all else that they do.
 IMPORTS = (
-    "console.cli.part", "workers.main", "consumers.weights.publisher", "consumers.weights.behind",
+    "penstock.console.cli.part", "penstock.workers.main", "penstock.consumers.weights.publisher",
+    "penstock.consumers.weights.behind",
     "transformers.models.auto.tokenization_auto", "tests.integration.sent_files", "tests.integration.test_transfers",
     "tests.integration.worker_parts",
 )  # fmt: skip

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from consumers.clock import Clock
-from consumers.trainer import Trainer
-from consumers.weights import publish
-from consumers.weights.behind import Behind
-from consumers.weights.folder_writer import FolderWriter
-from consumers.weights.transfer import Transfer
+from penstock.consumers.clock import Clock
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights import publish
+from penstock.consumers.weights.behind import Behind
+from penstock.consumers.weights.folder_writer import FolderWriter
+from penstock.consumers.weights.transfer import Transfer
 from penstock.weights.http.rate import Rate
 from tests.integration.test_transfers import load
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from consumers.weights.transfer import Transfer
-from consumers.weights.transports.sender import Sender
-from workers.weights.receive.arrival import Arrival
-from workers.weights.receive.receiver import Receiver
+from penstock.consumers.weights.transfer import Transfer
+from penstock.consumers.weights.transports.sender import Sender
+from penstock.workers.weights.receive.arrival import Arrival
+from penstock.workers.weights.receive.receiver import Receiver
 
 SENT = "sent-"
 

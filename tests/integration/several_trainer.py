@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import OwnershipLost, RolesApart, WaitTimeout
 
 AGAIN = 3

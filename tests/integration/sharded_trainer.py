@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from consumers.trainer import Trainer
-from consumers.weights.sources import Shards, concatenated
 from penstock.config.load import load_config
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.sources import Shards, concatenated
 
 #: How a tensor-parallel trainer splits a Qwen2: columns of what reads the hidden state, rows of what writes it.
 DIMS = {

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from consumers.trainer import Trainer
-from consumers.weights.sources import Shards, concatenated
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.sources import Shards, concatenated
 from penstock.errors import PenstockError
 from tests.integration.parts import PATIENCE_S
 

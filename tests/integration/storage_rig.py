@@ -12,8 +12,8 @@ import pytest
 import redis
 import safetensors.torch
 
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.redis.connect import connect

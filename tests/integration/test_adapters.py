@@ -8,10 +8,10 @@ import redis
 import torch
 from torch.utils.data import DataLoader
 
-from consumers.adapters.iterable import RolloutDataset
-from consumers.adapters.rollout_manager import Box, RolloutManager
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.adapters.iterable import RolloutDataset
+from penstock.consumers.adapters.rollout_manager import Box, RolloutManager
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

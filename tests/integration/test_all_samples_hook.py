@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.history.all_samples import AllSamples
 from penstock import SampleRow
 from penstock.config import Config
+from penstock.consumers.history.all_samples import AllSamples
 from penstock.hooks.slime import number_of
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from console.cli.main import execute
+from penstock.console.cli.main import execute
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.redis import append_only

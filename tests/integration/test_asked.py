@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import execute
-from console.read import health
+from penstock.console.cli.main import execute
+from penstock.console.read import health
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack

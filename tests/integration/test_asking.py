@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.adapters.asking import Answer, Asking
-from consumers.adapters.prompts import Request
 from penstock.config import Config
+from penstock.consumers.adapters.asking import Answer, Asking
+from penstock.consumers.adapters.prompts import Request
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

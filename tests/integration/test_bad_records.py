@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import execute
+from penstock.console.cli.main import execute
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.redis.server import RedisServer

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import redis
 
-from buffer.cutter import Cutter
-from buffer.metrics import queue
-from buffer.payload_servers import PayloadServers
-from buffer.state import State
-from consumers.trainer import Trainer
+from penstock.buffer.cutter import Cutter
+from penstock.buffer.metrics import queue
+from penstock.buffer.payload_servers import PayloadServers
+from penstock.buffer.state import State
 from penstock.config import RedisConfig
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
@@ -516,7 +516,7 @@ def test_I8_the_buffer_says_what_it_waits_for(
         Player(client, keys).work(1, 1)
         step(trainer)
         until(lambda: "buffer:actor" not in waits(client, keys))
-        from buffer.main import Buffer
+        from penstock.buffer.main import Buffer
 
         with running(Buffer(config)):
             until_waits(client, keys, "buffer:standby", LeaseHeld)

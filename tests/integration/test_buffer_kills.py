@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock import payloads
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.payloads import sides
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

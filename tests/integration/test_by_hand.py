@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from console.cli import main as cli
-from consumers.trainer import Trainer
 from penstock.config.load import load_config
+from penstock.console.cli import main as cli
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, QueueRefused
 from penstock.protocol.keys import Keys
 from penstock.redis.connect import connect

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.trainer import Trainer
-from consumers.weights import copies
-from consumers.weights.copies import Arena
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import as_source
-from consumers.weights.transfer import Transfer
-from consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights import copies
+from penstock.consumers.weights.copies import Arena
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.sources import as_source
+from penstock.consumers.weights.transfer import Transfer
+from penstock.consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
 from penstock.redis.server import RedisServer
@@ -86,7 +86,8 @@ def make(
     monkeypatch.setenv(HOLD, str(tmp_path / "hold"))
     monkeypatch.setenv("PYTHONPATH", f"{STAND_INS}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
     monkeypatch.setattr(
-        "consumers.weights.transports.checkpoint_engine.gpu_ids", lambda indices: [GPUS[index] for index in indices]
+        "penstock.consumers.weights.transports.checkpoint_engine.gpu_ids",
+        lambda indices: [GPUS[index] for index in indices],
     )
 
     def make(url: str, *, bound: int = 1, **trainer: Any) -> Config:
@@ -229,7 +230,7 @@ async def test_T16_parameter_servers_load_the_copy_while_the_disk_is_held_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copies, "PIECE_BYTES", 50_000)
-    monkeypatch.setattr("consumers.weights.publisher.READY_S", PATIENCE_S)
+    monkeypatch.setattr("penstock.consumers.weights.publisher.READY_S", PATIENCE_S)
     one, two = engines.fakes
     settings = {"bound": 8, "transfer_timeout_s": 120.0}
     config = make(one.url, **settings)

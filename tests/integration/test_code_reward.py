@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from console.launch.preflight import check_extras, runs_programs, steps
-from console.read.health import look_at_jail
 from penstock.config import Config, RewardConfig
+from penstock.console.launch.preflight import check_extras, runs_programs, steps
+from penstock.console.read.health import look_at_jail
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from penstock.workers.rewards.jail.asking import check_jail
+from penstock.workers.rewards.score import Rewards
 from tests.integration.worker_play import until
-from workers.rewards.jail.asking import check_jail
-from workers.rewards.score import Rewards
 
 SUMS = json.dumps({"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34\n"]})
 ADD = json.dumps({"inputs": [[1, 2], [30, 4]], "outputs": [3, 34], "fn_name": "add"})

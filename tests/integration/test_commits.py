@@ -13,10 +13,10 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
+from penstock.workers.jobs import commits
+from penstock.workers.jobs.commits import Commits
 from tests.integration import play
 from tests.integration.parts import admit, make_config, make_sample
-from workers.jobs import commits
-from workers.jobs.commits import Commits
 
 
 async def test_I4_a_payload_that_a_failover_forgot_is_written_again_before_its_commit(

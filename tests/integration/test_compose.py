@@ -14,8 +14,8 @@ import typer
 import yaml
 from compose_pydantic import ComposeSpecification
 
-from console.cli import main as cli
 from penstock.config.load import load_config
+from penstock.console.cli import main as cli
 from penstock.errors import QueueUnavailable
 from penstock.redis.connect import connect
 from penstock.redis.server import find_binary

@@ -15,14 +15,14 @@ from penstock.errors import PublishError
 from penstock.protocol.records.causes import FolderLocked
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas.objects import FolderObjects
+from penstock.workers.weights import local_copies, machine_lock
+from penstock.workers.weights.local_copies import LocalCopies
+from penstock.workers.weights.machine_lock import alone_in
 from tests.integration.parts import PATIENCE_S, until
 from tests.integration.small_disk import SmallDisk, small_disk
 from tests.integration.test_local_copies import WORKER, contents
 from tests.integration.test_send_first_zombies import is_stopped
 from tests.unit.consumers.weights.test_deltas import Line
-from workers.weights import local_copies, machine_lock
-from workers.weights.local_copies import LocalCopies
-from workers.weights.machine_lock import alone_in
 
 __all__ = ["small_disk"]
 

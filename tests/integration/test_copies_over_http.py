@@ -18,10 +18,10 @@ import pytest
 import redis
 import yaml
 
-from consumers.trainer import Trainer
-from consumers.weights.http import serving
-from consumers.weights.http.serving import Serving
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.http import serving
+from penstock.consumers.weights.http.serving import Serving
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import WeightsFetched
@@ -30,6 +30,9 @@ from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
 from penstock.weights.http.blobs import object_name
 from penstock.weights.http.rate import Rate
+from penstock.workers.main import Worker
+from penstock.workers.weights.fetch import nearby, swarm
+from penstock.workers.weights.receive.arrival import Arrival
 from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering, kill
@@ -37,9 +40,6 @@ from tests.integration.sent_files import FromFiles
 from tests.integration.test_missed_sends import Disk, step
 from tests.integration.test_transfers import checksums, load
 from tests.integration.worker_play import admit, job, until, working
-from workers.main import Worker
-from workers.weights.fetch import nearby, swarm
-from workers.weights.receive.arrival import Arrival
 
 pytestmark = pytest.mark.xdist_group("engine")
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import execute
-from consumers.trainer import Trainer
 from penstock.config import Config, StalenessConfig, TrainerConfig
+from penstock.console.cli.main import execute
+from penstock.consumers.trainer import Trainer
 from penstock.errors import LeadershipLost
+from penstock.producer.main import Producer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -32,7 +33,6 @@ from penstock.protocol.records.pass_rate import (
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
-from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,
@@ -263,7 +263,7 @@ def test_I4_a_buffer_killed_while_it_counts_counts_each_group_once_and_easy_prom
     begin(client, keys, PROMPTS)
     with running(Producer(config)):
         jobs = work(client, keys, PROMPTS)
-        victim = spawn(config, tmp_path, "buffer.main", *point)
+        victim = spawn(config, tmp_path, "penstock.buffer.main", *point)
         if point:
             died(victim)
         else:
@@ -289,7 +289,7 @@ def test_I4_a_producer_killed_around_an_admission_skips_each_prompt_once_and_los
             jobs = work(client, keys, PROMPTS)
         until(lambda: counted(client, keys) == PROMPTS)
         begin(client, keys, PROMPTS + len(MIDDLE) + 2)
-        died(spawn(config, tmp_path, "producer.main", *point))
+        died(spawn(config, tmp_path, "penstock.producer.main", *point))
         with running(Producer(config)):
             jobs += work(client, keys, len(MIDDLE) + 2)
         until(lambda: counted(client, keys) == len(jobs))

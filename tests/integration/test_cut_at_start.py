@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, QueueRefused, QueueUnavailable
 from penstock.protocol.keys import Keys
 from penstock.redis.control import Control

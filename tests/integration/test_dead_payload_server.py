@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from console.cli.main import execute
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.console.cli.main import execute
+from penstock.consumers.trainer import Trainer
 from penstock.payloads import servers as payload_servers
 from penstock.protocol.audit import audit
 from penstock.protocol.records.publication import Publication

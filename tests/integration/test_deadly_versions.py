@@ -11,8 +11,8 @@ import pytest
 import redis
 from transformers import AutoModelForCausalLM
 
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.errors import PublishError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

@@ -12,12 +12,12 @@ from penstock.config import Config, ModelConfig
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
+from penstock.workers.weights.proof import prove
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import until
 from tests.integration.saved import saved
 from tests.integration.storage_parts import PartProcess, Parts, parts
 from tests.integration.storage_rig import Rig, fake_in_a_thread, rig, server
-from workers.weights.proof import prove
 
 __all__ = ["parts", "server"]
 

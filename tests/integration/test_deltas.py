@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.weights.deltas.chains import catalog_of

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.weights.http import serving
-from consumers.weights.http.serving import Serving
+from penstock.consumers.weights.http import serving
+from penstock.consumers.weights.http.serving import Serving
 from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
+from penstock.workers.weights import copies as copies_module
+from penstock.workers.weights.fetch import fetcher, swarm
 from tests.integration.delta_net import PATIENCE_S, Machine, Net, contents
 from tests.integration.fetch_parts import RANGE_BYTES, forge
 from tests.integration.spoiling_proxy import SpoilingProxy
-from workers.weights import copies as copies_module
-from workers.weights.fetch import fetcher, swarm
 
 
 @pytest.fixture

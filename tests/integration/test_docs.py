@@ -26,20 +26,20 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from console.cli import main as cli
-from consumers.subscription.seat import Seat
-from consumers.trainer import Trainer
 from penstock.config.load import load_config
+from penstock.console.cli import main as cli
+from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.trainer import Trainer
 from penstock.history.row import Fate, SampleRow
 from penstock.hooks.signatures import check_hook
 from penstock.hooks.slime import SlimeSample
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.ports import free_port
+from penstock.workers.rewards import steps
 from tests.integration.docs_blocks import ROOT, Block, blocks
 from tests.missing import need
 from tests.tiny_model import make_tiny_model
-from workers.rewards import steps
 
 LIMIT_S = 240.0
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -68,7 +68,7 @@ LISTED = {
     "docs/truth.md: loss of a rank =": "a formula",
     "docs/truth.md: share of a rank =": "a formula",
     "docs/consumers.md: from penstock import Shards": "needs ranks that shard a model: test_replicas.py",
-    "docs/consumers.md: from consumers.weights.converter import": "needs ranks of megatron-core: test_megatron.py",
+    "docs/consumers.md: from penstock.consumers.weights.converter import": "needs megatron-core: test_megatron.py",
     "docs/consumers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
     "docs/adapters.md: actor_rollout_ref.": "settings of verl: test_verl_trainer.py gives it just these",
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
@@ -742,8 +742,8 @@ def a_config(folder: Path, text: str, name: str = "run.yaml") -> Path:
 
 @pytest.mark.parametrize("start", SETTINGS)
 def test_settings_of_the_pages_load(tmp_path: Path, start: str) -> None:
-    from workers.fleet.nodes import local_nodes
-    from workers.fleet.plan import plan
+    from penstock.workers.fleet.nodes import local_nodes
+    from penstock.workers.fleet.plan import plan
 
     config = load_config(a_config(tmp_path, block(start).text), [], {})
 

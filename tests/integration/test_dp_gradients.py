@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo.step import GRPO
 from penstock.config import TrainerConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.step import GRPO
 from penstock.protocol.records.sample import Sample
 from tests.batch_factory import make_batch, make_samples, tiny_model
 

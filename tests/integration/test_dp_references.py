@@ -15,11 +15,11 @@ import torch.multiprocessing as mp
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo import penalty
-from consumers.grpo.step import GRPO
-from consumers.grpo.train_rows import Ask, TrainRow
 from penstock.config import TrainerConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import penalty
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.grpo.train_rows import Ask, TrainRow
 from penstock.errors import PayloadError, PenstockError
 from penstock.names import REFERENCE_LOGPROBS, STEP_REWARDS, TEACHER_LOGPROBS
 from penstock.payloads import sides

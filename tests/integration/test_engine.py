@@ -13,17 +13,17 @@ from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
+from penstock.workers.engine import Segment
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.sglang.capabilities import release_of
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.weights.apply import Policy, apply_publication
 from tests.integration import oracle
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import cpu_engine
 from tests.tiny_model import publication_of
-from workers.engine import Segment
-from workers.jobs.generate import generate_sample
-from workers.jobs.partial import partial_from_bytes, partial_to_bytes
-from workers.jobs.valves import Valves
-from workers.sglang.capabilities import release_of
-from workers.sglang.engine import SglangEngine
-from workers.weights.apply import Policy, apply_publication
 
 pytestmark = pytest.mark.engine
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import execute
 from penstock.config import Config, ModelConfig
+from penstock.console.cli.main import execute
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.protocol.records.publication import Publication

@@ -15,6 +15,9 @@ from penstock.errors import EngineDied
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.weights.apply import apply_publication
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import command_of, descendants, open_pidfds, wait_gone
@@ -26,9 +29,6 @@ from tests.integration.workload import (
     load_oracle_models,
     produce,
 )
-from workers.jobs.valves import Valves
-from workers.sglang.engine import SglangEngine
-from workers.weights.apply import apply_publication
 
 pytestmark = pytest.mark.engine
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.grpo.loop import make_loop
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.grpo.loop import make_loop
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, DataEnded, LeadershipLost, ProtocolError
+from penstock.producer.main import Producer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import DataExhausted, DataUsedUp, GroupsMissing
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
-from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,

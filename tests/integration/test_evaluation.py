@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.subscription.evaluation import Evaluations
-from consumers.subscription.evaluation_reader import EvaluationReader
 from penstock.config import Config
+from penstock.consumers.subscription.evaluation import Evaluations
+from penstock.consumers.subscription.evaluation_reader import EvaluationReader
 from penstock.errors import PenstockError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

@@ -21,6 +21,11 @@ from penstock.protocol.records.causes import VersionRefused
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.segment import STALE_PREFIX
+from penstock.workers.weights.apply import apply_publication
 from tests.integration import oracle, play
 from tests.integration.worker_play import (
     admit,
@@ -37,11 +42,6 @@ from tests.integration.worker_play import (
 )
 from tests.integration.workload import ROLLOUT, TEMPERATURE, TOLERANCE, VISIBLE, load_oracle_models
 from tests.tiny_model import publication_of
-from workers.jobs.generate import generate_sample
-from workers.jobs.valves import Valves
-from workers.sglang.engine import SglangEngine
-from workers.sglang.segment import STALE_PREFIX
-from workers.weights.apply import apply_publication
 
 pytestmark = pytest.mark.engine
 

@@ -11,9 +11,9 @@ import pytest
 import redis
 import safetensors.torch
 
-from console.cli.inspect import rollback_line
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.console.cli.inspect import rollback_line
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import redis
 
-from consumers.history.fates import fate_of, uses_of_sample
-from consumers.history.retired import read_retired
+from penstock.consumers.history.fates import fate_of, uses_of_sample
+from penstock.consumers.history.retired import read_retired
 from penstock.history.row import Fate
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

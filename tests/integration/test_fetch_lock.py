@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
+from penstock.workers.weights import machine_lock
+from penstock.workers.weights.fetch import fetcher as fetcher_module
+from penstock.workers.weights.fetch import partial
+from penstock.workers.weights.fetch.progress import Progress
+from penstock.workers.weights.fetch.store import Store
 from tests.integration.fetch_parts import Version
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
-from workers.weights import machine_lock
-from workers.weights.fetch import fetcher as fetcher_module
-from workers.weights.fetch import partial
-from workers.weights.fetch.progress import Progress
-from workers.weights.fetch.store import Store
 
 __all__ = ["play", "version"]
 

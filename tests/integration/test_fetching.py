@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.weights.http import serving
-from consumers.weights.http.serving import CopyFiles, Serving
+from penstock.consumers.weights.http import serving
+from penstock.consumers.weights.http.serving import CopyFiles, Serving
 from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer, range_digest
@@ -25,12 +25,12 @@ from penstock.redis.control import Control
 from penstock.redis.server import RedisServer
 from penstock.weights.http.blobs import BufferBlob, files_of, object_name
 from penstock.weights.http.server import WeightsServer
+from penstock.workers.weights.fetch import fetcher as fetcher_module
+from penstock.workers.weights.fetch import swarm
+from penstock.workers.weights.fetch.fetcher import Fetcher
+from penstock.workers.weights.fetch.progress import Progress
 from tests.integration.fetch_parts import RANGE_BYTES, TOKEN, Version, config_of, forge, make_version, owner_of
 from tests.integration.spoiling_proxy import How, SpoilingProxy
-from workers.weights.fetch import fetcher as fetcher_module
-from workers.weights.fetch import swarm
-from workers.weights.fetch.fetcher import Fetcher
-from workers.weights.fetch.progress import Progress
 
 PATIENCE_S = 120.0
 

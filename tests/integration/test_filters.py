@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from buffer.filters import Filters
-from console.cli.inspect import ledger_lines
-from consumers.batch.ledger import Ledger
-from consumers.trainer import Trainer
 from penstock import payloads
+from penstock.buffer.filters import Filters
 from penstock.config import Config
+from penstock.console.cli.inspect import ledger_lines
+from penstock.consumers.batch.ledger import Ledger
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

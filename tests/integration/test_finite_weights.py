@@ -9,9 +9,9 @@ import redis
 import torch
 from safetensors.torch import load_file
 
-from consumers.metrics.trainer import TrainerCollector
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.metrics.trainer import TrainerCollector
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WeightsNotFinite
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication

@@ -19,6 +19,12 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.system.stop import Stop
+from penstock.workers.fleet import main as fleet_main
+from penstock.workers.fleet.kept import Spec, Status
+from penstock.workers.fleet.main import Fleet
+from penstock.workers.fleet.nodes import Node
+from penstock.workers.fleet.state import write_capacity, write_wanted
+from penstock.workers.router.members import read_members
 from tests.integration import play
 from tests.integration.engine_fixtures import ENGINE_PYTHON
 from tests.integration.fake_engine import FakeEngine
@@ -37,12 +43,6 @@ from tests.integration.fleet_play import (
 from tests.integration.parts import served
 from tests.integration.processes import open_pidfds, wait_gone
 from tests.integration.worker_play import admit, all_in, job, make_config, publish, tended, until
-from workers.fleet import main as fleet_main
-from workers.fleet.kept import Spec, Status
-from workers.fleet.main import Fleet
-from workers.fleet.nodes import Node
-from workers.fleet.state import write_capacity, write_wanted
-from workers.router.members import read_members
 
 __all__ = ["fakes", "start"]
 

@@ -13,11 +13,11 @@ import pytest
 import redis
 from safetensors.torch import load_file
 
-from consumers.clock import versions_in
-from consumers.trainer import Trainer
-from consumers.weights import publish as files
-from consumers.weights.claim import claimed
 from penstock.config import Config
+from penstock.consumers.clock import versions_in
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights import publish as files
+from penstock.consumers.weights.claim import claimed
 from penstock.errors import DiskFull
 from penstock.protocol.keys import Keys
 from penstock.redis.server import RedisServer

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from consumers.weights.http import serving
+from penstock.consumers.weights.http import serving
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, read_index
+from penstock.workers.weights.fetch import swarm
+from penstock.workers.weights.fetch.progress import Progress
 from tests.integration.fetch_parts import Version, forge, make_version
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
-from workers.weights.fetch import swarm
-from workers.weights.fetch.progress import Progress
 
 __all__ = ["play", "version"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from console.cli.main import execute
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.console.cli.main import execute
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.audit import audit
 from penstock.protocol.records.causes import RedisDiskFull, RedisFull, RoomOnDisk
 from penstock.protocol.records.publication import Publication

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

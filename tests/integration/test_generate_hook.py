@@ -10,12 +10,12 @@ import redis
 
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
+from penstock.workers.main import Worker
 from tests.integration import play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, LOGPROB, FakeEngine
 from tests.integration.fake_fixtures import Make
 from tests.integration.slime_parts import SAID
 from tests.integration.worker_play import IDS, admit, all_in, job, letters, metas, read_samples, tended, until, working
-from workers.main import Worker
 
 PARTS = "tests.integration.slime_parts"
 DRAWN = [*FIRST, FILLER, FILLER, EOS]

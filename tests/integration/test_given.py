@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample

@@ -9,11 +9,11 @@ import pytest
 from penstock.errors import PublishError
 from penstock.protocol.scripts import bitmap_bytes, relay_claim, relay_have, run
 from penstock.redis.connect import connect
+from penstock.workers.weights.fetch import swarm
+from penstock.workers.weights.fetch.progress import Progress
 from tests.integration.fetch_parts import Version
 from tests.integration.parts import beside
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
-from workers.weights.fetch import swarm
-from workers.weights.fetch.progress import Progress
 
 __all__ = ["play", "version"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from buffer.chores.holdings import HeldForHistory
+from penstock.buffer.chores.holdings import HeldForHistory
 from penstock.errors import LeadershipLost, RecordingLost
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

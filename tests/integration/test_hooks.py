@@ -8,10 +8,10 @@ import redis
 
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
+from penstock.workers.main import Worker
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import admit, all_in, job, letters, metas, tended, until, working
-from workers.main import Worker
 
 PARTS = "tests.integration.hook_parts"
 COUNTS = {"function": f"{PARTS}:counts_loss"}

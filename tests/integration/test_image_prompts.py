@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from penstock.config import Config
+from penstock.producer.main import Producer
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import GateClosed
 from penstock.redis.server import RedisServer
-from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import make_config, running, until, until_waits
 from tests.integration.test_producer import admitted, drive

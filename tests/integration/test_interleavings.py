@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
+from penstock.consumers.trainer import Trainer
 from penstock.errors import LeadershipLost, PublishError
 from penstock.names import LANES
 from penstock.protocol import scripts

@@ -13,12 +13,12 @@ import pytest
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.redis.server import RedisServer
+from penstock.workers.rewards.jail import finding, wardens
+from penstock.workers.rewards.jail.jail import Jail, JailError
+from penstock.workers.rewards.jail.task import End, Limits, Task
+from penstock.workers.rewards.jail.walls import walls
+from penstock.workers.rewards.jail.wardens import NO_WARDEN, WARDENS
 from tests.integration.jails import LIMITS, TEST_S, Tried, bwrap_on_path, need_kernel
-from workers.rewards.jail import finding, wardens
-from workers.rewards.jail.jail import Jail, JailError
-from workers.rewards.jail.task import End, Limits, Task
-from workers.rewards.jail.walls import walls
-from workers.rewards.jail.wardens import NO_WARDEN, WARDENS
 
 SECRET = "a password in the environment of a worker"
 

@@ -9,8 +9,8 @@ import pytest
 import redis
 from safetensors.torch import load_file
 
-from consumers.weights.publish import write_weights
 from penstock.config import Config
+from penstock.consumers.weights.publish import write_weights
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import WeightsUnwritten
 from penstock.protocol.records.publication import Publication

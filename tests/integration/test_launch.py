@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from console.launch.children import STOP_S
+from penstock.console.launch.children import STOP_S
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.folder import PayloadFolder
 from penstock.protocol.keys import Keys

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from console.cli.main import execute
-from console.read.why import chains
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.console.cli.main import execute
+from penstock.console.read.why import chains
+from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError, QueueLost, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

@@ -9,10 +9,10 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from console.cli.inspect import register
-from console.cli.main import app
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.console.cli.inspect import register
+from penstock.console.cli.main import app
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, PublishError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import MemoryOffloaded
@@ -119,7 +119,7 @@ def test_a_worker_that_does_not_follow_is_named(make: Callable[..., Config], cli
 def test_the_command_says_what_it_waits_for_while_it_waits(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from console.cli import engines as engines_cli
+    from penstock.console.cli import engines as engines_cli
     from penstock.protocol import scripts
     from penstock.protocol.records.codec import pack
 

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 import pytest
 import redis
 
-from console.cli.main import execute
+from penstock.console.cli.main import execute
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run

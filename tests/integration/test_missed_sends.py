@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.trainer import Trainer
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import WeightsUnwritten
 from tests.integration import worker_play

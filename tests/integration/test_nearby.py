@@ -7,16 +7,16 @@ from pathlib import Path
 
 import redis
 
-from consumers.weights.http.serving import Serving
+from penstock.consumers.weights.http.serving import Serving
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import WeightsFetched
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import PublishedWaiting, read_waits
 from penstock.redis.server import RedisServer
+from penstock.workers.weights.fetch.fetcher import Fetcher
+from penstock.workers.weights.fetch.nearby import Nearby
 from tests.integration.fetch_parts import config_of, make_version, owner_of
 from tests.integration.worker_play import until
-from workers.weights.fetch.fetcher import Fetcher
-from workers.weights.fetch.nearby import Nearby
 
 
 async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(

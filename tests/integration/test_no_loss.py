@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.adapters.prompts import Request
-from consumers.adapters.requests import Requests
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.adapters.prompts import Request
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

@@ -14,6 +14,7 @@ from penstock.protocol.memory_control import MemoryWish, wish
 from penstock.protocol.records.causes import CohortRunning, VersionDraining
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run, version_field
+from penstock.workers.weights import passed
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import matches, waits
 from tests.integration.test_late_folders import bare, write
@@ -30,7 +31,6 @@ from tests.integration.worker_play import (
     until,
     working,
 )
-from workers.weights import passed
 
 Make = Callable[..., Config]
 ONE_STEP = {"mode": "one_step"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from console.cli.main import execute
+from penstock.console.cli.main import execute
 from penstock.names import Lane
 from penstock.protocol import pauses, scripts
 from penstock.protocol.keys import Keys
@@ -16,10 +16,10 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
+from penstock.workers.fleet.state import read_wanted, write_state
 from tests.integration import play
 from tests.integration.parts import wait_record
 from tests.integration.test_inspection import Cli, cli
-from workers.fleet.state import read_wanted, write_state
 
 __all__ = ["cli"]
 

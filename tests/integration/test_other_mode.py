@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from console.read.why import chains
-from consumers.subscription.subscriber import Subscriber
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.console.read.why import chains
+from penstock.consumers.subscription.subscriber import Subscriber
+from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

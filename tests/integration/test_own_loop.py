@@ -13,16 +13,16 @@ import torch
 import yaml
 from starlette.testclient import TestClient
 
-from console.cli.main import execute
-from console.launch.observer import queue_row
-from console.web.app import make_app
-from consumers.adapters.prompts import Request
-from consumers.adapters.requests import Requests
-from consumers.adapters.rollout_manager import RolloutManager
-from consumers.grpo.rows import Rows, of_steps, read_rows
-from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.subscription import ASKED
+from penstock.console.cli.main import execute
+from penstock.console.launch.observer import queue_row
+from penstock.console.web.app import make_app
+from penstock.consumers.adapters.prompts import Request
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.adapters.rollout_manager import RolloutManager
+from penstock.consumers.grpo.rows import Rows, of_steps, read_rows
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import GroupsMissing

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
+from penstock.workers.main import Worker
 from tests.integration import worker_play
 from tests.integration.docs_blocks import ROOT, blocks
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.saved import saved
 from tests.integration.test_transfers import PATIENCE_S, checksums, expected, load
 from tests.integration.worker_play import presence, until, working
-from workers.main import Worker
 
 #: One process runs them all: senders of the page share one place, /dev/shm.
 pytestmark = pytest.mark.xdist_group("engine")
@@ -34,8 +34,8 @@ Make = Callable[..., Config]
 #: A trainer that is killed between its decision on the second version and its word to the worker.
 KILLED = """
 import os, signal, sys, time
-from consumers.trainer import Trainer
-from consumers.weights.transfer import Transfer
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.transfer import Transfer
 from tests.integration.test_transfers import load
 with Trainer(sys.argv[1]) as trainer:
     again = {"run": trainer.config.run, "subscription": trainer.name, "batch": 0}

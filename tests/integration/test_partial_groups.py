@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.batch.ledger import Ledger
-from consumers.trainer import Trainer
+from penstock.consumers.batch.ledger import Ledger
+from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

@@ -11,9 +11,9 @@ import pytest
 import redis
 import safetensors.torch
 
-from console.cli.main import execute
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig, RedisConfig
+from penstock.console.cli.main import execute
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.folder import PayloadFolder
@@ -24,11 +24,11 @@ from penstock.protocol.scripts import run
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
+from penstock.workers.jobs.payload_stores import PayloadStores
 from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering, producing, waits
 from tests.integration.worker_play import working
-from workers.jobs.payload_stores import PayloadStores
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import redis
 
-from buffer.chores.forgotten_payloads import ForgottenPayloads
-from buffer.payload_servers import PayloadServers
-from consumers.batch.fetch import PayloadReader
+from penstock.buffer.chores.forgotten_payloads import ForgottenPayloads
+from penstock.buffer.payload_servers import PayloadServers
 from penstock.config import RedisConfig
+from penstock.consumers.batch.fetch import PayloadReader
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadStore, open_async_store

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.grpo import checkpoint
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.grpo import checkpoint
+from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError, ProtocolError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

@@ -19,6 +19,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
+from penstock.workers.jobs.partial import partial_from_bytes
 from tests.integration import oracle, play
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.worker_play import (
@@ -34,7 +35,6 @@ from tests.integration.worker_play import (
 )
 from tests.integration.worker_process import Start, start
 from tests.integration.workload import TOLERANCE, VISIBLE, versions_of
-from workers.jobs.partial import partial_from_bytes
 
 __all__ = ["start"]
 

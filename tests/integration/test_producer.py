@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from penstock.config import Config
 from penstock.errors import ConfigError
+from penstock.producer.evaluations import Evaluations
+from penstock.producer.main import Producer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -21,8 +23,6 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
-from producer.evaluations import Evaluations
-from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, make_config, producing, running, until, until_waits
 
@@ -97,7 +97,7 @@ def test_I4_a_producer_killed_in_the_middle_skips_and_doubles_nothing(
     config = with_data(redis_server.url, keys, tmp_path, train=100)
     path = tmp_path / "config.json"
     path.write_text(config.model_dump_json())
-    code = "import json,sys; from penstock.config import Config; from producer.main import main; "
+    code = "import json,sys; from penstock.config import Config; from penstock.producer.main import main; "
     command = [sys.executable, "-c", code + "main(Config.model_validate(json.load(open(sys.argv[1]))))", str(path)]
     drive(client, keys, groups=150)
     victim = subprocess.Popen(command, start_new_session=True)

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout, WeightsNotFinite
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import RankPublishing, RanksAbsent, RoomOnDisk

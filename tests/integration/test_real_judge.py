@@ -10,11 +10,11 @@ from penstock.config import ModelConfig
 from penstock.config.reward import JudgeConfig, ScoringModelConfig
 from penstock.errors import JudgeError
 from penstock.weights.model_folder import read_vocab_size
+from penstock.workers.rewards.frozen import FrozenModel
+from penstock.workers.rewards.judges import Judge
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, up
 from tests.tiny_model import make_tiny_classifier, make_tiny_model
-from workers.rewards.frozen import FrozenModel
-from workers.rewards.judges import Judge
 
 TEXTS = ["2+3=5", "2+3=6", "=", "9" * 200]
 

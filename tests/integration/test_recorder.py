@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.history.recorder import Recorder
-from consumers.trainer import Trainer
 from penstock import payloads
 from penstock.config import Config
+from penstock.consumers.history.recorder import Recorder
+from penstock.consumers.trainer import Trainer
 from penstock.errors import DiskFull
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow
@@ -216,7 +216,7 @@ def test_I4_a_recorder_killed_at_any_step_is_succeeded(
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(config.model_dump_json())))
     command = [sys.executable, "-m", "tests.integration.buffer_driver", str(path), *point.split()]
-    killed = subprocess.run([*command, "consumers.history.main"], timeout=PATIENCE_S, check=False)
+    killed = subprocess.run([*command, "penstock.consumers.history.main"], timeout=PATIENCE_S, check=False)
     assert killed.returncode == -9
     written = fates(config)
     assert len(written) == 6, "it was killed after it had written"
@@ -297,7 +297,7 @@ class Rests:
 def test_who_needs_the_room_ends_its_rest(
     client: redis.Redis, keys: Keys, config: Config, monkeypatch: pytest.MonkeyPatch, presses: str
 ) -> None:
-    monkeypatch.setattr("consumers.history.recorder.Pace", Rests)
+    monkeypatch.setattr("penstock.consumers.history.recorder.Pace", Rests)
     leader, jobs = begin(client, keys, 8)
     resting = threading.Event()
     rest = Recorder._rest

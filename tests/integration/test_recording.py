@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from console.launch import preflight
-from consumers.grpo.loop import make_loop
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.console.launch import preflight
+from penstock.consumers.grpo.loop import make_loop
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication

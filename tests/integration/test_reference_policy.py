@@ -7,9 +7,9 @@ import pytest
 import redis
 import torch
 
-from consumers.grpo.step import GRPO
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig, TrainerConfig
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.trainer import Trainer
 from penstock.names import REFERENCE_LOGPROBS
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication

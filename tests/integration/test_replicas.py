@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import RanksAbsent
@@ -24,7 +24,7 @@ from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_c
 PROGRAM = """
 import json, os, sys
 import torch, torch.distributed as dist
-from consumers.trainer import Trainer
+from penstock.consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.payloads.redis_store import PayloadRedis

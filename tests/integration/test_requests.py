@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.adapters.prompts import Prompts, Request
-from consumers.adapters.requests import Requests
-from consumers.batch.batch import Batch
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.adapters.prompts import Prompts, Request
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import read_rows
 from penstock.protocol import scripts

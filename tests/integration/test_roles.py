@@ -10,8 +10,8 @@ import pytest
 import redis
 import torch
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, OwnershipLost, PayloadError, ProtocolError, WaitTimeout
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

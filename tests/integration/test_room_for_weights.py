@@ -10,13 +10,13 @@ from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer
 from penstock.system.disk import free_bytes
 from penstock.weights.deltas.objects import FolderObjects
+from penstock.workers.weights.fetch.partial import Partial
+from penstock.workers.weights.local_copies import LocalCopies
 from tests.integration.fetch_parts import make_version
 from tests.integration.small_disk import SmallDisk, small_disk
 from tests.integration.test_fetching import Play, fetched, play
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.version_folders import a_model
-from workers.weights.fetch.partial import Partial
-from workers.weights.local_copies import LocalCopies
 
 __all__ = ["play", "small_disk"]
 

@@ -11,9 +11,9 @@ from aiohttp.test_utils import TestServer
 
 from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.config.reward import JudgeConfig
+from penstock.workers.rewards.judges import Judge
+from penstock.workers.router.process import Router
 from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
-from workers.rewards.judges import Judge
-from workers.router.process import Router
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

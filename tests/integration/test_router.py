@@ -20,15 +20,21 @@ import pytest
 import redis
 import torch
 
-from consumers.scorer import Scorer
 from penstock.config import Config, ModelConfig
 from penstock.config.fleet import MemberConfig, RouterConfig
+from penstock.consumers.scorer import Scorer
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
+from penstock.workers.jobs.partial import partial_from_bytes
+from penstock.workers.router.engine import RoutedEngine
+from penstock.workers.router.members import write_members
+from penstock.workers.router.process import Router
+from penstock.workers.router.tended_engines import Member
+from penstock.workers.sglang import server as servers
 from tests.integration import oracle, play
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
@@ -50,12 +56,6 @@ from tests.integration.worker_play import (
     working,
 )
 from tests.tiny_model import indexed_publication_of
-from workers.jobs.partial import partial_from_bytes
-from workers.router.engine import RoutedEngine
-from workers.router.members import write_members
-from workers.router.process import Router
-from workers.router.tended_engines import Member
-from workers.sglang import server as servers
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -11,14 +11,16 @@ import redis
 from transformers import AutoTokenizer
 
 import penstock
-from consumers.trainer import Trainer
 from penstock.config import EngineConfig, ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
+from penstock.workers.router.choose import make_engine
+from penstock.workers.sglang.routed_experts import FLAG, read_routing
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, opened, up
 from tests.integration.parts import buffering
@@ -26,8 +28,6 @@ from tests.integration.routing_oracle import are_wrong
 from tests.integration.worker_play import admit, job, make_config, tended, working
 from tests.integration.workload import RecordingEngine, assert_spans_enough, produce
 from tests.tiny_model import make_tiny_mixture, publication_of
-from workers.router.choose import make_engine
-from workers.sglang.routed_experts import FLAG, read_routing
 
 pytestmark = pytest.mark.engine
 

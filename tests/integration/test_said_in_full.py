@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import GroupsMissing, NotReported

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import execute
-from console.read.live_samples import read_live
+from penstock.console.cli.main import execute
+from penstock.console.read.live_samples import read_live
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

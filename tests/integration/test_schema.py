@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 import redis
 
-from buffer.main import Buffer
-from console.cli.target import Target
-from consumers.adapters.requests import Requests
-from consumers.history.recorder import Recorder
-from consumers.scorer import Scorer
-from consumers.trainer import Trainer
+from penstock.buffer.main import Buffer
 from penstock.config import Config, ModelConfig
+from penstock.console.cli.target import Target
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.history.recorder import Recorder
+from penstock.consumers.scorer import Scorer
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.names import LANES
+from penstock.producer.main import Producer
 from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.scripts import check_schema, ensure_lanes, run, subscribe
 from penstock.redis.server import RedisServer
-from producer.main import Producer
+from penstock.workers.main import Worker
+from penstock.workers.rewards.pool.pool import Verifiers
 from tests.integration import play
 from tests.integration.worker_play import make_config
-from workers.main import Worker
-from workers.rewards.pool.pool import Verifiers
 
 OURS = 3
 

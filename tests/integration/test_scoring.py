@@ -15,8 +15,8 @@ import pytest
 import redis
 
 import penstock
-from consumers.scorer import MAX_SEQUENCES, Scorer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.scorer import MAX_SEQUENCES, Scorer
 from penstock.errors import ConfigError, ScoreError, WaitTimeout
 from penstock.protocol import score_jobs, scripts
 from penstock.protocol.keys import Keys

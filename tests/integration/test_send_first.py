@@ -11,11 +11,11 @@ import redis
 import torch
 from safetensors.torch import load_file
 
-from consumers import clock
-from consumers.trainer import Trainer
-from consumers.weights.claim import claimed
 from penstock.config import Config
 from penstock.config.staleness import Mode, StalenessConfig
+from penstock.consumers import clock
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.claim import claimed
 from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
+from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from tests.integration.saved import saved

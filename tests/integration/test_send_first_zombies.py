@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
+from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
+from penstock.workers.main import Worker
 from tests.chaos.cluster.forked import Forked
 from tests.integration.send_first_rig import HELD, RUN, Fork, Make, Rig, Rigs, fork, fork_trainer, make, up, zygote
 from tests.integration.test_transfers import PATIENCE_S, checksums, load
 from tests.integration.worker_play import until, working
-from workers.main import Worker
 
 __all__ = ["fork", "fork_trainer", "make", "up", "zygote"]
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock import payloads
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.payloads.redis_store import PayloadRedis
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

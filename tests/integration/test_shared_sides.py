@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import redis
 
-from consumers.adapters.iterable import RolloutDataset
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.adapters.iterable import RolloutDataset
+from penstock.consumers.trainer import Trainer
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.payloads import sides
 from penstock.protocol.audit import audit
@@ -25,13 +25,13 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
 from penstock.weights.pictures import Pictures
+from penstock.workers.jobs.commits import Commits
 from tests.integration import parts, play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering
 from tests.integration.worker_play import admit, all_in, metas, tended, until, working
 from tests.integration.worker_process import Start, start
 from tests.tiny_vision import asked, make_tiny_vision, png
-from workers.jobs.commits import Commits
 
 __all__ = ["start"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.errors import PayloadError
 from penstock.names import Lane
 from penstock.payloads import sides
@@ -20,9 +20,9 @@ from penstock.protocol.scripts import RawLease
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
+from penstock.workers.jobs.commits import Commits
 from tests.integration import play
 from tests.integration.parts import admit, buffering, make_config, make_sample, publish, step, until
-from workers.jobs.commits import Commits
 
 
 def left(client: redis.Redis, keys: Keys) -> list[bytes]:

@@ -18,9 +18,9 @@ import pytest
 import redis
 import torch
 
-from consumers.adapters.rollout_manager import Box, RolloutManager
 from penstock import payloads
 from penstock.config import Config
+from penstock.consumers.adapters.rollout_manager import Box, RolloutManager
 from penstock.errors import ConfigError, EngineError, WaitTimeout
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.payloads import sides

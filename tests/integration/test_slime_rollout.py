@@ -31,7 +31,7 @@ from tests.integration.worker_play import IDS
 
 GROUPS, N = 3, 4
 PROCESS_S = 300
-NAME = "consumers.adapters.slime_rollout"
+NAME = "penstock.consumers.adapters.slime_rollout"
 
 pytestmark = [
     pytest.mark.skipif(

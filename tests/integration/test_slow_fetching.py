@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.workers.weights.fetch import swarm
 from tests.integration.fetch_parts import make_version
 from tests.integration.test_fetching import Play, fetched, play
-from workers.weights.fetch import swarm
 
 __all__ = ["play"]
 

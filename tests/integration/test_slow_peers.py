@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.workers.weights.fetch import download, pace
 from tests.integration.fetch_parts import Version, make_version
 from tests.integration.spoiling_proxy import SpoilingProxy
 from tests.integration.test_fetching import Play, fetched, play, version
-from workers.weights.fetch import download, pace
 
 __all__ = ["play", "version"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import LeaseHeld

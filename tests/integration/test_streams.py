@@ -10,11 +10,11 @@ from typing import Any
 import redis
 
 from penstock.config import Config
+from penstock.producer.main import Producer
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import DataExhausted
 from penstock.redis.server import RedisServer
-from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, make_config, running, until, until_waits
 from tests.integration.test_producer import admitted, drive
@@ -49,7 +49,7 @@ def wanted(config: Config, positions: range) -> list[str]:
 def process(config: Config, folder: Path) -> "subprocess.Popen[bytes]":
     path = folder / "config.json"
     path.write_text(config.model_dump_json())
-    code = "import json,sys; from penstock.config import Config; from producer.main import main; "
+    code = "import json,sys; from penstock.config import Config; from penstock.producer.main import main; "
     run = code + "main(Config.model_validate(json.load(open(sys.argv[1]))))"
     return subprocess.Popen([sys.executable, "-c", run, str(path)], start_new_session=True)
 

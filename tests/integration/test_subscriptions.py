@@ -9,11 +9,11 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from console.cli.inspect import register
-from console.cli.main import app
-from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.subscription import Definition, Trait, fields_with
+from penstock.console.cli.inspect import register
+from penstock.console.cli.main import app
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

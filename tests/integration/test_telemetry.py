@@ -13,8 +13,8 @@ import pytest
 import redis
 from safetensors.torch import load_file
 
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import execute
 from penstock.config import Config
+from penstock.console.cli.main import execute
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run

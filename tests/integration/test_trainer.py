@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import redis
 
-from consumers.subscription import ownership
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.subscription import ownership
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishError, WaitTimeout
 from penstock.payloads.redis_store import PayloadRedis
 from penstock.protocol import scripts
@@ -414,8 +414,8 @@ def test_I5_the_successor_of_a_killed_trainer_waits_for_its_lease_and_goes_on(
     path.write_text(config.model_dump_json())
     code = f"""
         import json, sys
-        from consumers.subscription import ownership
-        from consumers.trainer import Trainer
+        from penstock.consumers.subscription import ownership
+        from penstock.consumers.trainer import Trainer
         from penstock.config import Config
         ownership.OWNER_LEASE_S = 2.0
         with Trainer(Config.model_validate(json.load(open({str(path)!r})))) as trainer:

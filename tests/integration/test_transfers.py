@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.protocol.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.system.checksum import bytes_xxh3

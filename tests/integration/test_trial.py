@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from console.cli.main import execute
 from penstock.config import ModelConfig
+from penstock.console.cli.main import execute
 
 PARTS = "tests.integration.worker_parts"
 #: An interpreter whose SGLang takes an empty command line, and is the fake one; it says who it is before.

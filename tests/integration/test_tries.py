@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from consumers.history.retired import read_retired
+from penstock.consumers.history.retired import read_retired
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.tries import Try, tries_of

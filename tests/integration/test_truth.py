@@ -18,6 +18,11 @@ from penstock.config import ModelConfig
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
+from penstock.workers.jobs.environments import Observation
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.weights.apply import Policy, apply_publication
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, up
 from tests.integration.workload import (
@@ -39,11 +44,6 @@ from tests.integration.workload import (
     versions_of,
 )
 from tests.tiny_model import ALPHABET
-from workers.jobs.environments import Observation
-from workers.jobs.generate import generate_sample
-from workers.jobs.valves import Valves
-from workers.sglang.engine import SglangEngine
-from workers.weights.apply import Policy, apply_publication
 
 pytestmark = pytest.mark.engine
 

@@ -11,8 +11,8 @@ import redis
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.payloads import decode
 from penstock.protocol.audit import audit
@@ -21,17 +21,17 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
+from penstock.workers.engine import Segment
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.main import Worker
+from penstock.workers.weights.apply import apply_publication
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.parts import buffering
 from tests.integration.test_prefixes import sample_of
 from tests.integration.worker_play import IDS, admit, job, make_config, until, working
 from tests.integration.workload import TEMPERATURE, TOLERANCE, RecordingEngine, load_oracle_models
-from workers.engine import Segment
-from workers.jobs.generate import generate_sample
-from workers.jobs.valves import Valves
-from workers.main import Worker
-from workers.weights.apply import apply_publication
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

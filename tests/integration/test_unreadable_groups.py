@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.consumers.trainer import Trainer
 from penstock.errors import RewardError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
+from penstock.workers.rewards.outcomes import MAX_INFO_BYTES, number_of
 from tests.integration import play
 from tests.integration.parts import Player, admit, jobs_of, make_config, publish, step, until
 from tests.integration.storage_parts import Parts, parts
 from tests.integration.storage_rig import rig, server
 from tests.integration.worker_play import letters
-from workers.rewards.outcomes import MAX_INFO_BYTES, number_of
 
 __all__ = ["parts", "server"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from buffer.payload_servers import PayloadServers
-from buffer.state import State
+from penstock.buffer.payload_servers import PayloadServers
+from penstock.buffer.state import State
 from penstock.config import RedisConfig
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts

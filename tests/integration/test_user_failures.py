@@ -14,8 +14,8 @@ from typing import IO
 import redis
 from typer.testing import CliRunner
 
-from console.cli.main import app
 from penstock.config import RewardConfig
+from penstock.console.cli.main import app
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import JobsFailing

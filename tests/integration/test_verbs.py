@@ -15,12 +15,12 @@ import pytest
 import redis
 import typer
 
-from console.cli import main as cli
-from consumers.adapters.requests import Requests
-from consumers.subscription.evaluation_reader import NAME, definition
-from consumers.subscription.subscriber import Subscriber
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.console.cli import main as cli
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.subscription.evaluation_reader import NAME, definition
+from penstock.consumers.subscription.subscriber import Subscriber
+from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import GateClosed

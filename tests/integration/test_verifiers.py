@@ -29,6 +29,11 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import PublishedWaiting, Waiting, read_waits
 from penstock.redis.server import RedisServer
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.pool import client as checks
+from penstock.workers.rewards.pool.client import Checks
+from penstock.workers.rewards.pool.wire import ENTRY, sample_to_json
+from penstock.workers.rewards.score import Rewards
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.parts import make_config, served
@@ -36,11 +41,6 @@ from tests.integration.processes import open_pidfds, wait_gone
 from tests.integration.saved import saved
 from tests.integration.worker_play import admit, all_in, job, metas, states, working
 from tests.integration.worker_play import until as until_
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.pool import client as checks
-from workers.rewards.pool.client import Checks
-from workers.rewards.pool.wire import ENTRY, sample_to_json
-from workers.rewards.score import Rewards
 
 PARTS = "tests.integration.verifier_parts"
 NAMES = ("length", "alength", "seen", "detailed", "fraction", "numpy_bool", "keyless", "not_a_number", "text", "raises",

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.adapters.inside_verl.sampling import LANE
-from consumers.adapters.prompts import Prompts, Request
 from penstock.config import Config
+from penstock.consumers.adapters.inside_verl.sampling import LANE
+from penstock.consumers.adapters.prompts import Prompts, Request
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
@@ -37,8 +37,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         name = f"{name}.{part}".strip(".")
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules[name].TokenOutput = lambda **given: types.SimpleNamespace(**{"extra_fields": {}} | given)  # type: ignore[attr-defined]
-    yield importlib.import_module("consumers.adapters.verl_server")
-    del sys.modules["consumers.adapters.verl_server"]
+    yield importlib.import_module("penstock.consumers.adapters.verl_server")
+    del sys.modules["penstock.consumers.adapters.verl_server"]
 
 
 @pytest.fixture

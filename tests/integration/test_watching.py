@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis
 
-from console.cli import main as cli
+from penstock.console.cli import main as cli
 from penstock.protocol.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -12,8 +12,8 @@ import pytest
 import redis
 from starlette.testclient import TestClient
 
-from console.cli.main import execute
-from console.web.app import make_app
+from penstock.console.cli.main import execute
+from penstock.console.web.app import make_app
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import UserWait
@@ -153,8 +153,8 @@ def test_a_lane_is_closed_and_opened(page: Page, client: redis.Redis, keys: Keys
 
 
 def test_a_redis_that_goes_and_comes_back_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("console.web.looks.EVERY_S", 0.0)
-    monkeypatch.setattr("console.web.looks.RETRY_S", 0.0)
+    monkeypatch.setattr("penstock.console.web.looks.EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.console.web.looks.RETRY_S", 0.0)
     server = RedisServer(tmp_path / "redis")
     server.start()
     try:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from consumers.clock import versions_in
-from consumers.trainer import Trainer
-from consumers.weights.publish import write_weights
 from penstock.config import ModelConfig
+from penstock.consumers.clock import versions_in
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.publish import write_weights
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from console.read.why import chains
+from penstock.console.read.why import chains
 from penstock.names import Lane
 from penstock.protocol import pauses, scripts, snapshot
 from penstock.protocol.keys import Keys

@@ -31,6 +31,8 @@ from penstock.protocol.records.causes import (
 )
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
+from penstock.workers.main import Worker
+from penstock.workers.weights import updates
 from tests.integration import play, worker_parts
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine
 from tests.integration.parts import waits
@@ -51,8 +53,6 @@ from tests.integration.worker_play import (
     wait_of,
     working,
 )
-from workers.main import Worker
-from workers.weights import updates
 
 Make = Callable[..., Config]
 PARTS = "tests.integration.worker_parts"
@@ -120,7 +120,7 @@ async def test_I8_a_request_that_hangs_is_named_long_before_its_time_is_over(
 async def test_I8_a_request_that_hangs_is_named_by_the_rate_of_others_without_a_limit_of_ones_own(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.sglang.under_way.SHORTEST_S", 0.5)
+    monkeypatch.setattr("penstock.workers.sglang.under_way.SHORTEST_S", 0.5)
     fake.behaviour[IDS["z"]] = "hang"
     good = admit(client, keys, [job(1)])
     async with working(config(engine={"request_timeout_s": 3600.0})):
@@ -380,8 +380,8 @@ async def test_an_idle_worker_takes_a_job_when_it_comes_and_a_full_one_when_a_sl
     first = admit(client, keys, [job(0)])
     async with working(config()):
         await until(all_in(client, keys, first, "ready"))
-        monkeypatch.setattr("workers.jobs.intake.WAKE_S", 3600.0)
-        monkeypatch.setattr("workers.jobs.intake.LOOK_S", 3600.0)
+        monkeypatch.setattr("penstock.workers.jobs.intake.WAKE_S", 3600.0)
+        monkeypatch.setattr("penstock.workers.jobs.intake.LOOK_S", 3600.0)
         for i in range(1, 4):
             await until(lambda: any(one["cmd"] == "blpop" and "b" in one["flags"] for one in client.client_list()))
             fake.open.clear()
@@ -457,7 +457,7 @@ async def test_nothing_is_committed_above_85_percent_of_maxmemory(
 async def test_a_worker_that_leaves_a_full_redis_hands_its_jobs_back(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.jobs.held_job.SETTLE_S", 0.2)
+    monkeypatch.setattr("penstock.workers.jobs.held_job.SETTLE_S", 0.2)
     jobs = admit(client, keys, [job(i) for i in range(2)])
     fake.open.clear()
     try:

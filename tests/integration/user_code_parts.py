@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.jobs.environments import Observation
+from penstock.workers.jobs.environments import Observation
 
 #: A lone surrogate: no UTF-8 holds it.
 LONE = "a\ud800b"

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.jobs.environments import Observation
+from penstock.workers.jobs.environments import Observation
 
 #: Times each sample was scored.
 scored: Counter[str] = Counter()

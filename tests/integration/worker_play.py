@@ -23,10 +23,10 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import run
+from penstock.workers.main import Worker
 from tests.integration import play
 from tests.integration.parts import matches, waits
 from tests.tiny_model import ALPHABET
-from workers.main import Worker
 
 #: Seconds after which tests take over what nobody renews: more than a process is ever starved of a core.
 LEASE_S = 6.0

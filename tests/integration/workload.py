@@ -10,13 +10,13 @@ from penstock.config import RolloutConfig
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
+from penstock.workers.engine import Segment
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.weights.apply import ApplyReport, Policy, apply_publication
 from tests.integration import oracle
 from tests.tiny_model import ALPHABET
-from workers.engine import Segment
-from workers.jobs.generate import generate_sample
-from workers.jobs.valves import Valves
-from workers.sglang.engine import SglangEngine
-from workers.weights.apply import ApplyReport, Policy, apply_publication
 
 TEMPERATURE = 0.8
 TOLERANCE = 1e-4

@@ -30,10 +30,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from buffer.cutter import Cutter
-from buffer.payload_servers import PayloadServers
-from buffer.retire import Retirement
-from buffer.state import State
+from penstock.buffer.cutter import Cutter
+from penstock.buffer.payload_servers import PayloadServers
+from penstock.buffer.retire import Retirement
+from penstock.buffer.state import State
 from penstock.config import RedisConfig
 from penstock.errors import LeadershipLost
 from penstock.protocol import partition, scripts

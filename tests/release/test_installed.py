@@ -28,8 +28,10 @@ def build_wheel(folder: Path) -> Path:
     source = folder / "source"
     source.mkdir()
     for name in (*PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True)
+        else:
+            shutil.copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "dist", "./source"]
     subprocess.run(build, cwd=folder, check=True, timeout=120)
     (wheel,) = (folder / "dist").glob("penstock-*.whl")
@@ -51,11 +53,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_all_that_is_no_code(installed: Path) -> None:
     (site,) = installed.parents[1].glob("lib/python3*/site-packages")
 
-    assert all((site / name / "py.typed").is_file() for name in PACKAGES)
+    assert (site / "penstock" / "py.typed").is_file()
     lua = {path.name for path in (ROOT / "penstock" / "protocol" / "lua").glob("*.lua")}
     assert "lease.lua" in lua
     assert {path.name for path in (site / "penstock" / "protocol" / "lua").glob("*.lua")} == lua
-    assert (site / "workers" / "engine_env" / "install.sh").is_file()
+    assert (site / "penstock" / "workers" / "engine_env" / "install.sh").is_file()
+
+
+def test_the_wheel_has_one_top_level_package(installed: Path) -> None:
+    (wheel,) = (installed.parents[2] / "dist").glob("penstock-*.whl")
+
+    names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+
+    assert {name for name in names if not name.endswith(".dist-info")} == {"penstock"}
 
 
 def test_the_wheel_has_the_version_of_the_changelog(installed: Path) -> None:
@@ -72,7 +82,7 @@ def test_a_type_checker_outside_the_repository_knows_the_public_names(installed:
 
     said = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False).stdout
 
-    assert 'Revealed type is "consumers.trainer.Trainer"' in said, said
+    assert 'Revealed type is "penstock.consumers.trainer.Trainer"' in said, said
     assert '"Trainer" has no attribute "comit"; maybe "commit"?' in said, said
     assert "Found 1 error" in said, said
 
@@ -87,4 +97,4 @@ def test_an_installed_penstock_runs_beside_files_of_its_names(installed: Path, t
         [installed, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
 
-    assert (done.returncode, done.stdout) == (0, "consumers.trainer\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "penstock.consumers.trainer\n"), done.stderr

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from penstock.workers.rewards.kinds.code_tests import is_right, read_tests
 from tests.unit.example_parts import load
-from workers.rewards.kinds.code_tests import is_right, read_tests
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from console.cli.engines import _ask
-from consumers.batch import column_files, recording
-from consumers.grpo import checkpoint
 from penstock.config import EngineConfig, ModelConfig
+from penstock.console.cli.engines import _ask
+from penstock.consumers.batch import column_files, recording
+from penstock.consumers.grpo import checkpoint
 from penstock.errors import PenstockError
 from penstock.payloads import sides
 from penstock.payloads.format import MAGIC
@@ -34,6 +34,10 @@ from penstock.protocol.records.codec import pack
 from penstock.system.checksum import file_crc32
 from penstock.system.engine_http import check_weights
 from penstock.weights.safetensors_files import read_header
+from penstock.workers.jobs.partial import partial_from_bytes
+from penstock.workers.rewards.pool.wire import Verdict, sample_from_json
+from penstock.workers.rewards.pool.worker import _NOTHING, _unpacked
+from penstock.workers.sglang.engine import SglangEngine
 from tests.hostile_records import decoders
 from tests.unit.consumers.batch.test_hostile_recordings import COLUMN, RECORD
 from tests.unit.penstock.payloads.test_hostile_payloads import HEADER, framed
@@ -41,10 +45,6 @@ from tests.unit.penstock.protocol.test_hostile_hashes import HASHES
 from tests.unit.penstock.protocol.test_hostile_redis import VALUES
 from tests.unit.penstock.system.test_hostile_files import FILES
 from tests.unit.workers.test_hostile_wires import EVENT, JOB, VERDICT, hear, use
-from workers.jobs.partial import partial_from_bytes
-from workers.rewards.pool.wire import Verdict, sample_from_json
-from workers.rewards.pool.worker import _NOTHING, _unpacked
-from workers.sglang.engine import SglangEngine
 
 
 class Bomb:

@@ -6,8 +6,8 @@ import yaml
 from penstock.config import Config
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from penstock.workers.rewards.groups.ranking import ranks
 from tests.unit.example_parts import EXAMPLES, load
-from workers.rewards.groups.ranking import ranks
 
 FOLDER = EXAMPLES / "ranking"
 

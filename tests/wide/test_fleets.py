@@ -17,6 +17,7 @@ from penstock.config.fleet import NodeConfig
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
+from penstock.workers.fleet.kept import Spec
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.fake_engine import FakeEngine
@@ -34,7 +35,6 @@ from tests.integration.fleet_play import (
 from tests.integration.processes import descendants, open_pidfds, wait_gone
 from tests.integration.worker_play import admit, all_in, job, make_config, publish, read_group, tended, until
 from tests.missing import module
-from workers.fleet.kept import Spec
 
 __all__ = ["fakes", "start"]
 
@@ -145,7 +145,7 @@ def test_ray_says_what_is_missing_for_a_place(
     ray = module("ray")
     from ray.util.placement_group import placement_group
 
-    from workers.fleet.ray_fleet import RayLauncher
+    from penstock.workers.fleet.ray_fleet import RayLauncher
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     ray.init(num_gpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from consumers.grpo.trackers.trackers import Trackers
+from penstock.consumers.grpo.trackers.trackers import Trackers
 from tests.missing import lack
 from tests.unit.consumers.grpo.trackers.test_trackers import config
 from tests.wide.prometheus import wait
@@ -110,7 +110,7 @@ def chunks(data: bytes) -> Iterator[bytes]:
 UNREACHABLE = """
 import sys
 from pathlib import Path
-from consumers.grpo.trackers.trackers import Trackers
+from penstock.consumers.grpo.trackers.trackers import Trackers
 from tests.unit.consumers.grpo.trackers.test_trackers import config
 shown = Trackers(config(Path(sys.argv[1]), sys.argv[2]))
 shown.metrics(1, {"train/loss": 1.0})

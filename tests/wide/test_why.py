@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from console.cli.main import execute
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.console.cli.main import execute
+from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError, WaitTimeout
 from penstock.protocol.records.causes import (
     Cause,

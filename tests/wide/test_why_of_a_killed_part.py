@@ -9,10 +9,10 @@ from typing import Any
 import redis
 from transformers import AutoModelForCausalLM
 
-from console.read.why import Chain, chains
-from consumers.batch.batch import Batch
-from consumers.trainer import Trainer
 from penstock.config import ModelConfig
+from penstock.console.read.why import Chain, chains
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import Cause, GateClosed, LanePaused, NoPart, PartGone, PartStarting, TrainerGone

@@ -1,4 +1,4 @@
-"""A process that keeps one engine, or the router of a frozen model, up: ``python -m workers.fleet.keeper``.
+"""A process that keeps one engine, or the router of a frozen model, up: ``python -m penstock.workers.fleet.keeper``.
 
 What to keep is JSON in the variable ``FLEET_KEEPER``, which the fleet sets. It ends with the reason when the engine
 does (the fleet starts it again, with back-off), and the engine with it, however it ends. SIGTERM: 0.
@@ -21,9 +21,9 @@ from penstock.config.fleet import RouterConfig
 from penstock.config.run import LogsConfig
 from penstock.errors import ConfigError, EngineError, PenstockError
 from penstock.system.log_files import keep_bounded
-from workers.router.process import Router
-from workers.sglang import server as servers
-from workers.sglang.args import check_arguments
+from penstock.workers.router.process import Router
+from penstock.workers.sglang import server as servers
+from penstock.workers.sglang.args import check_arguments
 
 VARIABLE = "FLEET_KEEPER"
 #: How often a router is looked at.

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from workers.fleet.kept import Spec, Status
+from penstock.workers.fleet.kept import Spec, Status
 
 
 class Launcher(Protocol):

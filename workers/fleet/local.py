@@ -3,9 +3,9 @@
 import os
 
 from penstock.errors import ConfigError
-from workers.fleet.kept import Kept, Spec, Status
-from workers.fleet.nodes import LOOPBACK
-from workers.fleet.ports import Reservation
+from penstock.workers.fleet.kept import Kept, Spec, Status
+from penstock.workers.fleet.nodes import LOOPBACK
+from penstock.workers.fleet.ports import Reservation
 
 
 class LocalLauncher:

@@ -28,20 +28,20 @@ from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
 from penstock.system.metrics.exporter import Exporter
 from penstock.system.stop import Stop
-from workers.fleet.kept import ProcessState, Spec, Status
-from workers.fleet.launcher import Launcher
-from workers.fleet.local import LocalLauncher
-from workers.fleet.metrics import FleetCollector
-from workers.fleet.models import groups_of
-from workers.fleet.nodes import Node, local_nodes
-from workers.fleet.plan import Plan, engine_name, plan
-from workers.fleet.pressure import Scaling
-from workers.fleet.reserved_plans import ReservedPlans
-from workers.fleet.specs import engine_process, specs_of
-from workers.fleet.state import clear_wanted, read_wanted, write_state
-from workers.rewards.keeper import KILL_S
-from workers.router.members import write_members
-from workers.sglang.args import check_arguments
+from penstock.workers.fleet.kept import ProcessState, Spec, Status
+from penstock.workers.fleet.launcher import Launcher
+from penstock.workers.fleet.local import LocalLauncher
+from penstock.workers.fleet.metrics import FleetCollector
+from penstock.workers.fleet.models import groups_of
+from penstock.workers.fleet.nodes import Node, local_nodes
+from penstock.workers.fleet.plan import Plan, engine_name, plan
+from penstock.workers.fleet.pressure import Scaling
+from penstock.workers.fleet.reserved_plans import ReservedPlans
+from penstock.workers.fleet.specs import engine_process, specs_of
+from penstock.workers.fleet.state import clear_wanted, read_wanted, write_state
+from penstock.workers.rewards.keeper import KILL_S
+from penstock.workers.router.members import write_members
+from penstock.workers.sglang.args import check_arguments
 
 log = logging.getLogger(__name__)
 
@@ -348,7 +348,7 @@ def main(config: Config) -> int:
     config.run_dir.mkdir(parents=True, exist_ok=True)
     stop = Stop()
     if config.fleet.launcher == "ray":
-        from workers.fleet.ray_fleet import RayLauncher
+        from penstock.workers.fleet.ray_fleet import RayLauncher
 
         with RayLauncher(config) as launcher, stop.installed():
             _check_arguments(plan(config, launcher.nodes()))

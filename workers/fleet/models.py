@@ -3,7 +3,7 @@
 from penstock.config import Config
 from penstock.config.fleet import GroupConfig, ModelGroups
 from penstock.errors import ConfigError
-from workers.fleet.roles import merge
+from penstock.workers.fleet.roles import merge
 
 
 def groups_of(config: Config) -> list[ModelGroups]:

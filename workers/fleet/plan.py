@@ -21,12 +21,12 @@ from typing import Any, Literal
 from penstock.config import Config, EngineConfig, ModelConfig
 from penstock.config.fleet import GroupConfig, MemberConfig, ModelGroups, RouterConfig, RouterOptions
 from penstock.errors import ConfigError
-from workers.fleet.models import find_group, groups_of, is_routed
-from workers.fleet.nodes import LOOPBACK, Inventory, Node
-from workers.fleet.ports import Ports
-from workers.fleet.roles import DERIVED_PORTS, merge, parallelism, role_of
-from workers.router.process import build_router_command
-from workers.sglang.command import build_command, build_environment
+from penstock.workers.fleet.models import find_group, groups_of, is_routed
+from penstock.workers.fleet.nodes import LOOPBACK, Inventory, Node
+from penstock.workers.fleet.ports import Ports
+from penstock.workers.fleet.roles import DERIVED_PORTS, merge, parallelism, role_of
+from penstock.workers.router.process import build_router_command
+from penstock.workers.sglang.command import build_command, build_environment
 
 #: Ports in use, by host.
 Taken = Mapping[str, frozenset[int]]

@@ -11,9 +11,9 @@ from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.commands import Client
-from workers.fleet.autoscaler import Autoscaler, Load, Wanted, wanted
-from workers.fleet.models import groups_of
-from workers.fleet.state import read_capacity, write_capacity
+from penstock.workers.fleet.autoscaler import Autoscaler, Load, Wanted, wanted
+from penstock.workers.fleet.models import groups_of
+from penstock.workers.fleet.state import read_capacity, write_capacity
 
 #: What trainers eat is taken over so long.
 WINDOW_S = 60.0

@@ -18,10 +18,10 @@ from penstock.config.reading.settings import ENV_PREFIX
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from penstock.system.processes import python_environment
-from workers.fleet.keeper import VARIABLE
-from workers.fleet.kept import Kept, ProcessState, Spec, Status
-from workers.fleet.nodes import Node
-from workers.fleet.ports import Reservation
+from penstock.workers.fleet.keeper import VARIABLE
+from penstock.workers.fleet.kept import Kept, ProcessState, Spec, Status
+from penstock.workers.fleet.nodes import Node
+from penstock.workers.fleet.ports import Reservation
 
 #: Clusters that are started here: a node that is gone is noticed after some 3 s instead of 14, and engines, which are
 #: children of Ray's workers, run at the weight of everybody else on the machine (Ray's own is nice 15).

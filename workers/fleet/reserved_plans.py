@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from workers.fleet.launcher import Launcher
-from workers.fleet.nodes import Node
-from workers.fleet.plan import Plan, extend, plan
+from penstock.workers.fleet.launcher import Launcher
+from penstock.workers.fleet.nodes import Node
+from penstock.workers.fleet.plan import Plan, extend, plan
 
 #: Tries to find ports that are free.
 MAX_PLANS = 20

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from penstock.redaction import MASK, is_secret
-from workers.fleet.plan import EngineProcess, Plan
+from penstock.workers.fleet.plan import EngineProcess, Plan
 
 
 def as_records(plan: Plan) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from penstock.config.fleet import FleetConfig
 from penstock.config.load import save_resolved, secret_environment
 from penstock.config.reward import FrozenModelConfig, JudgeConfig, ScoringModelConfig
 from penstock.errors import ConfigError
-from workers.fleet.keeper import VARIABLE, engine_spec, router_spec
-from workers.fleet.kept import Spec
-from workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess, engine_name
+from penstock.workers.fleet.keeper import VARIABLE, engine_spec, router_spec
+from penstock.workers.fleet.kept import Spec
+from penstock.workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess, engine_name
 
 
 def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
@@ -47,7 +47,7 @@ def _engine(config: Config, plan: Plan, engine: EngineProcess) -> Spec:
         kind="encoder" if engine.worker_type == "encoder" else "engine",
         host=engine.host,
         gpus=engine.gpus,
-        arguments=("workers.fleet.keeper",),
+        arguments=("penstock.workers.fleet.keeper",),
         environment={VARIABLE: value},
         log_path=str(_logs(config) / f"keeper-{engine.name}.log"),
         tie=engine_name(*engine.key) if engine.num_nodes > 1 else "",
@@ -65,7 +65,7 @@ def _router(config: Config, router: RouterProcess) -> Spec:
         kind="router",
         host=router.host,
         gpus=(),
-        arguments=("workers.fleet.keeper",),
+        arguments=("penstock.workers.fleet.keeper",),
         environment={VARIABLE: router_spec(router.name, router.router, config.engine.python, _log(config))},
         log_path=str(_logs(config) / f"keeper-{router.name}.log"),
     )

@@ -12,7 +12,7 @@ from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised, bounded
 from penstock.words import said
-from workers.hooks.open_calls import CODE, calling
+from penstock.workers.hooks.open_calls import CODE, calling
 
 
 async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:

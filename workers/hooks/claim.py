@@ -13,8 +13,8 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.words import shown, writable
-from workers.hooks.draws import Draw
-from workers.jobs.routed_experts import keep_rows
+from penstock.workers.hooks.draws import Draw
+from penstock.workers.jobs.routed_experts import keep_rows
 
 #: A logprob that was written down differs from the drawn one by less.
 CLOSE = 1e-4

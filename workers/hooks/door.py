@@ -13,7 +13,7 @@ from aiohttp import web
 
 from penstock.errors import ConfigError, EngineError
 from penstock.weights.http.bad_requests import BAD_REQUESTS
-from workers.hooks.draws import Draws
+from penstock.workers.hooks.draws import Draws
 
 #: Most bytes of a request.
 MAX_BYTES = 16 * 1024 * 1024

@@ -18,10 +18,10 @@ from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample
 from penstock.weights.tokenizer import Tokenizer
-from workers.engine import Engine, Segment
-from workers.jobs.generate import generate_sample
-from workers.jobs.sampling import sampling_for
-from workers.jobs.valves import Valves
+from penstock.workers.engine import Engine, Segment
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.sampling import sampling_for
+from penstock.workers.jobs.valves import Valves
 
 #: Most requests of one sample.
 MAX_REQUESTS = 1024

@@ -8,11 +8,11 @@ from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.weights.tokenizer import Tokenizer
-from workers.engine import Engine, Segment
-from workers.hooks.maker import Maker, Slot
-from workers.jobs.environments import Environment
-from workers.jobs.generate import generate_sample
-from workers.jobs.valves import Valves
+from penstock.workers.engine import Engine, Segment
+from penstock.workers.hooks.maker import Maker, Slot
+from penstock.workers.jobs.environments import Environment
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.valves import Valves
 
 
 class Generating:

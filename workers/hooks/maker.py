@@ -24,15 +24,15 @@ from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
-from workers.engine import Engine, Segment
-from workers.hooks.calls import called
-from workers.hooks.claim import settle
-from workers.hooks.door import HOST, door
-from workers.hooks.draws import Draws
-from workers.jobs.generate import mask_offpolicy
-from workers.jobs.routed_experts import check_rows
-from workers.jobs.sampling import sampling_for
-from workers.jobs.valves import Valves
+from penstock.workers.engine import Engine, Segment
+from penstock.workers.hooks.calls import called
+from penstock.workers.hooks.claim import settle
+from penstock.workers.hooks.door import HOST, door
+from penstock.workers.hooks.draws import Draws
+from penstock.workers.jobs.generate import mask_offpolicy
+from penstock.workers.jobs.routed_experts import check_rows
+from penstock.workers.jobs.sampling import sampling_for
+from penstock.workers.jobs.valves import Valves
 
 #: Where slime keeps the client that its functions ask with.
 _THEIR_HTTP = "slime.utils.http_utils"

@@ -10,9 +10,9 @@ from penstock.names import Lane
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.words import shown
-from workers.hooks.calls import called
-from workers.hooks.read_back import field_of, read_mask, read_seen
-from workers.rewards.outcomes import number_of
+from penstock.workers.hooks.calls import called
+from penstock.workers.hooks.read_back import field_of, read_mask, read_seen
+from penstock.workers.rewards.outcomes import number_of
 
 #: What stays as it was drawn.
 _DRAWN = ("tokens", "logprobs", "generated", "versions", "prompt_length")

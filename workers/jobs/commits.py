@@ -25,8 +25,8 @@ from penstock.protocol.scripts import Call, Committed
 from penstock.protocol.waits import MOMENT_S, Waiting
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl, raise_passing
-from workers.jobs.payload_stores import PayloadStores
-from workers.jobs.write import Write
+from penstock.workers.jobs.payload_stores import PayloadStores
+from penstock.workers.jobs.write import Write
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample, SampleStatus
 from penstock.weights.pictures import Pictures, image_reader, no_pictures, reading_threads
-from workers.jobs.generate import prompt_ids
-from workers.jobs.given import give_sample
-from workers.jobs.prefixes import Prefix
-from workers.jobs.scoring import score_sample
-from workers.services import Services
+from penstock.workers.jobs.generate import prompt_ids
+from penstock.workers.jobs.given import give_sample
+from penstock.workers.jobs.prefixes import Prefix
+from penstock.workers.jobs.scoring import score_sample
+from penstock.workers.services import Services
 
 
 class Drawing:

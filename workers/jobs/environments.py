@@ -31,9 +31,9 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
 from penstock.words import said, shown, writable
-from workers.hooks.open_calls import CODE, calling
-from workers.hooks.read_back import read_back
-from workers.rewards.judges import PARAMETER, Judges, takes_judges
+from penstock.workers.hooks.open_calls import CODE, calling
+from penstock.workers.hooks.read_back import read_back
+from penstock.workers.rewards.judges import PARAMETER, Judges, takes_judges
 
 T = TypeVar("T")
 

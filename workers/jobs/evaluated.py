@@ -7,7 +7,7 @@ from penstock.config import DatasetConfig
 from penstock.names import Lane
 from penstock.protocol.records.sample import Sample
 from penstock.words import writable
-from workers.rewards.kinds.box import last_box
+from penstock.workers.rewards.kinds.box import last_box
 
 #: Entries of ``reward_info``. A reward that says what it took an answer for says it as the first.
 PRED, CATEGORY = "pred", "category"

@@ -17,12 +17,12 @@ from penstock.protocol.records.sample import MAX_PAUSES, FinishReason, Sample, S
 from penstock.weights.pictures import Pictures
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
-from workers.engine import ABORT_AGAIN_S, Engine, Segment
-from workers.jobs.environments import Environment, Observation, step, within
-from workers.jobs.routed_experts import check_rows, is_told, keep_rows
-from workers.jobs.sampling import sampling_for
-from workers.jobs.stops import StopRule
-from workers.jobs.valves import Valves
+from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
+from penstock.workers.jobs.environments import Environment, Observation, step, within
+from penstock.workers.jobs.routed_experts import check_rows, is_told, keep_rows
+from penstock.workers.jobs.sampling import sampling_for
+from penstock.workers.jobs.stops import StopRule
+from penstock.workers.jobs.valves import Valves
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

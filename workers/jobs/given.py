@@ -12,11 +12,11 @@ from penstock.names import Lane
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
-from workers.engine import Engine
-from workers.jobs.generate import prompt_ids
-from workers.jobs.routed_experts import keep_rows
-from workers.jobs.scoring import score_tokens
-from workers.jobs.valves import Valves
+from penstock.workers.engine import Engine
+from penstock.workers.jobs.generate import prompt_ids
+from penstock.workers.jobs.routed_experts import keep_rows
+from penstock.workers.jobs.scoring import score_tokens
+from penstock.workers.jobs.valves import Valves
 
 
 def check_answers(job: Job) -> None:

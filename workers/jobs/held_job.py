@@ -40,14 +40,14 @@ from penstock.protocol.scripts import Committed, RawLease
 from penstock.system.telemetry import name_of
 from penstock.weights.pictures import Pictures
 from penstock.words import said
-from workers.jobs.charge import Charge, failure_of
-from workers.jobs.drawing import Drawing
-from workers.jobs.evaluated import note
-from workers.jobs.given import check_answers
-from workers.jobs.prefixes import Prefix, read_prefixes
-from workers.jobs.sampling import sampling_for
-from workers.rewards.groups.phase import GroupPhase
-from workers.services import Services
+from penstock.workers.jobs.charge import Charge, failure_of
+from penstock.workers.jobs.drawing import Drawing
+from penstock.workers.jobs.evaluated import note
+from penstock.workers.jobs.given import check_answers
+from penstock.workers.jobs.prefixes import Prefix, read_prefixes
+from penstock.workers.jobs.sampling import sampling_for
+from penstock.workers.rewards.groups.phase import GroupPhase
+from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from functools import partial
 
 from penstock.names import Lane
 from penstock.protocol.scripts import RawLease
-from workers.jobs.heartbeat import Lease
-from workers.jobs.held_job import HeldJob
-from workers.services import Services
+from penstock.workers.jobs.heartbeat import Lease
+from penstock.workers.jobs.held_job import HeldJob
+from penstock.workers.services import Services
 
 
 class HeldJobs(Mapping[str, HeldJob]):

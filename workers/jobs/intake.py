@@ -15,8 +15,8 @@ from penstock.protocol.records.causes import Cause, EngineRestarting, NoJobs, No
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
 from penstock.system.tokens import new_token
-from workers.jobs.held_jobs import HeldJobs
-from workers.services import Services
+from penstock.workers.jobs.held_jobs import HeldJobs
+from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 

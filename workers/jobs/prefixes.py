@@ -22,7 +22,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import raise_passing
-from workers.jobs.partial import (
+from penstock.workers.jobs.partial import (
     MAX_PARTIAL_BYTES,
     DrawnOtherwise,
     Scale,
@@ -30,7 +30,7 @@ from workers.jobs.partial import (
     partial_from_bytes,
     partial_to_bytes,
 )
-from workers.services import Services
+from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 

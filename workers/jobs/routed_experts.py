@@ -5,7 +5,7 @@ import numpy as np
 from penstock.errors import EngineError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.sample import Sample
-from workers.engine import Rows
+from penstock.workers.engine import Rows
 
 
 def keep_rows(sample: Sample, returned: Rows | None) -> None:

@@ -6,8 +6,8 @@ from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.protocol.score_jobs import check_temperature, read_given
-from workers.engine import Engine, Scores
-from workers.jobs.valves import Valves
+from penstock.workers.engine import Engine, Scores
+from penstock.workers.jobs.valves import Valves
 
 #: Times that a sequence is scored again because its request was aborted or the weights changed under it.
 MAX_TRIES = 20

@@ -12,7 +12,7 @@ from penstock.hooks.signatures import Form, check_hook, is_async
 from penstock.hooks.slime import seen
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import find_function
-from workers.rewards.kinds.registry import is_quick
+from penstock.workers.rewards.kinds.registry import is_quick
 
 _SLIME = Form(("args", "sample"))
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from penstock.errors import ConfigError, JudgeError, RewardError
 from penstock.hooks.signatures import is_async
 from penstock.words import said
-from workers.rewards.judges import JudgeAway, Judges, takes_judges
-from workers.rewards.outcomes import Raised
+from penstock.workers.rewards.judges import JudgeAway, Judges, takes_judges
+from penstock.workers.rewards.outcomes import Raised
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.protocol.records.job import Job
 from penstock.words import shown
-from workers.rewards.kinds.registry import NAMES
+from penstock.workers.rewards.kinds.registry import NAMES
 
 #: Entry of a prompt's metadata that names a reward (slime's).
 BY_METADATA = "rm_type"

@@ -22,8 +22,8 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.weights.model_folder import read_vocab_size
 from penstock.weights.tokenizer import check_same_ids
-from workers.rewards.service import Service, ServiceFailed
-from workers.sglang.segment import read_scored
+from penstock.workers.rewards.service import Service, ServiceFailed
+from penstock.workers.sglang.segment import read_scored
 
 #: Of a scoring, what makes it one.
 _SCORING: Mapping[str, Any] = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True}

@@ -20,7 +20,7 @@ from penstock.config.sampling import check_sampling
 from penstock.errors import ConfigError, JudgeError
 from penstock.protocol.records.job import JobFailure
 from penstock.words import shown, writable
-from workers.rewards.service import PathMissing, Service, ServiceAway, ServiceFailed
+from penstock.workers.rewards.service import PathMissing, Service, ServiceAway, ServiceFailed
 
 PARAMETER = "judges"
 #: Most numbers of one classification.

@@ -5,7 +5,8 @@ ones. Here the limit is CPU time, kept by the kernel: an answer that uses it up 
 is no answer's fault (SIGPROF), and a check that merely waited is the caller's time-out (T11). The wait for a free
 process counts for none of them.
 
-Run as ``python -m workers.rewards.processes CPU_S CONFIG`` this is one such process: a JSON line in, a JSON line out.
+Run as ``python -m penstock.workers.rewards.processes CPU_S CONFIG`` this is one such process: a JSON line in, a
+JSON line out.
 """
 
 import asyncio
@@ -22,12 +23,12 @@ from typing import IO, Any
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.system.processes import die_with, python_command, python_environment
-from workers.rewards.jail.finding import find_jail
-from workers.rewards.jail.jail import JailError
-from workers.rewards.kinds.code import Workshop
-from workers.rewards.kinds.kind import Kind
-from workers.rewards.kinds.question import Question
-from workers.rewards.kinds.registry import kind_of
+from penstock.workers.rewards.jail.finding import find_jail
+from penstock.workers.rewards.jail.jail import JailError
+from penstock.workers.rewards.kinds.code import Workshop
+from penstock.workers.rewards.kinds.kind import Kind
+from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.registry import kind_of
 
 #: Address space of a process; an answer such as 9**9**9 must not take the machine along.
 MAX_BYTES = 4 * 1024**3
@@ -123,7 +124,7 @@ class _Process:
         told = config.model_dump_json(include={"code", "jail"})
         return cls(
             await asyncio.create_subprocess_exec(
-                *python_command("workers.rewards.processes", str(cpu_s), told),
+                *python_command("penstock.workers.rewards.processes", str(cpu_s), told),
                 env=python_environment(os.environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config.reward import RemoteConfig
 from penstock.errors import RewardError
 from penstock.protocol.records.sample import Sample
-from workers.rewards.service import Service, ServiceFailed
+from penstock.workers.rewards.service import Service, ServiceFailed
 
 
 class RemoteReward:

@@ -21,28 +21,28 @@ from penstock.protocol.records.sample import Sample
 from penstock.redaction import MASK
 from penstock.system.user_code import bounded
 from penstock.words import shown
-from workers.hooks.open_calls import CODE, calling
-from workers.hooks.read_back import read_seen
-from workers.hooks.repeats import Repeats
-from workers.rewards import steps
-from workers.rewards.allowed import import_reward
-from workers.rewards.calls import NotJudged, awaiting, patiently
-from workers.rewards.child.client import RewardProcess
-from workers.rewards.choice import chosen
-from workers.rewards.groups.reward import GroupReward
-from workers.rewards.jail.asking import check_jail
-from workers.rewards.judges import Judges, takes_judges
-from workers.rewards.kinds.box import last_box
-from workers.rewards.kinds.kind import Kind
-from workers.rewards.kinds.question import Question
-from workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of, needs_jail
-from workers.rewards.outcomes import keyed, number_of, too_long, words
-from workers.rewards.processes import CheckProcesses
-from workers.rewards.remote import RemoteReward
-from workers.rewards.shaping import overlong
+from penstock.workers.hooks.open_calls import CODE, calling
+from penstock.workers.hooks.read_back import read_seen
+from penstock.workers.hooks.repeats import Repeats
+from penstock.workers.rewards import steps
+from penstock.workers.rewards.allowed import import_reward
+from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
+from penstock.workers.rewards.child.client import RewardProcess
+from penstock.workers.rewards.choice import chosen
+from penstock.workers.rewards.groups.reward import GroupReward
+from penstock.workers.rewards.jail.asking import check_jail
+from penstock.workers.rewards.judges import Judges, takes_judges
+from penstock.workers.rewards.kinds.box import last_box
+from penstock.workers.rewards.kinds.kind import Kind
+from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of, needs_jail
+from penstock.workers.rewards.outcomes import keyed, number_of, too_long, words
+from penstock.workers.rewards.processes import CheckProcesses
+from penstock.workers.rewards.remote import RemoteReward
+from penstock.workers.rewards.shaping import overlong
 
 if TYPE_CHECKING:
-    from workers.rewards.pool.client import Checks
+    from penstock.workers.rewards.pool.client import Checks
 
 
 #: Scores one sample: a number, or a dict with one under ``RewardConfig.key``.

@@ -13,7 +13,7 @@ from penstock.protocol.records.causes import ServiceCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.redaction import redact
 from penstock.words import said, shown
-from workers.hooks.open_calls import calling, note_trouble
+from penstock.workers.hooks.open_calls import calling, note_trouble
 
 if TYPE_CHECKING:
     import aiohttp

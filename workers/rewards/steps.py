@@ -18,7 +18,7 @@ from penstock.payloads.step_rewards import are_step_rewards
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.words import shown
-from workers.rewards.outcomes import MAX_REWARD
+from penstock.workers.rewards.outcomes import MAX_REWARD
 
 TOKEN_REWARDS = "token_rewards"
 

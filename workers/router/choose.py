@@ -5,15 +5,15 @@ from pathlib import Path
 from penstock.config import Config, EngineConfig
 from penstock.errors import ConfigError
 from penstock.names import ROUTED_EXPERTS
-from workers.engine import Engine
-from workers.router.engine import RoutedEngine
-from workers.router.members import refuse_dropped
-from workers.sglang.capabilities import TABLE
-from workers.sglang.client import SglangClient
-from workers.sglang.command import with_switch
-from workers.sglang.engine import SglangEngine
-from workers.sglang.routed_experts import FLAG as ROUTING_FLAG
-from workers.sglang.routed_experts import read_routing
+from penstock.workers.engine import Engine
+from penstock.workers.router.engine import RoutedEngine
+from penstock.workers.router.members import refuse_dropped
+from penstock.workers.sglang.capabilities import TABLE
+from penstock.workers.sglang.client import SglangClient
+from penstock.workers.sglang.command import with_switch
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.routed_experts import FLAG as ROUTING_FLAG
+from penstock.workers.sglang.routed_experts import read_routing
 
 
 def engine_config(config: Config) -> EngineConfig:

@@ -27,11 +27,11 @@ from typing import Any
 from penstock.errors import EngineDied, EngineError, EngineRefused, MemberDied, PublishError
 from penstock.protocol.presence import EngineState
 from penstock.protocol.records.publication import Publication
-from workers.engine import Heard
-from workers.router.process import dropped_fields
-from workers.router.tended_engines import TendedEngines
-from workers.sglang.engine import SglangEngine
-from workers.sglang.stream import UNHEARD
+from penstock.workers.engine import Heard
+from penstock.workers.router.process import dropped_fields
+from penstock.workers.router.tended_engines import TendedEngines
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.stream import UNHEARD
 
 log = logging.getLogger(__name__)
 

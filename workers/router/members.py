@@ -17,8 +17,8 @@ from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.redis.control import AsyncControl
 from penstock.words import shown
-from workers.router.process import PASSED_SAMPLING, dropped_fields
-from workers.sglang.routed_experts import ASK
+from penstock.workers.router.process import PASSED_SAMPLING, dropped_fields
+from penstock.workers.sglang.routed_experts import ASK
 
 log = logging.getLogger(__name__)
 

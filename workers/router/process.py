@@ -19,10 +19,10 @@ from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.system.backoff import pause_s
 from penstock.system.ports import free_port
-from workers.sglang.command import check_python
-from workers.sglang.http import open_session
-from workers.sglang.server import Server, supervise
-from workers.sglang.stream import MAX_EVENT_BYTES, read_body
+from penstock.workers.sglang.command import check_python
+from penstock.workers.sglang.http import open_session
+from penstock.workers.sglang.server import Server, supervise
+from penstock.workers.sglang.stream import MAX_EVENT_BYTES, read_body
 
 log = logging.getLogger(__name__)
 

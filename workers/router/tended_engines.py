@@ -19,11 +19,11 @@ from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
 from penstock.protocol.presence import EnginePresence, EngineState
 from penstock.protocol.records.publication import Publication
-from workers.router.process import Router
-from workers.sglang import server as servers
-from workers.sglang.client import SglangClient
-from workers.sglang.engine import SglangEngine
-from workers.sglang.server_info import merge
+from penstock.workers.router.process import Router
+from penstock.workers.sglang import server as servers
+from penstock.workers.sglang.client import SglangClient
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.server_info import merge
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Member:
 
 
 class TendedEngines(SglangClient):
-    """The servers and their router; what makes one engine of them is :class:`workers.router.engine.RoutedEngine`."""
+    """The servers and their router; :class:`penstock.workers.router.engine.RoutedEngine` makes one engine of them."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
         if config.router is None:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from workers.sglang.capabilities import RENAMED, capabilities_of
-from workers.sglang.command import build_environment, check_python, refuse_masked, refuse_ours
+from penstock.workers.sglang.capabilities import RENAMED, capabilities_of
+from penstock.workers.sglang.command import build_environment, check_python, refuse_masked, refuse_ours
 
 log = logging.getLogger(__name__)
 

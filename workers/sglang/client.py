@@ -12,12 +12,12 @@ from penstock.errors import EngineDied, EngineError, EngineRefused
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.sample import FinishReason
 from penstock.weights.pictures import Images
-from workers.engine import Heard, Rows, Scores, Segment
-from workers.sglang.controls import SglangControls
-from workers.sglang.provenance import Provenance
-from workers.sglang.routed_experts import ASK
-from workers.sglang.seeds import sample_seed
-from workers.sglang.segment import (
+from penstock.workers.engine import Heard, Rows, Scores, Segment
+from penstock.workers.sglang.controls import SglangControls
+from penstock.workers.sglang.provenance import Provenance
+from penstock.workers.sglang.routed_experts import ASK
+from penstock.workers.sglang.seeds import sample_seed
+from penstock.workers.sglang.segment import (
     NO_ROUTING,
     STALE_PREFIX,
     Drawn,
@@ -28,7 +28,7 @@ from workers.sglang.segment import (
     read_drawn,
     read_scored,
 )
-from workers.sglang.stream import UNHEARD, Answer, check_length, most_tokens, read_events, read_head
+from penstock.workers.sglang.stream import UNHEARD, Answer, check_length, most_tokens, read_events, read_head
 
 
 class SglangClient(SglangControls):

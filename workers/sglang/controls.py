@@ -26,13 +26,13 @@ from penstock.protocol.records.sample import LogprobKind
 from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
 from penstock.words import MAX_SAID, shown, writable
-from workers.sglang.http import EngineHttp
-from workers.sglang.routed_experts import Routing
-from workers.sglang.server_info import ServerInfo
-from workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
-from workers.sglang.under_way import UnderWay
-from workers.weights.folders import FolderToCome
-from workers.weights.verify import verify_publication
+from penstock.workers.sglang.http import EngineHttp
+from penstock.workers.sglang.routed_experts import Routing
+from penstock.workers.sglang.server_info import ServerInfo
+from penstock.workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
+from penstock.workers.sglang.under_way import UnderWay
+from penstock.workers.weights.folders import FolderToCome
+from penstock.workers.weights.verify import verify_publication
 
 #: Most ranges of versions with the same weights that are remembered.
 MAX_SAME = 64

@@ -16,16 +16,16 @@ from penstock.redaction import redact
 from penstock.system.out_of_memory import engine_advice
 from penstock.weights.model_folder import read_config
 from penstock.words import shown
-from workers.sglang import server as servers
-from workers.sglang.args import check_arguments
-from workers.sglang.client import SglangClient
-from workers.sglang.external import check_external
-from workers.sglang.faults import FaultyPath
-from workers.sglang.logprob_kind import NUM_TOKENS, kind_of
-from workers.sglang.logprob_kind import TEMPERATURE as PROBE_TEMPERATURE
-from workers.sglang.routed_experts import FLAG
-from workers.sglang.segment import read_drawn
-from workers.sglang.server_info import read_info
+from penstock.workers.sglang import server as servers
+from penstock.workers.sglang.args import check_arguments
+from penstock.workers.sglang.client import SglangClient
+from penstock.workers.sglang.external import check_external
+from penstock.workers.sglang.faults import FaultyPath
+from penstock.workers.sglang.logprob_kind import NUM_TOKENS, kind_of
+from penstock.workers.sglang.logprob_kind import TEMPERATURE as PROBE_TEMPERATURE
+from penstock.workers.sglang.routed_experts import FLAG
+from penstock.workers.sglang.segment import read_drawn
+from penstock.workers.sglang.server_info import read_info
 
 _NO_FAULTS = FaultsConfig()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.redaction import redact
-from workers.sglang.command import refuse_hiding
+from penstock.workers.sglang.command import refuse_hiding
 
 
 def check_external(url: str, info: Mapping[str, Any], served: Mapping[str, Any], model: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 from penstock.config import FaultsConfig
-from workers.sglang.http import open_session
+from penstock.workers.sglang.http import open_session
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import orjson
 
 from penstock.config import EngineConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
-from workers.sglang.stream import read_body, read_head
+from penstock.workers.sglang.stream import read_body, read_head
 
 _JSON = {"Content-Type": "application/json"}
 

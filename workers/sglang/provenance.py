@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.errors import EngineDied
 from penstock.words import shown
-from workers.sglang.segment import count_of, spans_of
-from workers.sglang.stream import number_in
+from penstock.workers.sglang.segment import count_of, spans_of
+from penstock.workers.sglang.stream import number_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
 from penstock.weights.model_folder import count_experts, read_config
-from workers.engine import Rows
+from penstock.workers.engine import Rows
 
 #: Argument of the server without which it returns nothing.
 FLAG = "enable-return-routed-experts"

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import EngineError
 from penstock.protocol.records.sample import FinishReason
 from penstock.words import shown, writable
-from workers.engine import Drafts
+from penstock.workers.engine import Drafts
 
 #: Messages of segments that were thrown away.
 STALE_PREFIX = "its prefix was of older weights"

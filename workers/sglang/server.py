@@ -16,8 +16,8 @@ from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.system.log_files import Mark, mark
 from penstock.system.out_of_memory import engine_advice
 from penstock.system.ports import free_port
-from workers.sglang.command import build_command, build_environment, check_python
-from workers.sglang.phases import phase_of
+from penstock.workers.sglang.command import build_command, build_environment, check_python
+from penstock.workers.sglang.phases import phase_of
 
 log = logging.getLogger(__name__)
 

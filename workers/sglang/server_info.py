@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import EngineError
 from penstock.words import MAX_NAME, shown, writable
-from workers.sglang.capabilities import capabilities_of
+from penstock.workers.sglang.capabilities import capabilities_of
 
 
 @dataclass(frozen=True, slots=True)

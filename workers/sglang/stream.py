@@ -11,7 +11,7 @@ import orjson
 
 from penstock.errors import EngineError, EngineRefused
 from penstock.words import shown
-from workers.sglang.segment import are_ids
+from penstock.workers.sglang.segment import are_ids
 
 #: Most bytes of one event without what is asked for beside tokens; an answer of a million tokens stays below it.
 MAX_EVENT_BYTES = 64 * 1024 * 1024

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from penstock.errors import EngineDied, EngineError
 from penstock.protocol.records.publication import Publication
-from workers.services import Services
-from workers.weights.folders import Folders
+from penstock.workers.services import Services
+from penstock.workers.weights.folders import Folders
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.records.causes import VersionDraining, VersionLoading
 from penstock.protocol.records.publication import Publication
-from workers.engine import ABORT_AGAIN_S, Engine
-from workers.jobs.valves import Valves
-from workers.weights.folders import FolderToCome
-from workers.weights.receive.transfers import Transfers
+from penstock.workers.engine import ABORT_AGAIN_S, Engine
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.weights.folders import FolderToCome
+from penstock.workers.weights.receive.transfers import Transfers
 
 Policy = Literal["in_place", "abort", "drain"]
 T = TypeVar("T")

@@ -4,10 +4,10 @@ from penstock.config.staleness import Mode
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
-from workers.services import Services
-from workers.weights.ends import Ends
-from workers.weights.folders import Folders, publications_in
-from workers.weights.passed import Passed
+from penstock.workers.services import Services
+from penstock.workers.weights.ends import Ends
+from penstock.workers.weights.folders import Folders, publications_in
+from penstock.workers.weights.passed import Passed
 
 #: Publications that are looked at for the last good one.
 KEPT = 16

@@ -17,12 +17,12 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.deltas.objects import Objects, open_objects
 from penstock.weights.file_errors import is_folder
-from workers.services import Tally
-from workers.weights.fetch.fetcher import LOOK_S, OFFER_WAIT_S, Fetcher
+from penstock.workers.services import Tally
+from penstock.workers.weights.fetch.fetcher import LOOK_S, OFFER_WAIT_S, Fetcher
 
 if TYPE_CHECKING:
-    from workers.weights.fetch.spool import Spool
-    from workers.weights.local_copies import LocalCopies
+    from penstock.workers.weights.fetch.spool import Spool
+    from penstock.workers.weights.local_copies import LocalCopies
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Copies:
     def _copies(self) -> "LocalCopies":
         """Made when it is first needed."""
         if self._made is None:
-            from workers.weights.fetch.spool import Spool
-            from workers.weights.local_copies import FETCHED, LocalCopies
+            from penstock.workers.weights.fetch.spool import Spool
+            from penstock.workers.weights.local_copies import FETCHED, LocalCopies
 
             config = self._config
             store = open_objects(config.delta_store)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from penstock.system.disk import is_full, own_file
-from workers.weights.machine_lock import locks
+from penstock.workers.weights.machine_lock import locks
 
 #: Versions that one engine may have to read: what it has, and what it is about to load.
 HELD = 2

@@ -5,8 +5,8 @@ import logging
 from penstock.errors import QueueFull
 from penstock.protocol.scripts import translate
 from penstock.redis.commands import AsyncClient
-from workers.services import Services
-from workers.weights.apply import ApplyReport
+from penstock.workers.services import Services
+from penstock.workers.weights.apply import ApplyReport
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.records.causes import WeightsFetched
 from penstock.protocol.records.publication import Publication
-from workers.weights.fetch.progress import Progress
+from penstock.workers.weights.fetch.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import cohorts_in, loading_in, translate
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
-from workers.services import Services
-from workers.weights.folders import Folders
+from penstock.workers.services import Services
+from penstock.workers.weights.folders import Folders
 
 #: How often a cohort that still runs is looked at, and a version that is held for its evaluation.
 LOOK_S, EVAL_LOOK_S = 0.05, 0.2

@@ -24,7 +24,7 @@ from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
 from penstock.system.disk import check_own, own_folder
 from penstock.system.processes import die_with_parent, python_command, python_environment
-from workers.weights.machine_lock import alone_in
+from penstock.workers.weights.machine_lock import alone_in
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import read_copied, read_whole_async
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
-from workers.weights.early import Early, Fetch
+from penstock.workers.weights.early import Early, Fetch
 
 #: How often a folder that is to come is looked for.
 LOOK_S = 0.1

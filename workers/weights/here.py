@@ -7,11 +7,11 @@ from penstock.errors import PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
-from workers.services import Tally
-from workers.weights.copies import Copies
-from workers.weights.fetch.fetcher import Fetcher
-from workers.weights.fetch.nearby import Nearby
-from workers.weights.fetch.progress import Progress
+from penstock.workers.services import Tally
+from penstock.workers.weights.copies import Copies
+from penstock.workers.weights.fetch.fetcher import Fetcher
+from penstock.workers.weights.fetch.nearby import Nearby
+from penstock.workers.weights.fetch.progress import Progress
 
 
 class Here:

@@ -34,10 +34,10 @@ from penstock.weights.deltas.head import MAX_HEAD_BYTES
 from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
-from workers.weights.copy_holds import CopyHolds
-from workers.weights.fetch.store import FETCHING, size_of
-from workers.weights.machine_lock import Stopped, alone_in
-from workers.weights.proof import is_whole, prove
+from penstock.workers.weights.copy_holds import CopyHolds
+from penstock.workers.weights.fetch.store import FETCHING, size_of
+from penstock.workers.weights.machine_lock import Stopped, alone_in
+from penstock.workers.weights.proof import is_whole, prove
 
 log = logging.getLogger(__name__)
 

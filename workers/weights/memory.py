@@ -16,8 +16,8 @@ from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.memory_control import MemoryWish, check_tags
 from penstock.protocol.records.causes import MemoryOffloaded, MemoryWanted
 from penstock.protocol.records.publication import Publication
-from workers.services import Services
-from workers.weights.apply import Policy, return_all
+from penstock.workers.services import Services
+from penstock.workers.weights.apply import Policy, return_all
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, read_index
-from workers.weights.file_hashes import differing
+from penstock.workers.weights.file_hashes import differing
 
 
 def prove(folder: Path, digest: str) -> None:

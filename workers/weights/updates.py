@@ -15,17 +15,17 @@ from penstock.protocol.scripts import note
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
 from penstock.words import MAX_SAID, writable
-from workers.health import shorten
-from workers.services import Services
-from workers.weights.adoption import Adoption
-from workers.weights.apply import ApplyReport, Policy, apply_publication, unless_lost
-from workers.weights.choice import Choice
-from workers.weights.costs import count_update
-from workers.weights.ends import Ends
-from workers.weights.folders import Folders, FolderToCome
-from workers.weights.here import Here
-from workers.weights.memory import Memory
-from workers.weights.receive.transfers import Transfers
+from penstock.workers.health import shorten
+from penstock.workers.services import Services
+from penstock.workers.weights.adoption import Adoption
+from penstock.workers.weights.apply import ApplyReport, Policy, apply_publication, unless_lost
+from penstock.workers.weights.choice import Choice
+from penstock.workers.weights.costs import count_update
+from penstock.workers.weights.ends import Ends
+from penstock.workers.weights.folders import Folders, FolderToCome
+from penstock.workers.weights.here import Here
+from penstock.workers.weights.memory import Memory
+from penstock.workers.weights.receive.transfers import Transfers
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, read_folder
 from penstock.weights.safetensors_header import header_rooms
 from penstock.words import shown
-from workers.weights.file_hashes import differing
+from penstock.workers.weights.file_hashes import differing
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from console.cli import completion
-from console.cli.target import Target, newest_run
-from console.terminal import say
+from penstock.console.cli import completion
+from penstock.console.cli.target import Target, newest_run
+from penstock.console.terminal import say
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.names import check_name
 from penstock.system.run_folder import RunFolder
@@ -84,7 +84,7 @@ def open_run(run: str | None, url: str | None, directory: Path) -> Run:
         ConfigError: there is no such run.
         QueueUnavailable: it has no history, and its Redis does not answer.
     """
-    from console.read.samples import open_samples
+    from penstock.console.read.samples import open_samples
 
     folder = directory / check_name("--run", run or newest_run(directory))
     there = RunFolder(folder).history.is_dir()

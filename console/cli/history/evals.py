@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.history.asked import DatasetOption, open_run
-from console.cli.history.samples import excerpt
-from console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.terminal import print_json, say, table
+from penstock.console.cli.history.asked import DatasetOption, open_run
+from penstock.console.cli.history.samples import excerpt
+from penstock.console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 from penstock.history.eval_rows import FILE, read_rows
 
@@ -32,7 +32,7 @@ def eval_ls(
     ] = False,
 ) -> None:
     """Per dataset and version: prompts, answers, their rewards, and chances that one of several is right."""
-    from console.read.evals import CATEGORY_FIELDS, FIELDS, list_categories, list_evals
+    from penstock.console.read.evals import CATEGORY_FIELDS, FIELDS, list_categories, list_evals
 
     found = open_run(run, redis, directory)
     rows, fields = list_evals(found.samples, dataset, read_rows(found.folder / FILE)), FIELDS
@@ -56,7 +56,7 @@ def eval_show(
     as_json: JsonOption = False,
 ) -> None:
     """One held-out prompt, and how each version answered it."""
-    from console.read.evals import answers_to
+    from penstock.console.read.evals import answers_to
 
     name, slash, line = prompt.rpartition("/")
     if not slash or not (line.isascii() and line.isdecimal() and len(line) < 19):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from console.cli.asking import many, told
-from console.cli.history.asked import (
+from penstock.console.cli.asking import many, told
+from penstock.console.cli.history.asked import (
     BatchOption,
     DatasetOption,
     FateOption,
@@ -23,10 +23,10 @@ from console.cli.history.asked import (
     filters_of,
     open_run,
 )
-from console.cli.history.where import with_where
-from console.cli.history.written import check_new, writing
-from console.cli.lists import WhereOption
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.history.where import with_where
+from penstock.console.cli.history.written import check_new, writing
+from penstock.console.cli.lists import WhereOption
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.system.extras import check_installed
 
 
@@ -62,8 +62,8 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write samples to files, in the order in which they were recorded."""
-    from console.progress import Steps
-    from console.read.export import write_datasets, write_jsonl, write_parquet
+    from penstock.console.progress import Steps
+    from penstock.console.read.export import write_datasets, write_jsonl, write_parquet
 
     if format_ is not Format.JSONL:
         check_installed("pyarrow", f"--format {format_}")

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import many
-from console.cli.history.asked import (
+from penstock.console.cli import completion
+from penstock.console.cli.asking import many
+from penstock.console.cli.history.asked import (
     BatchOption,
     DatasetOption,
     FateOption,
@@ -23,10 +23,10 @@ from console.cli.history.asked import (
     filters_of,
     open_run,
 )
-from console.cli.history.where import with_where
-from console.cli.lists import WhereOption
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.terminal import print_json, say, table
+from penstock.console.cli.history.where import with_where
+from penstock.console.cli.lists import WhereOption
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 samples_app = typer.Typer(help="Samples: prompts, answers, rewards, and what became of them.")
@@ -68,7 +68,7 @@ def samples_ls(
     count: Annotated[bool, typer.Option("--count", help="Say how many there are, and show none.")] = False,
 ) -> None:
     """Samples with prompt, answer, reward, version and fate; the latest first."""
-    from console.read.samples import listed
+    from penstock.console.read.samples import listed
     from penstock.history.filters import Sort
 
     filters = filters_of(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)
@@ -106,7 +106,7 @@ def samples_show(
     tokens: Annotated[bool, typer.Option(help="With a line per token that was drawn.")] = True,
 ) -> None:
     """One sample: texts, reward and its entries, times, batches, and its tokens with logprob, version and loss mask."""
-    from console.read.samples import shown, token_rows
+    from penstock.console.read.samples import shown, token_rows
     from penstock.history.row import key_of
 
     key_of(sample)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import told
-from console.cli.history.asked import Run, open_run
-from console.cli.history.samples import clock, troubles
-from console.cli.history.written import check_new, writing
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.terminal import print_json, say, table
+from penstock.console.cli import completion
+from penstock.console.cli.asking import told
+from penstock.console.cli.history.asked import Run, open_run
+from penstock.console.cli.history.samples import clock, troubles
+from penstock.console.cli.history.written import check_new, writing
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from console.read.trace.asked import Asked
-    from console.read.trace.sources import Sources
+    from penstock.console.read.trace.asked import Asked
+    from penstock.console.read.trace.sources import Sources
 
 #: Seconds of a unit behind a number.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -58,7 +58,7 @@ def trace(
         check_new(perfetto)
         _write(open_run(run, redis, directory), perfetto, (since, until, last), as_json)
         return
-    from console.read.trace.asked import asked_of
+    from penstock.console.read.trace.asked import asked_of
 
     asked = asked_of(what)
     found = open_run(run, redis, directory)
@@ -82,14 +82,14 @@ def trace(
 
 
 def _sources(found: Run) -> "Sources":
-    from console.read.trace.sources import sources_of
+    from penstock.console.read.trace.sources import sources_of
 
     return sources_of(found.folder, found.samples, found.live)
 
 
 def _find(found: Run, sources: "Sources", asked: "Asked") -> Any:
-    from console.read.trace.batch import trace_batch, trace_prompt
-    from console.read.trace.job import trace_job
+    from penstock.console.read.trace.batch import trace_batch, trace_prompt
+    from penstock.console.read.trace.job import trace_job
 
     if asked.batch is not None:
         return trace_batch(sources, asked)
@@ -101,7 +101,7 @@ def _find(found: Run, sources: "Sources", asked: "Asked") -> Any:
 def _say_job(job: dict[str, Any]) -> None:
     say(f"job {job['job']}: {job['state']}, lane {job['lane']}, {troubles(job['failed_tries'], job['crashes'])}")
     if job["prompt"]:
-        from console.cli.history.samples import excerpt
+        from penstock.console.cli.history.samples import excerpt
 
         say(f"prompt: {excerpt(job['prompt'])}")
     table([_try(one) for one in job["tries"]], ["try", "worker", "lane", "leased", "held_s", "end"], "tries")
@@ -170,8 +170,8 @@ def _clocks(one: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _write(found: Run, path: Path, asked: tuple[str, str, str], as_json: bool) -> None:
-    from console.read.trace.perfetto import write_perfetto
-    from console.read.trace.tracks import latest_s, tracks
+    from penstock.console.read.trace.perfetto import write_perfetto
+    from penstock.console.read.trace.tracks import latest_s, tracks
 
     sources = _sources(found)
     from_s, to_s = _span(*asked, end_s=time.time() if found.live else latest_s(sources))

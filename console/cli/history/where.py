@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from console.cli.lists import parts_of
+from penstock.console.cli.lists import parts_of
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

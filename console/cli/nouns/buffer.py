@@ -6,9 +6,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from console.cli.lists import Choice, Row, list_of_run, show
-from console.cli.options import OVERRIDES, ConfigOption, LogFormatOption, RedisOption
-from console.cli.target import Target
+from penstock.console.cli.lists import Choice, Row, list_of_run, show
+from penstock.console.cli.options import OVERRIDES, ConfigOption, LogFormatOption, RedisOption
+from penstock.console.cli.target import Target
 
 #: What ``penstock buffer`` without a verb does.
 SERVE = "serve"
@@ -38,8 +38,8 @@ def serve(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:
     """Cut finished groups into batches for the trainers. `penstock buffer ls` lists the groups that are ready."""
-    from console.cli.part import run_part
-    from console.cli.usage import overrides_of
+    from penstock.console.cli.part import run_part
+    from penstock.console.cli.usage import overrides_of
 
     run_part("buffer", "buffer", config, overrides_of(context))
 
@@ -48,7 +48,7 @@ def serve(
 @list_of_run
 def buffer_ls(target: Target, choice: Choice) -> None:
     """Groups that are ready, per subscription of their lane: versions, staleness, age, and why they are not cut."""
-    from console.read.groups import FIELDS, list_groups
+    from penstock.console.read.groups import FIELDS, list_groups
 
     rows = list_groups(target.client, target.keys)
     show(rows, FIELDS, _COLUMNS, "ready groups", choice, _in_words)

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.lists import Choice, Row, list_of_run, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import print_json, say
+from penstock.console.cli.lists import Choice, Row, list_of_run, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 
 data_app = typer.Typer(help="Datasets with a curriculum, and what their prompts came to.")
@@ -17,7 +17,7 @@ data_app = typer.Typer(help="Datasets with a curriculum, and what their prompts 
 @list_of_run
 def data_ls(target: Target, choice: Choice) -> None:
     """Datasets: prompts that were drawn, the share of right answers, always and never right ones, and skips."""
-    from console.read.rates import FIELDS, list_datasets
+    from penstock.console.read.rates import FIELDS, list_datasets
 
     rows = list_datasets(target.client, target.keys)
     show(rows, FIELDS, FIELDS, "datasets with a curriculum", choice, _in_words)
@@ -32,7 +32,7 @@ def data_show(
     as_json: JsonOption = False,
 ) -> None:
     """One prompt: the share of right answers in its latest groups, and what that makes of it."""
-    from console.read.rates import prompt_of, show_prompt
+    from penstock.console.read.rates import prompt_of, show_prompt
 
     dataset, index = prompt_of(prompt)
     target = Target(run, redis, directory)

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import DryRunOption, YesOption, agree, many, told
-from console.cli.lists import Choice, Row, WhereOption, list_of_run, select, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import print_json, say
+from penstock.console.cli import completion
+from penstock.console.cli.asking import DryRunOption, YesOption, agree, many, told
+from penstock.console.cli.lists import Choice, Row, WhereOption, list_of_run, select, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 
 dead_app = typer.Typer(help="Buried jobs.")
@@ -26,7 +26,7 @@ _DETAIL_CHARS = 80
 @list_of_run
 def dead_ls(target: Target, choice: Choice) -> None:
     """Buried jobs, oldest first, and how long they are."""
-    from console.read.dead import FIELDS, list_dead
+    from penstock.console.read.dead import FIELDS, list_dead
     from penstock.protocol.burials import by_length
 
     columns = ["job", "reason", "attempts", "crashes", "worker", "prompt", "drawn", "detail"]
@@ -55,8 +55,8 @@ def dead_show(
     as_json: JsonOption = False,
 ) -> None:
     """One buried job, with its prompt and traceback."""
-    from console.read.dead import letter
-    from console.read.jobs import show_record
+    from penstock.console.read.dead import letter
+    from penstock.console.read.jobs import show_record
 
     target = Target(run, redis, directory)
     # Of a job in another state it is the entry of another stream, which may have the number of some other job's letter.
@@ -135,7 +135,7 @@ def dead_purge(
 
 def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] | None) -> list[str]:
     """Ids of the buried jobs that are meant. Raises ConfigError where it is not clear which."""
-    from console.read.dead import FIELDS, list_dead
+    from penstock.console.read.dead import FIELDS, list_dead
 
     if (job is not None) + every + bool(where) != 1:
         raise ConfigError("Name one job, or give --where FIELD=VALUE, or --all.")

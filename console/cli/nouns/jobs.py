@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import DryRunOption, YesOption, agree, many
-from console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import print_json, say, say_fields, table
+from penstock.console.cli import completion
+from penstock.console.cli.asking import DryRunOption, YesOption, agree, many
+from penstock.console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import print_json, say, say_fields, table
 from penstock.errors import ConfigError
 
 jobs_app = typer.Typer(help="Jobs in the queues.")
@@ -30,7 +30,7 @@ def jobs_ls(
     as_json: JsonOption = False,
 ) -> None:
     """Jobs with their state, lane, version and tries."""
-    from console.read.jobs import FIELDS, list_jobs
+    from penstock.console.read.jobs import FIELDS, list_jobs
     from penstock.protocol.records.job import JobState
 
     if state is not None and state not in set(JobState):
@@ -50,7 +50,7 @@ def jobs_show(
     as_json: JsonOption = False,
 ) -> None:
     """One job: its state, what was admitted, its samples, and what subscriptions made of it."""
-    from console.read.jobs import read_job
+    from penstock.console.read.jobs import read_job
 
     target = Target(run, redis, directory)
     found = read_job(target.client, target.keys, job)
@@ -108,7 +108,7 @@ def jobs_cancel(
 
 
 def _would_cancel(target: Target, jobs: list[str], as_json: bool) -> None:
-    from console.read.jobs import read_job
+    from penstock.console.read.jobs import read_job
 
     found = {job: (read_job(target.client, target.keys, job) or {}).get("state", "") for job in jobs}
     if as_json:

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.asking import operator, told
-from console.cli.lists import AfterOption, Choice, LimitOption, Row, SortOption, WhereOption, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
+from penstock.console.cli.asking import operator, told
+from penstock.console.cli.lists import AfterOption, Choice, LimitOption, Row, SortOption, WhereOption, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
 from penstock.names import LANES, Lane
 
 LaneArgument = Annotated[Lane, typer.Argument(help="The lane.")]
@@ -64,7 +64,7 @@ def peek(
     as_json: JsonOption = False,
 ) -> None:
     """The next jobs as an engine would get them; nothing is moved. --limit (10) and --after are of each lane."""
-    from console.read.lanes import FIELDS, upcoming
+    from penstock.console.read.lanes import FIELDS, upcoming
 
     target = Target(run, redis, directory)
     lanes = LANES if lane is None else (lane,)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.cli import completion
-from console.cli.asking import many
-from console.cli.history.asked import DatasetOption, LaneOption, open_run
-from console.cli.history.samples import excerpt
-from console.cli.options import DIRECTORY, OVERRIDES, FolderOption, JsonOption, UrlOption
-from console.cli.usage import overrides_of
-from console.terminal import print_json, say, table
+from penstock.console.cli import completion
+from penstock.console.cli.asking import many
+from penstock.console.cli.history.asked import DatasetOption, LaneOption, open_run
+from penstock.console.cli.history.samples import excerpt
+from penstock.console.cli.options import DIRECTORY, OVERRIDES, FolderOption, JsonOption, UrlOption
+from penstock.console.cli.usage import overrides_of
+from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from console.launch.reward_trial import Recorded, Scored, Summary
     from penstock.config import Config
+    from penstock.console.launch.reward_trial import Recorded, Scored, Summary
 
 reward_app = typer.Typer(help="Rewards: what one says of answers that are there.")
 
@@ -58,8 +58,8 @@ def reward_try(
     as_json: JsonOption = False,
 ) -> None:
     """Score answers of a run, or of a file, and show each one's reward then and now. Exit code 1 where all fail."""
-    from console.launch.reward_trial import rewards_of, score, summarize
-    from console.progress import Steps
+    from penstock.console.launch.reward_trial import rewards_of, score, summarize
+    from penstock.console.progress import Steps
 
     overrides = overrides_of(context)
     if config is not None and config.startswith("--"):
@@ -114,7 +114,7 @@ def _recorded(
     *,
     own_rewards: bool,
 ) -> "list[Recorded]":
-    from console.launch.reward_trial import of_file, of_run
+    from penstock.console.launch.reward_trial import of_file, of_run
     from penstock.history.filters import Filters
 
     if file is not None:

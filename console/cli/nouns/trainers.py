@@ -2,8 +2,8 @@
 
 import typer
 
-from console.cli.lists import Choice, list_of_run, show
-from console.cli.target import Target
+from penstock.console.cli.lists import Choice, list_of_run, show
+from penstock.console.cli.target import Target
 
 trainers_app = typer.Typer(help="Trainers.")
 
@@ -12,7 +12,7 @@ trainers_app = typer.Typer(help="Trainers.")
 @list_of_run
 def trainers_ls(target: Target, choice: Choice) -> None:
     """Ranks of trainers: whether they are there, their step and version, batches committed and kept, figures, waits."""
-    from console.read.trainers import FIELDS, list_trainers
+    from penstock.console.read.trainers import FIELDS, list_trainers
 
     rows = list_trainers(target.client, target.keys)
     show(rows, FIELDS, FIELDS, "trainers", choice)

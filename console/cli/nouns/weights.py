@@ -4,8 +4,8 @@ from typing import Any
 
 import typer
 
-from console.cli.lists import Choice, Row, list_of_run, show
-from console.cli.target import Target
+from penstock.console.cli.lists import Choice, Row, list_of_run, show
+from penstock.console.cli.target import Target
 
 weights_app = typer.Typer(help="Publications of weights.")
 
@@ -16,7 +16,7 @@ _COLUMNS = ["id", "model", "step", "transport", "size", "age_s", "workers", "loa
 @list_of_run
 def weights_ls(target: Target, choice: Choice) -> None:
     """Publications, newest first: version, place, size, which workers have it or load it, and who keeps it."""
-    from console.read.weights import FIELDS, list_weights
+    from penstock.console.read.weights import FIELDS, list_weights
 
     rows = list_weights(target.client, target.keys, target.models())
     show(rows, FIELDS, _COLUMNS, "publications", choice, _in_words)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from console.cli import completion
-from console.cli.lists import Choice, Row, list_of_run, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
-from console.terminal import print_json, say, say_fields, table
+from penstock.console.cli import completion
+from penstock.console.cli.lists import Choice, Row, list_of_run, show
+from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.target import Target
+from penstock.console.terminal import print_json, say, say_fields, table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _say_why(rows: "Iterable[Row]") -> None:
 @list_of_run
 def workers_ls(target: Target, choice: Choice) -> None:
     """Workers that are alive."""
-    from console.read.workers import FIELDS, list_workers
+    from penstock.console.read.workers import FIELDS, list_workers
 
     rows = [asdict(worker) for worker in list_workers(target.client, target.keys)]
     shown = show(rows, FIELDS, _COLUMNS, "workers", choice)
@@ -59,7 +59,7 @@ def workers_show(
     as_json: JsonOption = False,
 ) -> None:
     """One worker: all that it shows of itself, its engines, the jobs that it holds, and what it waits for."""
-    from console.read.workers import read_worker
+    from penstock.console.read.workers import read_worker
 
     target = Target(run, redis, directory)
     found = read_worker(target.client, target.keys, name)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from console.read.trace.asked import Asked
-from console.read.trace.job import first_of
-from console.read.trace.sources import Sources
+from penstock.console.read.trace.asked import Asked
+from penstock.console.read.trace.job import first_of
+from penstock.console.read.trace.sources import Sources
 from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
 from penstock.history.row import SampleRow, id_of, place_of

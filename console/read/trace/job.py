@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from console.read.live_samples import LiveJob, read_live_job
-from console.read.trace.sources import Sources
-from console.read.trace.stages import own_try, stages_of
-from console.read.trace.steps import Step
+from penstock.console.read.live_samples import LiveJob, read_live_job
+from penstock.console.read.trace.sources import Sources
+from penstock.console.read.trace.stages import own_try, stages_of
+from penstock.console.read.trace.steps import Step
 from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from console.read.trace.tracks import Line, Wait
+from penstock.console.read.trace.tracks import Line, Wait
 
 _MICRO = 1_000_000
 Event = dict[str, Any]

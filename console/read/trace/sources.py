@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from console.read.trace.steps import Step, read_steps, trainer_of
+from penstock.console.read.trace.steps import Step, read_steps, trainer_of
 from penstock.history.reader import HistoryReader
 from penstock.protocol.keys import Keys
 from penstock.redis.commands import Client

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consumers.grpo.rows import Row, read_rows
 from penstock.config.reading.yaml_file import read_yaml
 from penstock.config.trainer import TrainerConfig
+from penstock.consumers.grpo.rows import Row, read_rows
 from penstock.errors import ConfigError
 from penstock.redis.saved_config import CONFIG_FILE
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from console.read.trace.sources import Sources
-from console.read.trace.stages import MEANING, Stage, stages_of
+from penstock.console.read.trace.sources import Sources
+from penstock.console.read.trace.stages import MEANING, Stage, stages_of
 from penstock.errors import ProtocolError
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, WHOLE_JOB, SampleRow

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from consumers.adapters.rows import RowArrays
-from consumers.batch.batch import Batch
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 

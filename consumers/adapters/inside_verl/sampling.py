@@ -10,9 +10,9 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from consumers.adapters.handed_on import plain
-from consumers.batch import behaviour
 from penstock.config.sampling import GREEDY_BELOW, NEUTRAL, check_sampling, hidden_by, temperature_of
+from penstock.consumers.adapters.handed_on import plain
+from penstock.consumers.batch import behaviour
 from penstock.errors import ConfigError
 
 #: The lane, among verl's sampling parameters.
@@ -55,7 +55,7 @@ def lane_of(sampling_params: Mapping[str, Any]) -> str:
     if lane not in ("train", "eval"):
         raise ConfigError(
             f"Whether a prompt is for training or validation is not said, for its sampling_params have no {LANE}: set "
-            "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=consumers.adapters.verl_manager."
+            "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=penstock.consumers.adapters.verl_manager."
             "PenstockAgentLoopManager, and have agent loops pass on what they are given."
         )
     return str(lane)

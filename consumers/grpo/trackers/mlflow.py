@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.grpo.trackers.names import flat, numbers
-from consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.names import flat, numbers
+from penstock.consumers.grpo.trackers.tracker import TrackedRun
 
 #: What names may not hold there.
 _FORBIDDEN = re.compile(r"[^\w\-. /]")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from consumers.grpo.trackers.tracker import Position, Tracker
+from penstock.consumers.grpo.trackers.tracker import Position, Tracker
 from penstock.words import said
 
 #: Most entries that wait; those beyond are left out.

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.tracker import TrackedRun
 
 
 class TensorBoard:

@@ -19,14 +19,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from consumers.batch.batch import Batch
-from consumers.grpo.trackers import names
-from consumers.grpo.trackers.reporter import Reporter
-from consumers.grpo.trackers.tracker import Position, TrackedRun, Tracker
-from consumers.metrics.step_row import answer_figures, batch_figures
 from penstock.config import Config
 from penstock.config.reading.secrets import masked
 from penstock.config.trainer import TRACKERS
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.trackers import names
+from penstock.consumers.grpo.trackers.reporter import Reporter
+from penstock.consumers.grpo.trackers.tracker import Position, TrackedRun, Tracker
+from penstock.consumers.metrics.step_row import answer_figures, batch_figures
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 
@@ -158,5 +158,5 @@ def _reporter(name: str, config: Config) -> Reporter:
 
 def _open(name: str, run: TrackedRun) -> Tracker:
     # Here, in the tracker's thread: some of the libraries take seconds to import.
-    make: Callable[[TrackedRun], Tracker] = import_module(f"consumers.grpo.trackers.{name}").make
+    make: Callable[[TrackedRun], Tracker] = import_module(f"penstock.consumers.grpo.trackers.{name}").make
     return make(run)

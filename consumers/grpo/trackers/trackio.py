@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.grpo.trackers.names import numbers
-from consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.names import numbers
+from penstock.consumers.grpo.trackers.tracker import TrackedRun
 
 
 class Trackio:

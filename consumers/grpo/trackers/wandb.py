@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.tracker import TrackedRun
 
 #: Longest wait for its server at either end of a run; what does not arrive stays in the run's folder, for `wandb sync`.
 SERVER_S = 20.0

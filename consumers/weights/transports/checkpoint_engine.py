@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consumers.weights.copies import Copy
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.transfer import Transfer, TransferFailed
-from consumers.weights.transports import ipc, shares
-from consumers.weights.transports.parameter_server import LISTENER
-from consumers.weights.transports.sender import Sender
 from penstock.config import TrainerConfig
+from penstock.consumers.weights.copies import Copy
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.transfer import Transfer, TransferFailed
+from penstock.consumers.weights.transports import ipc, shares
+from penstock.consumers.weights.transports.parameter_server import LISTENER
+from penstock.consumers.weights.transports.sender import Sender
 from penstock.errors import ConfigError
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Enrollment
@@ -246,7 +246,7 @@ class ParameterServers:
             for rank, gpu in enumerate(self.gpus):
                 own = {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": gpu}
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "consumers.weights.transports.parameter_server"],
+                    [sys.executable, "-m", "penstock.consumers.weights.transports.parameter_server"],
                     env={**inherited, **shared, **own},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

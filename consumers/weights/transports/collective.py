@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consumers.weights.transfer import Bucket, Transfer
-from consumers.weights.transports.device import trainers_device
-from consumers.weights.transports.send_group import SendGroup
-from consumers.weights.transports.sender import Sender
 from penstock.config import TrainerConfig
+from penstock.consumers.weights.transfer import Bucket, Transfer
+from penstock.consumers.weights.transports.device import trainers_device
+from penstock.consumers.weights.transports.send_group import SendGroup
+from penstock.consumers.weights.transports.sender import Sender
 from penstock.system.tokens import new_token
 
 

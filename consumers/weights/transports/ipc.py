@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from consumers.weights.transfer import Bucket, Transfer, TransferFailed
-from consumers.weights.transports.device import trainers_device
-from consumers.weights.transports.sender import Sender
+from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
+from penstock.consumers.weights.transports.device import trainers_device
+from penstock.consumers.weights.transports.sender import Sender
 from penstock.errors import EngineError
 from penstock.system.engine_http import fetch
 from penstock.system.ports import is_loopback

@@ -87,7 +87,7 @@ def register(server: Any, name: str, **what: Any) -> bool:
         what: ``files``, or the place of a ``share`` of a copy.
     """
     if "share" in what:
-        from consumers.weights.transports import shares
+        from penstock.consumers.weights.transports import shares
 
         what = {"named_tensors": shares.read(what["share"])}
     if not any(what.values()):

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from consumers.weights.transfer import TransferFailed
+from penstock.consumers.weights.transfer import TransferFailed
 
 log = logging.getLogger(__name__)
 

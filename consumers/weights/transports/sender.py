@@ -11,10 +11,10 @@ from penstock.weights.transport import TRANSPORTS, transport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from consumers.weights.copies import Copy
-    from consumers.weights.shared_memory import SharedMemory
-    from consumers.weights.transfer import Transfer
     from penstock.config import TrainerConfig
+    from penstock.consumers.weights.copies import Copy
+    from penstock.consumers.weights.shared_memory import SharedMemory
+    from penstock.consumers.weights.transfer import Transfer
     from penstock.protocol.records.publication import Publication
 
 
@@ -79,7 +79,7 @@ def sender_of(name: str) -> type[Sender] | None:
     path = transport(name).sender
     if name in TRANSPORTS:
         module, _, attribute = path.partition(":")
-        return getattr(import_module(f"consumers.weights.transports.{module}"), attribute) if path else None
+        return getattr(import_module(f"penstock.consumers.weights.transports.{module}"), attribute) if path else None
     found = find(path, "trainer.transport")
     if not (isinstance(found, type) and issubclass(found, Sender)):
         raise ConfigError(f"trainer.transport {name} is not a sender: derive its class from penstock.Sender.")

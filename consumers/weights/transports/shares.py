@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumers.weights.copies import Copy
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import buckets, dtype_name
-from consumers.weights.transfer import Bucket
+from penstock.consumers.weights.copies import Copy
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.sources import buckets, dtype_name
+from penstock.consumers.weights.transfer import Bucket
 from penstock.errors import PublishError
 from penstock.weights.index import MAX_DIMENSIONS
 

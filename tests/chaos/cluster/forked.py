@@ -17,10 +17,12 @@ from tests.chaos.cluster.zygote import MESSAGE_BYTES
 
 #: What parts import, and what they import late. A source need not have all of it.
 IMPORTS = (
-    "console.cli.main", "console.cli.part", "console.launch.trainable", "penstock.config.load",
+    "penstock.console.cli.main", "penstock.console.cli.part", "penstock.console.launch.trainable",
+    "penstock.config.load",
     "penstock.config.reading.key_hints", "penstock.config.reading.mistakes", "penstock.config.reading.yaml_file",
-    "penstock.redis.server", "producer.main", "buffer.main", "workers.main", "consumers.trainer",
-    "consumers.history.main", "consumers.weights.publisher",
+    "penstock.redis.server", "penstock.producer.main", "penstock.buffer.main", "penstock.workers.main",
+    "penstock.consumers.trainer",
+    "penstock.consumers.history.main", "penstock.consumers.weights.publisher",
     "transformers.models.auto.tokenization_auto", "numpy.random", "safetensors.torch",
     "tests.chaos.parts.law", "tests.integration.fake_engine",
 )  # fmt: skip

@@ -185,7 +185,7 @@ def copy_source(into: Path, source: Path = ROOT) -> Path:
     for name in filter(None, listed.split("\0")):
         target = into / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target)
+        shutil.copyfile(source / name, target, follow_symlinks=False)
     return into
 
 

@@ -258,17 +258,17 @@ VERBS: dict[tuple[str, str], Hook] = {
 }  # fmt: skip
 
 STEPS: dict[tuple[str, str], Hook] = {
-    ("consumers.batch.stream", "Stream.hand_out"): Hook("deliver", _batch, _done),
+    ("penstock.consumers.batch.stream", "Stream.hand_out"): Hook("deliver", _batch, _done),
     # A trainer says so once its weights have seen the batch.
-    ("consumers.session", "Session.commit"): Hook("train", _batch, _done),
+    ("penstock.consumers.session", "Session.commit"): Hook("train", _batch, _done),
     # What is announced without a folder is what was copied last.
-    ("consumers.weights.behind", "Behind.take"): Hook("copy", lambda args: {}, _copy),
-    ("workers.jobs.sampling", "sampling_for"): Hook(
+    ("penstock.consumers.weights.behind", "Behind.take"): Hook("copy", lambda args: {}, _copy),
+    ("penstock.workers.jobs.sampling", "sampling_for"): Hook(
         "sampling",
         lambda args: {"job": args["job"].id},
         lambda args, sampling: (YES, {"max_new_tokens": int(sampling.get("max_new_tokens") or 0)}),
     ),
-    ("consumers.subscription.progress", "Progress.go_back"): Hook(
+    ("penstock.consumers.subscription.progress", "Progress.go_back"): Hook(
         "restore", lambda args: _seat(args["self"]._subscriber) | {"n": args["n"]}, _done
     ),
 }

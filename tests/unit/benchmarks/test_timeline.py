@@ -15,10 +15,10 @@ from benchmarks.publish import Publishing
 from benchmarks.ticks import Account, Ticks
 from benchmarks.timeline import Event, Timeline
 from benchmarks.watched_worker import EVERY, PAUSES, TICKS, read_pauses, watch
-from workers.sglang.client import SglangClient
-from workers.sglang.controls import SglangControls
-from workers.sglang.engine import SglangEngine
-from workers.sglang.stream import Answer
+from penstock.workers.sglang.client import SglangClient
+from penstock.workers.sglang.controls import SglangControls
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.stream import Answer
 
 
 def event(leg: str, lost_in_pause: float, lost_outside: float, failure: str = "", blocked_s: float = 0.5) -> Event:

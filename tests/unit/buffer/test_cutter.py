@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from buffer import cutter, in_flight
-from buffer.decision import Look
-from buffer.subscription import Subscription
+from penstock.buffer import cutter, in_flight
+from penstock.buffer.decision import Look
+from penstock.buffer.subscription import Subscription
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys

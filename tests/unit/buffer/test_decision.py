@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
-from buffer.group import Group
-from buffer.sampling.samplers import make_pool
-from buffer.view import End, InFlight, View
+from penstock.buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
+from penstock.buffer.group import Group
+from penstock.buffer.sampling.samplers import make_pool
+from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position
 from penstock.protocol.records.causes import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as NoAnswer
 
-from buffer.payload_servers import PayloadServers
+from penstock.buffer.payload_servers import PayloadServers
 from penstock.config import RedisConfig
 from penstock.payloads.folder import PayloadFolder
 from penstock.protocol.keys import Keys

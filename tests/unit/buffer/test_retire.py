@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from buffer import retire
-from buffer.retire import Retirement
+from penstock.buffer import retire
+from penstock.buffer.retire import Retirement
 from penstock.names import MAX_ANSWERS
 from penstock.protocol.keys import Keys
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 import redis
 
-from console.cli import main as cli
-from console.read import health
-from console.read.health import look_at_clocks, look_at_redis, sync_trouble
+from penstock.console.cli import main as cli
+from penstock.console.read import health
+from penstock.console.read.health import look_at_clocks, look_at_redis, sync_trouble
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack

@@ -3,7 +3,7 @@ from typing import Any
 import orjson
 import pytest
 
-from console.json_text import MOST, json_bytes
+from penstock.console.json_text import MOST, json_bytes
 from penstock.words import TooMuch
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from console.progress import LINE_EVERY_S, SAME_EVERY_S, Steps, left_text
+from penstock.console.progress import LINE_EVERY_S, SAME_EVERY_S, Steps, left_text
 
 
 class Clock:

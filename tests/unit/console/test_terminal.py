@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from console.launch.live import Live
-from console.terminal import print_json, say, table
 from penstock import logs
 from penstock.config import Config
+from penstock.console.launch.live import Live
+from penstock.console.terminal import print_json, say, table
 from penstock.protocol.presence import WorkerPresence
 from tests.closed_pipe import run_without_a_reader
 
@@ -82,7 +82,7 @@ def test_no_rows_are_told_as_such() -> None:
 
 def test_a_reader_that_left_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
     code = (
-        "from console.terminal import Terminal\n"
+        "from penstock.console.terminal import Terminal\n"
         "left = []\n"
         "console = Terminal(on_closed=lambda: left.append(1))\n"
         "for _ in range(3): console.print('x')\n"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from consumers.subscription.ownership import Ownership
-from consumers.subscription.seat import Seat
+from penstock.consumers.subscription.ownership import Ownership
+from penstock.consumers.subscription.seat import Seat
 from penstock.errors import OwnershipLost
 from penstock.protocol.keys import Keys
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from consumers.session import Session
+from penstock.consumers.session import Session
 
 
 @pytest.mark.parametrize("failing", ["evaluations", "steps", "publications", "subscription", "reader", "spans"])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from consumers.subscription.evaluation import Evaluations
-from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.subscription import Definition
+from penstock.consumers.subscription.evaluation import Evaluations
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 
 
@@ -26,8 +26,8 @@ class Told:
 
 def alone(monkeypatch: pytest.MonkeyPatch, folder: Path, **trainer: Any) -> Config:
     """A configuration of which a trainer is made that meets no Redis."""
-    monkeypatch.setattr("consumers.trainer.config_of", lambda config, *_: config)
-    monkeypatch.setattr("consumers.trainer.Session", Told)
+    monkeypatch.setattr("penstock.consumers.trainer.config_of", lambda config, *_: config)
+    monkeypatch.setattr("penstock.consumers.trainer.Session", Told)
     data = {"train": [{"name": "d", "path": "d.jsonl"}]}
     return Config.model_validate({"run": "r", "model": {"path": str(folder)}, "data": data, "trainer": trainer})
 

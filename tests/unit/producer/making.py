@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import DatasetConfig
-from producer.dataset import Dataset
-from producer.prompt import Template
+from penstock.producer.dataset import Dataset
+from penstock.producer.prompt import Template
 
 
 def made(folder: Path, rows: list[Any], name: str = "d", template: Template | None = None, **keys: Any) -> Dataset:

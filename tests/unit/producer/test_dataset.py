@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
+from penstock.producer.dataset import Dataset
+from penstock.producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
+from penstock.producer.held_out import HeldOut, check_overlap
+from penstock.producer.mixture import Mixture
+from penstock.producer.prompt import Template
+from penstock.producer.sources import jsonl
+from penstock.producer.sources.jsonl import JsonLines
+from penstock.producer.sources.rows import BadLine
 from penstock.protocol.records.job import Job
-from producer.dataset import Dataset
-from producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
-from producer.held_out import HeldOut, check_overlap
-from producer.mixture import Mixture
-from producer.prompt import Template
-from producer.sources import jsonl
-from producer.sources.jsonl import JsonLines
-from producer.sources.rows import BadLine
 from tests.hostile import SAME
 from tests.missing import module
 
@@ -148,7 +148,7 @@ def test_a_byte_order_mark_and_blank_lines_at_the_end_do_no_harm(tmp_path: Path)
 def test_blank_lines_at_the_end_are_not_read_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, blanks: bytes
 ) -> None:
-    monkeypatch.setattr("producer.sources.jsonl.CHUNK_BYTES", 64)
+    monkeypatch.setattr("penstock.producer.sources.jsonl.CHUNK_BYTES", 64)
     path, line = tmp_path / "d.jsonl", b'{"prompt": "a", "label": "1"}'
     path.write_bytes(begin + line + b"\n" + line + (b"\n" + blanks if blanks else b""))
     with monkeypatch.context() as patch:

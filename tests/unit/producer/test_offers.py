@@ -8,14 +8,14 @@ import pytest
 
 from penstock.config import Config
 from penstock.errors import ConfigError
+from penstock.producer.dataset import Dataset
+from penstock.producer.held_out import HeldOut
+from penstock.producer.mixture import Mixture
+from penstock.producer.offers import TOLD, Offer, Offers, Passed, record_of
+from penstock.producer.prompt import LongPrompt, Template
+from penstock.producer.sources.rows import BadLine
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.pass_rate import Skip
-from producer.dataset import Dataset
-from producer.held_out import HeldOut
-from producer.mixture import Mixture
-from producer.offers import TOLD, Offer, Offers, Passed, record_of
-from producer.prompt import LongPrompt, Template
-from producer.sources.rows import BadLine
 from tests.unit.producer.making import made
 
 CONFIG = Config.model_validate(

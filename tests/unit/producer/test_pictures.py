@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from producer import pictures
-from producer.prompt import Template
-from producer.sources.rows import BadLine
+from penstock.producer import pictures
+from penstock.producer.prompt import Template
+from penstock.producer.sources.rows import BadLine
 from tests.unit.producer.making import made
 
 pytest.importorskip("PIL")

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.config import DatasetConfig
-from producer.fingerprint import fingerprint
-from producer.mixture import Mixture
-from producer.prompt import Template
-from producer.sources.rows import BadLine
+from penstock.producer.fingerprint import fingerprint
+from penstock.producer.mixture import Mixture
+from penstock.producer.prompt import Template
+from penstock.producer.sources.rows import BadLine
 from tests.unit.producer.making import made
 
 SHOWN = Template(lambda messages, **keywords: json.dumps([messages, keywords]))

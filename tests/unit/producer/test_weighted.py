@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from penstock.config.data import DataConfig
 from penstock.config.reading.shares import shares_of
-from producer.fingerprint import fingerprint, fingerprint_of_prompts
-from producer.mixture import Mixture
-from producer.weighted import Weighted, mixture_of
+from penstock.producer.fingerprint import fingerprint, fingerprint_of_prompts
+from penstock.producer.mixture import Mixture
+from penstock.producer.weighted import Weighted, mixture_of
 from tests.hostile import SAME
 from tests.unit.producer.making import made
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from workers.caretaker import Caretaker
+from penstock.workers.caretaker import Caretaker
 
 
 class Held:

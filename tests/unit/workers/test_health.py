@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config import EngineConfig, ModelConfig
-from workers.health import SHOWN_CHARS, Restarts, shorten
-from workers.sglang.engine import SglangEngine
+from penstock.workers.health import SHOWN_CHARS, Restarts, shorten
+from penstock.workers.sglang.engine import SglangEngine
 
 
 class Clock:
@@ -97,6 +97,6 @@ async def test_health_is_not_checked_before_the_first_wait(tmp_path: Path, monke
         waits.append(timeout)
         return await wait(tasks, timeout=0)
 
-    monkeypatch.setattr("workers.sglang.engine.asyncio.wait", waited)
+    monkeypatch.setattr("penstock.workers.sglang.engine.asyncio.wait", waited)
     await _Silent(tmp_path, health_first_wait_s=90.0, health_interval_s=2.0, health_failures=2).watch()
     assert waits == [90.0, 2.0]

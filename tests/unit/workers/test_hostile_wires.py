@@ -16,13 +16,13 @@ from penstock.errors import EngineError
 from penstock.protocol.records.codec import unpack_each
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from penstock.workers.jobs.partial import Scale, growth_to_bytes, partial_from_bytes, partial_to_bytes
+from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
+from penstock.workers.sglang.routed_experts import Routing
+from penstock.workers.sglang.segment import count_of, meta_of, read_drawn, read_scored, spans_of
+from penstock.workers.sglang.server_info import read_info
+from penstock.workers.sglang.stream import Answer, read_events
 from tests.hostile import SAME, WORST_JSON, is_read_or_refused, json_near, packed_near, value_near
-from workers.jobs.partial import Scale, growth_to_bytes, partial_from_bytes, partial_to_bytes
-from workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
-from workers.sglang.routed_experts import Routing
-from workers.sglang.segment import count_of, meta_of, read_drawn, read_scored, spans_of
-from workers.sglang.server_info import read_info
-from workers.sglang.stream import Answer, read_events
 
 JOB = Job("d/0/1", 2, prompt_ids=[1, 2], metadata={"a": [1, {"b": 2.5}]})
 SCALE = Scale(0.7, "original")

@@ -10,11 +10,11 @@ import pytest
 from penstock.protocol.presence import GpuLoad
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.engine import Drafts, Segment
-from workers.jobs.repetition import LOOKED_AT, is_repetitive
-from workers.metrics import WorkerCollector
-from workers.presence import smoothed
-from workers.services import Services, Tally
+from penstock.workers.engine import Drafts, Segment
+from penstock.workers.jobs.repetition import LOOKED_AT, is_repetitive
+from penstock.workers.metrics import WorkerCollector
+from penstock.workers.presence import smoothed
+from penstock.workers.services import Services, Tally
 
 JOB = Job(id="d/0/0", n=4)
 

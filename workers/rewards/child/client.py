@@ -23,9 +23,9 @@ from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.processes import die_with, python_command, python_environment
 from penstock.words import said
-from workers.rewards.child.wire import MAX_ANSWER_BYTES, frame, question_of, read_frame, read_verdict
-from workers.rewards.outcomes import Raised
-from workers.rewards.pool.wire import Verdict
+from penstock.workers.rewards.child.wire import MAX_ANSWER_BYTES, frame, question_of, read_frame, read_verdict
+from penstock.workers.rewards.outcomes import Raised
+from penstock.workers.rewards.pool.wire import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class _Child:
         pipe, life = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *python_command("workers.rewards.child.keeper", str(pipe)),
+                *python_command("penstock.workers.rewards.child.keeper", str(pipe)),
                 env=python_environment(os.environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

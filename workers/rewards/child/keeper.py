@@ -7,7 +7,7 @@ No user code runs here, so nothing that user code does to its own process keeps 
 rewards become children of this process (a subreaper), so that one that left the session is found too. A process of
 rewards that was stopped is killed: nobody would continue it.
 
-Run as ``python -m workers.rewards.child.keeper PIPE``.
+Run as ``python -m penstock.workers.rewards.child.keeper PIPE``.
 """
 
 import os
@@ -15,8 +15,8 @@ import signal
 import sys
 
 from penstock.system.processes import adopt_orphans, die_with_parent
-from workers.rewards.child.serve import serve
-from workers.rewards.keeper import Kept, kill_children
+from penstock.workers.rewards.child.serve import serve
+from penstock.workers.rewards.keeper import Kept, kill_children
 
 
 def main(pipe: int) -> None:

@@ -15,12 +15,12 @@ from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, run_through, staying_alive
 from penstock.words import user_trace_of
-from workers.rewards.allowed import import_reward
-from workers.rewards.calls import awaiting
-from workers.rewards.child.wire import frame, read_frame, read_question, verdict_to_bytes
-from workers.rewards.judges import Judges
-from workers.rewards.outcomes import number_of, too_long, words
-from workers.rewards.pool.wire import MAX_TRACE, Verdict
+from penstock.workers.rewards.allowed import import_reward
+from penstock.workers.rewards.calls import awaiting
+from penstock.workers.rewards.child.wire import frame, read_frame, read_question, verdict_to_bytes
+from penstock.workers.rewards.judges import Judges
+from penstock.workers.rewards.outcomes import number_of, too_long, words
+from penstock.workers.rewards.pool.wire import MAX_TRACE, Verdict
 
 #: Most bytes that are read ahead.
 LIMIT_BYTES = 1024 * 1024

@@ -13,7 +13,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.rewards.pool.wire import Verdict
+from penstock.workers.rewards.pool.wire import Verdict
 
 #: Bytes of a frame's length, and of length and number.
 _LENGTH, HEADER = 4, 12

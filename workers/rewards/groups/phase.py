@@ -15,11 +15,11 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import Committed, RawLease
-from workers.jobs.sampling import sampling_for
-from workers.jobs.stops import StopRule
-from workers.jobs.write import bounded_record
-from workers.rewards.groups.stored_samples import read_payloads, sample_of
-from workers.services import Services
+from penstock.workers.jobs.sampling import sampling_for
+from penstock.workers.jobs.stops import StopRule
+from penstock.workers.jobs.write import bounded_record
+from penstock.workers.rewards.groups.stored_samples import read_payloads, sample_of
+from penstock.workers.services import Services
 
 
 class GroupPhase:

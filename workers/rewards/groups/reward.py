@@ -16,12 +16,12 @@ from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, find_function
 from penstock.words import said, shown
-from workers.hooks.open_calls import CODE, calling
-from workers.hooks.repeats import Repeats
-from workers.rewards.calls import NotJudged, awaiting, patiently
-from workers.rewards.groups.ranking import ranks, shortest_right
-from workers.rewards.judges import Judges
-from workers.rewards.outcomes import MAX_INFO_BYTES, number_of, words
+from penstock.workers.hooks.open_calls import CODE, calling
+from penstock.workers.hooks.repeats import Repeats
+from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
+from penstock.workers.rewards.groups.ranking import ranks, shortest_right
+from penstock.workers.rewards.judges import Judges
+from penstock.workers.rewards.outcomes import MAX_INFO_BYTES, number_of, words
 
 #: Scores the samples of a group: a number, or a dict with one under ``RewardConfig.key``, for each in their order.
 GroupFunction = Callable[[Sequence[Sample]], Awaitable[Any]]

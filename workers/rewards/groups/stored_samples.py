@@ -13,8 +13,8 @@ from penstock.protocol.records.causes import Cause, PayloadServersAway
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.protocol.records.sample_meta import SampleMeta, stored
-from workers.jobs.payload_stores import PayloadStores
-from workers.jobs.stops import StopRule
+from penstock.workers.jobs.payload_stores import PayloadStores
+from penstock.workers.jobs.stops import StopRule
 
 #: Between two looks at a payload server that does not answer.
 LOOK_S = 1.0

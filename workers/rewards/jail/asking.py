@@ -1,6 +1,6 @@
 """Whether there is a jail here, asked by processes that had better not fork: those with threads.
 
-Run as ``python -m workers.rewards.jail.asking CONFIG`` this prints what was found, as JSON.
+Run as ``python -m penstock.workers.rewards.jail.asking CONFIG`` this prints what was found, as JSON.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.system.processes import python_command, python_environment
-from workers.rewards.jail.finding import find_jail
+from penstock.workers.rewards.jail.finding import find_jail
 
 #: Longest wait for the answer, on a busy machine too.
 _ASK_S = 300
@@ -23,7 +23,7 @@ def check_jail(config: RewardConfig) -> str:
     Raises:
         ConfigError: no jail that the configuration allows holds here.
     """
-    command = python_command("workers.rewards.jail.asking", config.model_dump_json(include={"code", "jail"}))
+    command = python_command("penstock.workers.rewards.jail.asking", config.model_dump_json(include={"code", "jail"}))
     try:
         done = subprocess.run(
             command, env=python_environment(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -11,10 +11,10 @@ from functools import lru_cache
 from penstock.config.reward import RewardConfig
 from penstock.config.verifying.jail import JailConfig
 from penstock.errors import ConfigError
-from workers.rewards.jail.jail import Jail, JailError
-from workers.rewards.jail.task import Limits, Task
-from workers.rewards.jail.walls import walls
-from workers.rewards.jail.wardens import NO_WARDEN, WARDENS, Warden
+from penstock.workers.rewards.jail.jail import Jail, JailError
+from penstock.workers.rewards.jail.task import Limits, Task
+from penstock.workers.rewards.jail.walls import walls
+from penstock.workers.rewards.jail.wardens import NO_WARDEN, WARDENS, Warden
 
 #: Says what of it could be done: to be an administrator, see files, processes and connections of ours, leave a file.
 _PROBE = """

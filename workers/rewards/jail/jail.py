@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from penstock.words import said
-from workers.rewards.jail import cgroups, libc
-from workers.rewards.jail.task import End, Ended, Limits, Task
-from workers.rewards.jail.walls import Walls
-from workers.rewards.jail.wardens import Cell, Files, Warden, user_of_its_own
+from penstock.workers.rewards.jail import cgroups, libc
+from penstock.workers.rewards.jail.task import End, Ended, Limits, Task
+from penstock.workers.rewards.jail.walls import Walls
+from penstock.workers.rewards.jail.wardens import Cell, Files, Warden, user_of_its_own
 
 #: Between two looks at a program's time.
 TICK_S = 0.05

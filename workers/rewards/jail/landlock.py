@@ -6,7 +6,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from workers.rewards.jail import libc
+from penstock.workers.rewards.jail import libc
 
 #: The same numbers on all machines.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446

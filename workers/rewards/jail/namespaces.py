@@ -10,8 +10,8 @@ no /proc.
 import os
 from pathlib import Path
 
-from workers.rewards.jail import libc
-from workers.rewards.jail.walls import DEVICES, HOME, Walls
+from penstock.workers.rewards.jail import libc
+from penstock.workers.rewards.jail.walls import DEVICES, HOME, Walls
 
 #: Where the new root is put; any folder that is there.
 _STAGE = "/tmp"

@@ -8,7 +8,7 @@ no rights and times of files be changed, which Landlock leaves open.
 import socket
 import struct
 
-from workers.rewards.jail import libc
+from penstock.workers.rewards.jail import libc
 
 #: Call -> number on x86_64, and on aarch64; None: there is none.
 _ALWAYS: dict[str, tuple[int | None, int | None]] = {

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from workers.rewards.jail import landlock, libc, namespaces, seccomp
-from workers.rewards.jail.walls import DEVICES, ENVIRONMENT, HOME, Walls
+from penstock.workers.rewards.jail import landlock, libc, namespaces, seccomp
+from penstock.workers.rewards.jail.walls import DEVICES, ENVIRONMENT, HOME, Walls
 
 #: Ids of users that no account has: those that systemd lends to services. One for each program, so that limits of a
 #: user's processes are the program's own.

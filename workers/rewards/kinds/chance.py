@@ -2,7 +2,7 @@
 
 import random
 
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.question import Question
 
 
 def chance(question: Question) -> int:

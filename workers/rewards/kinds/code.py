@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.verifying.jail import CodeConfig
-from workers.rewards.jail.jail import Jail
-from workers.rewards.jail.task import End, Ended, Task
-from workers.rewards.kinds.case import Case
-from workers.rewards.kinds.code_block import code_block
-from workers.rewards.kinds.code_tests import Cases, is_right, read_tests
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.jail.jail import Jail
+from penstock.workers.rewards.jail.task import End, Ended, Task
+from penstock.workers.rewards.kinds.case import Case
+from penstock.workers.rewards.kinds.code_block import code_block
+from penstock.workers.rewards.kinds.code_tests import Cases, is_right, read_tests
+from penstock.workers.rewards.kinds.question import Question
 
 #: Why a test failed, beside how a program may end.
 WRONG, NO_TIME_LEFT, NO_CODE = "wrong_output", "no_time_left", "no_code"

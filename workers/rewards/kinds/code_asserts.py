@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from workers.rewards.kinds.case import Case
+from penstock.workers.rewards.kinds.case import Case
 
 #: Name of the function that a test adds to the answer's program.
 ASKED = "asked_by_the_test"

@@ -2,7 +2,7 @@
 
 import re
 
-from workers.rewards.kinds.box import after_thoughts
+from penstock.workers.rewards.kinds.box import after_thoughts
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py", "py3")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from workers.rewards.kinds.case import Case
-from workers.rewards.kinds.code_asserts import assert_cases, has_asserts, setup_of
+from penstock.workers.rewards.kinds.case import Case
+from penstock.workers.rewards.kinds.code_asserts import assert_cases, has_asserts, setup_of
 
 #: Most tests of a label.
 MAX_TESTS = 1000

@@ -8,7 +8,7 @@ Models" (Minerva, appendix D.1).
 import re
 from typing import Any
 
-from workers.rewards.kinds.question import Question, check_label
+from penstock.workers.rewards.kinds.question import Question, check_label
 
 #: Most characters of a label: its normal form takes time by the square of its length.
 MAX_LABEL = 1024

@@ -1,6 +1,6 @@
 """``exact_match``: the answer is the label."""
 
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.question import Question
 
 
 def exact_match(question: Question) -> float:

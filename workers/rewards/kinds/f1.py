@@ -8,7 +8,7 @@ import string
 from collections import Counter
 from typing import Any
 
-from workers.rewards.kinds.question import Question, check_label
+from penstock.workers.rewards.kinds.question import Question, check_label
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")

@@ -8,8 +8,8 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from workers.rewards.kinds.box import after_thoughts
-from workers.rewards.kinds.question import Question, check_label
+from penstock.workers.rewards.kinds.box import after_thoughts
+from penstock.workers.rewards.kinds.question import Question, check_label
 
 #: Letters that count where neither ``valid_letters`` nor ``choices`` say which.
 LETTERS = tuple(string.ascii_uppercase[:10])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.question import Question
 
 #: What it imports.
 PACKAGE = "if_verifiable"
@@ -117,7 +117,7 @@ def _checkers() -> dict[str, Any]:
     nltk.download = lambda *_, **__: False
     try:
         tables = [importlib.import_module(f"{PACKAGE}.{name}.instructions_registry") for name in ("ifeval", "ifbench")]
-        mended = importlib.import_module("workers.rewards.kinds.ifbench_checkers").CHECKERS
+        mended = importlib.import_module("penstock.workers.rewards.kinds.ifbench_checkers").CHECKERS
     finally:
         nltk.download = fetches
     # Into the log it writes each answer whose language it cannot tell, whole and as it is.

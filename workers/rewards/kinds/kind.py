@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workers.rewards.kinds.box import last_box
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.box import last_box
+from penstock.workers.rewards.kinds.question import Question
 
 
 def _no_reading(label: str) -> None:

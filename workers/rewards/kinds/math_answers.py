@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import lru_cache
 from math import gcd
 
-from workers.rewards.kinds.box import END_OF_THOUGHTS, MARK, last_box
-from workers.rewards.kinds.math_algebra import is_equal
-from workers.rewards.kinds.math_notation import Notation, exact_value, fraction_parts, read_notation
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.box import END_OF_THOUGHTS, MARK, last_box
+from penstock.workers.rewards.kinds.math_algebra import is_equal
+from penstock.workers.rewards.kinds.math_notation import Notation, exact_value, fraction_parts, read_notation
+from penstock.workers.rewards.kinds.question import Question
 
 #: Longest answer or label that is compared, in characters: longer ones are no result.
 MAX_ANSWER = 4096

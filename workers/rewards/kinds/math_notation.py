@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from workers.rewards.kinds.box import closing_brace
-from workers.rewards.kinds.math_units import split_unit
+from penstock.workers.rewards.kinds.box import closing_brace
+from penstock.workers.rewards.kinds.math_units import split_unit
 
 #: Deepest nesting of arguments that is rewritten.
 MAX_DEPTH = 40

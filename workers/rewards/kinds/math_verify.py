@@ -3,8 +3,8 @@
 from functools import lru_cache
 from typing import Any
 
-from workers.rewards.kinds.box import MARK, after_thoughts, closing_brace
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.box import MARK, after_thoughts, closing_brace
+from penstock.workers.rewards.kinds.question import Question
 
 #: Most bytes of one answer that is looked at, from its end: that is where results stand.
 MAX_TEXT = 16 * 1024

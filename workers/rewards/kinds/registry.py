@@ -4,16 +4,16 @@ from collections.abc import Iterable
 
 from penstock.config.code_names import BOXED, REMOTE, REWARDS
 from penstock.system.extras import check_installed
-from workers.rewards.kinds import ifbench, math_verify
-from workers.rewards.kinds.chance import chance
-from workers.rewards.kinds.code import code
-from workers.rewards.kinds.code import read_label as read_code_label
-from workers.rewards.kinds.dapo import dapo
-from workers.rewards.kinds.exact_match import exact_match
-from workers.rewards.kinds.f1 import f1
-from workers.rewards.kinds.gpqa import gpqa
-from workers.rewards.kinds.kind import Kind
-from workers.rewards.kinds.math_answers import deepscaler, math, read_label
+from penstock.workers.rewards.kinds import ifbench, math_verify
+from penstock.workers.rewards.kinds.chance import chance
+from penstock.workers.rewards.kinds.code import code
+from penstock.workers.rewards.kinds.code import read_label as read_code_label
+from penstock.workers.rewards.kinds.dapo import dapo
+from penstock.workers.rewards.kinds.exact_match import exact_match
+from penstock.workers.rewards.kinds.f1 import f1
+from penstock.workers.rewards.kinds.gpqa import gpqa
+from penstock.workers.rewards.kinds.kind import Kind
+from penstock.workers.rewards.kinds.math_answers import deepscaler, math, read_label
 
 _BOX = "\\boxed{{}}"
 

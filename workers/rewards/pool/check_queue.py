@@ -18,7 +18,7 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis
 from penstock.redis.control import Control
-from workers.rewards.pool.wire import ENTRY
+from penstock.workers.rewards.pool.wire import ENTRY
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

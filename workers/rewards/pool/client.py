@@ -29,10 +29,10 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from penstock.words import shown
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.outcomes import Raised, too_long
-from workers.rewards.pool.check_queue import ASKER_TTL_S, CheckQueue
-from workers.rewards.pool.wire import DIED, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.outcomes import Raised, too_long
+from penstock.workers.rewards.pool.check_queue import ASKER_TTL_S, CheckQueue
+from penstock.workers.rewards.pool.wire import DIED, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
 
 log = logging.getLogger(__name__)
 

@@ -34,16 +34,16 @@ from penstock.system.backoff import pause_s
 from penstock.system.metrics.exporter import Exporter
 from penstock.system.processes import die_with_parent
 from penstock.system.tokens import new_token
-from workers.rewards.allowed import allowed_rewards, import_reward
-from workers.rewards.jail.finding import find_jail
-from workers.rewards.judges import takes_judges
-from workers.rewards.keeper import END, HURRY, keep, started_pid
-from workers.rewards.kinds.kind import Kind
-from workers.rewards.kinds.registry import check_packages, kind_of, needs_jail
-from workers.rewards.pool.check_queue import SLACK_S
-from workers.rewards.pool.metrics import PoolCollector, PoolTally
-from workers.rewards.pool.worker import RQ_TTL_S, Function, Verifier
-from workers.rewards.processes import import_package
+from penstock.workers.rewards.allowed import allowed_rewards, import_reward
+from penstock.workers.rewards.jail.finding import find_jail
+from penstock.workers.rewards.judges import takes_judges
+from penstock.workers.rewards.keeper import END, HURRY, keep, started_pid
+from penstock.workers.rewards.kinds.kind import Kind
+from penstock.workers.rewards.kinds.registry import check_packages, kind_of, needs_jail
+from penstock.workers.rewards.pool.check_queue import SLACK_S
+from penstock.workers.rewards.pool.metrics import PoolCollector, PoolTally
+from penstock.workers.rewards.pool.worker import RQ_TTL_S, Function, Verifier
+from penstock.workers.rewards.processes import import_package
 
 log = logging.getLogger(__name__)
 

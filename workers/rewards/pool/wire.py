@@ -17,7 +17,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.words import TooMuch, plain, writable
 
 #: What every rq job of the pool is called. A verifier imports nothing by a name that it finds in Redis.
-ENTRY = "workers.rewards.pool.worker.check"
+ENTRY = "penstock.workers.rewards.pool.worker.check"
 #: Kinds of messages of a verifier.
 STARTED, VERDICT, DIED = "started", "verdict", "died"
 #: Most bytes of an rq job when it is unpacked; the sample's JSON is in it as an escaped string.

@@ -33,14 +33,23 @@ from penstock.redis.control import PASSING
 from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive
 from penstock.words import said, shown, user_trace_of
-from workers.rewards import processes
-from workers.rewards.jail.finding import find_jail
-from workers.rewards.kinds.code import Workshop
-from workers.rewards.kinds.kind import Kind
-from workers.rewards.kinds.question import Question
-from workers.rewards.kinds.registry import kind_of
-from workers.rewards.outcomes import keyed, number_of
-from workers.rewards.pool.wire import DIED, ENTRY, MAX_JOB_BYTES, MAX_TRACE, STARTED, VERDICT, Verdict, sample_from_json
+from penstock.workers.rewards import processes
+from penstock.workers.rewards.jail.finding import find_jail
+from penstock.workers.rewards.kinds.code import Workshop
+from penstock.workers.rewards.kinds.kind import Kind
+from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.registry import kind_of
+from penstock.workers.rewards.outcomes import keyed, number_of
+from penstock.workers.rewards.pool.wire import (
+    DIED,
+    ENTRY,
+    MAX_JOB_BYTES,
+    MAX_TRACE,
+    STARTED,
+    VERDICT,
+    Verdict,
+    sample_from_json,
+)
 
 log = logging.getLogger(__name__)
 

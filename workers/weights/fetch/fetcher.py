@@ -26,16 +26,16 @@ from penstock.weights.http.loop_thread import LoopThread
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
 from penstock.words import said
-from workers.weights.copy_holds import HELD
-from workers.weights.fetch.download import Downloads
-from workers.weights.fetch.index_first import Came, IndexFirst
-from workers.weights.fetch.partial import Partial, holds
-from workers.weights.fetch.progress import Progress
-from workers.weights.fetch.store import FETCHING, Hold, Store
-from workers.weights.fetch.swarm import Swarm
-from workers.weights.fetch.threads import to_its_end
-from workers.weights.fetch.told import Told
-from workers.weights.proof import is_whole, prove
+from penstock.workers.weights.copy_holds import HELD
+from penstock.workers.weights.fetch.download import Downloads
+from penstock.workers.weights.fetch.index_first import Came, IndexFirst
+from penstock.workers.weights.fetch.partial import Partial, holds
+from penstock.workers.weights.fetch.progress import Progress
+from penstock.workers.weights.fetch.store import FETCHING, Hold, Store
+from penstock.workers.weights.fetch.swarm import Swarm
+from penstock.workers.weights.fetch.threads import to_its_end
+from penstock.workers.weights.fetch.told import Told
+from penstock.workers.weights.proof import is_whole, prove
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from penstock.protocol.scripts import OFFER_EVERY_S, Peer
 from penstock.system.disk import open_plain
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
 from penstock.words import shown
-from workers.weights.fetch import swarm
-from workers.weights.fetch.download import Downloads, NotGiven
-from workers.weights.fetch.pace import GRACE_S
+from penstock.workers.weights.fetch import swarm
+from penstock.workers.weights.fetch.download import Downloads, NotGiven
+from penstock.workers.weights.fetch.pace import GRACE_S
 
 
 class Came(NamedTuple):

@@ -9,8 +9,8 @@ from penstock.protocol.records.causes import WeightsFetched
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.index import read_index
-from workers.weights.fetch.fetcher import LOOK_S, Fetcher
-from workers.weights.fetch.progress import Progress
+from penstock.workers.weights.fetch.fetcher import LOOK_S, Fetcher
+from penstock.workers.weights.fetch.progress import Progress
 
 
 class Nearby:

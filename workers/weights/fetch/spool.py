@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 from penstock.errors import PenstockError, PublishError
 from penstock.system.disk import own_folder
 from penstock.weights.deltas.chains import MARKER
-from workers.weights.fetch.fetcher import Fetcher
+from penstock.workers.weights.fetch.fetcher import Fetcher
 
 T = TypeVar("T")
 #: How often a thread that waits looks whether its worker stops.

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.system.disk import free_bytes, own_file, own_folder, remove_whole
 from penstock.weights.http.blobs import is_object
-from workers.weights.machine_lock import Holder, locks, telling
+from penstock.workers.weights.machine_lock import Holder, locks, telling
 
 #: Before the name of an object that is on its way.
 FETCHING = ".fetching-"

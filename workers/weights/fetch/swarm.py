@@ -34,11 +34,11 @@ from penstock.protocol.scripts import (
     relay_claim,
 )
 from penstock.words import shown
-from workers.weights.fetch.download import Downloads, NotGiven
-from workers.weights.fetch.pace import Pace
-from workers.weights.fetch.partial import Partial
-from workers.weights.fetch.progress import Progress
-from workers.weights.fetch.told import Told
+from penstock.workers.weights.fetch.download import Downloads, NotGiven
+from penstock.workers.weights.fetch.pace import Pace
+from penstock.workers.weights.fetch.partial import Partial
+from penstock.workers.weights.fetch.progress import Progress
+from penstock.workers.weights.fetch.told import Told
 
 log = logging.getLogger(__name__)
 

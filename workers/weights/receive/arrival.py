@@ -12,7 +12,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Word
 from penstock.redis.control import AsyncControl
 from penstock.weights.index import TensorEntry
-from workers.engine import Engine
+from penstock.workers.engine import Engine
 
 _LOOK_S = 0.003
 #: The trainer gives up first, so that a member is not lost for being slow.

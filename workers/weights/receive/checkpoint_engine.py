@@ -5,8 +5,8 @@ import re
 import orjson
 
 from penstock.errors import ProtocolError
-from workers.weights.receive.arrival import Arrival
-from workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.arrival import Arrival
+from penstock.workers.weights.receive.receiver import Receiver
 
 #: Names of GPUs, and of the sockets of their parameter servers on this machine.
 _GPU = re.compile(r"GPU-[\w.:-]{1,100}")

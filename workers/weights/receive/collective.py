@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.weights.index import TensorEntry, in_buckets, read_index
-from workers.engine import Engine
-from workers.weights.receive.arrival import Arrival
-from workers.weights.receive.receiver import Receiver
+from penstock.workers.engine import Engine
+from penstock.workers.weights.receive.arrival import Arrival
+from penstock.workers.weights.receive.receiver import Receiver
 
 log = logging.getLogger(__name__)
 

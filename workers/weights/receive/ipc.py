@@ -2,9 +2,9 @@
 
 from penstock.redaction import redact
 from penstock.system.ports import is_loopback
-from workers.weights.receive.arrival import Arrival
-from workers.weights.receive.inlet import Inlet
-from workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.arrival import Arrival
+from penstock.workers.weights.receive.inlet import Inlet
+from penstock.workers.weights.receive.receiver import Receiver
 
 
 class CudaIpc(Receiver):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.system.user_code import find
 from penstock.weights.transport import TRANSPORTS
-from workers.engine import Engine
+from penstock.workers.engine import Engine
 
 if TYPE_CHECKING:
-    from workers.weights.receive.arrival import Arrival
+    from penstock.workers.weights.receive.arrival import Arrival
 
 
 class Receiver(ABC):
@@ -48,7 +48,7 @@ class Receiver(ABC):
 def receiver_of(name: str) -> type[Receiver]:
     """The class of one of penstock's own that is sent. Imports its module."""
     module, _, attribute = TRANSPORTS[name].receiver.partition(":")
-    found: type[Receiver] = getattr(import_module(f"workers.weights.receive.{module}"), attribute)
+    found: type[Receiver] = getattr(import_module(f"penstock.workers.weights.receive.{module}"), attribute)
     return found
 
 

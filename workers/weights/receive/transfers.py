@@ -28,10 +28,10 @@ from penstock.redis.control import AsyncControl
 from penstock.weights.index import TensorEntry, layout_digest, read_index
 from penstock.weights.transport import TRANSPORTS, transport
 from penstock.words import said
-from workers.engine import Engine
-from workers.weights.folders import FolderToCome
-from workers.weights.receive.arrival import MARGIN_S, Arrival, NotBegun, NotSent
-from workers.weights.receive.receiver import Receiver, receiver_of, users_receiver
+from penstock.workers.engine import Engine
+from penstock.workers.weights.folders import FolderToCome
+from penstock.workers.weights.receive.arrival import MARGIN_S, Arrival, NotBegun, NotSent
+from penstock.workers.weights.receive.receiver import Receiver, receiver_of, users_receiver
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.group import Group, priorities
-from buffer.sampling.samplers import CohortPool, make_pool
-from buffer.sampling.sizes import TooLarge, amount, take
-from buffer.spent import Spent
-from buffer.subscription import Subscription
+from penstock.buffer.group import Group, priorities
+from penstock.buffer.sampling.samplers import CohortPool, make_pool
+from penstock.buffer.sampling.sizes import TooLarge, amount, take
+from penstock.buffer.spent import Spent
+from penstock.buffer.subscription import Subscription
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position
 from penstock.protocol.staleness import Lineage

@@ -77,7 +77,7 @@ def test_a_copy_is_the_source_and_nothing_else(copy: Path) -> None:
 
 
 def test_a_copy_can_be_run(copy: Path) -> None:
-    code = "import penstock, workers; print(penstock.__file__, workers.__file__)"
+    code = "import penstock, penstock.workers; print(penstock.__file__, penstock.workers.__file__)"
     own = {**os.environ, "PYTHONPATH": str(copy)}
     done = subprocess.run([sys.executable, "-c", code], cwd=copy, env=own, capture_output=True, text=True, check=True)
 

@@ -114,9 +114,9 @@ def test_a_copy_its_announcement_and_its_folder_have_one_name_and_other_weights_
 import contextlib, pathlib
 from types import SimpleNamespace
 from safetensors.torch import load_file
-from consumers.weights.behind import Behind
-from consumers.weights.publish import write_weights
-from consumers.weights.sources import as_source
+from penstock.consumers.weights.behind import Behind
+from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.sources import as_source
 from penstock.protocol.records.whole import Whole
 model = pathlib.Path({str(model)!r})
 config = SimpleNamespace(model=SimpleNamespace(path=str(model)))
@@ -146,7 +146,7 @@ for version in (1, 2):
 def test_the_budget_of_a_job_is_recorded_when_its_record_is_read(tmp_path: Path) -> None:
     code = """
 from types import SimpleNamespace as Some
-from workers.jobs.sampling import sampling_for
+from penstock.workers.jobs.sampling import sampling_for
 rollout = Some(sampling={"max_new_tokens": 24, "temperature": 1.0}, eval_sampling={})
 sampling_for(Job(id="d/0/1", n=2, prompt="p", sampling={"max_new_tokens": 7}), rollout)
 """
@@ -239,9 +239,9 @@ hooks.install(Recorder(pathlib.Path("."), "late"))
 def test_a_trainer_that_delivers_trains_and_goes_back_is_recorded(tmp_path: Path) -> None:
     code = """
 from types import SimpleNamespace as Some
-from consumers.session import Session
-from consumers.batch.stream import Stream
-from consumers.subscription.progress import Progress
+from penstock.consumers.session import Session
+from penstock.consumers.batch.stream import Stream
+from penstock.consumers.subscription.progress import Progress
 seat = Some(role="", rank=1, dp_rank=1, dp_size=2, drives=False)
 subscriber = Some(name="actor", seat=seat, gen=4, owner="o")
 rows = [Some(job="d/0/1", k=0), Some(job="d/0/1", k=1)]

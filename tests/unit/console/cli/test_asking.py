@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from console.cli.asking import agree
+from penstock.console.cli.asking import agree
 from penstock.errors import ConfigError
 
 

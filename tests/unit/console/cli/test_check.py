@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from console.cli import check
-from console.cli import main as cli
-from console.launch import preflight, trial
 from penstock.config.load import load_config
+from penstock.console.cli import check
+from penstock.console.cli import main as cli
+from penstock.console.launch import preflight, trial
 from penstock.errors import ConfigError
 from penstock.system.health.finding import Finding, Level
 
@@ -84,7 +84,9 @@ def test_it_says_in_words_what_a_start_would_do_with_an_earlier_run(
     (folder / "runs" / "demo").mkdir(parents=True)
     (folder / "runs" / "demo" / "run.json").write_text('{"state": "finished", "started_s": 1.0}')
     # However full the disk is that this runs on.
-    monkeypatch.setattr("console.cli.check.look_at_disk", lambda what, path: Finding(what, Level.OK, f"{path}: room"))
+    monkeypatch.setattr(
+        "penstock.console.cli.check.look_at_disk", lambda what, path: Finding(what, Level.OK, f"{path}: room")
+    )
 
     assert cli.execute(["check", "run.yaml", "--engine.python=/nowhere/python"]) == 2
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from console.cli import main as cli
+from penstock.console.cli import main as cli
 from penstock.errors import ConfigError, PayloadError, QueueUnavailable
 from tests.closed_pipe import run_without_a_reader
 
@@ -46,7 +46,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom console.cli import main as cli\n"
+        "import sys\nfrom penstock.console.cli import main as cli\n"
         "try: cli.main(['run', '--help'])\nexcept SystemExit as e: assert not e.code, e.code\n"
         "heavy = {'torch', 'redis', 'matplotlib', 'transformers', 'penstock.config'} & set(sys.modules)\n"
         "print('heavy', sorted(heavy), file=sys.stderr)"
@@ -99,7 +99,7 @@ def test_every_part_takes_the_format_of_its_log(part: str, monkeypatch: pytest.M
         given.extend(overrides)
 
     monkeypatch.setattr(cli, "run_part", run_part)
-    monkeypatch.setattr("console.cli.part.run_part", run_part)
+    monkeypatch.setattr("penstock.console.cli.part.run_part", run_part)
     assert cli.execute([*part.split(), "--config", "run.yaml", "--log-format", "json"]) == 0
     assert given[-1] == "--logs.format=json"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from console import progress
-from console.cli import payloads
+from penstock.console import progress
+from penstock.console.cli import payloads
 from penstock.payloads import servers
 from penstock.payloads import store as stores
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from console.cli import main as cli
+from penstock.console.cli import main as cli
 from penstock.history.part import parts_of
 from penstock.history.row import Use
 from penstock.history.writer import HistoryWriter
@@ -278,8 +278,8 @@ def test_samples_are_exported(runs: Path, tmp_path: Path, capsys: pytest.Capture
 def test_an_export_says_how_far_it_is(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("console.progress.LINE_EVERY_S", 0.0)
-    monkeypatch.setattr("console.read.export.USES", 2)
+    monkeypatch.setattr("penstock.console.progress.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.console.read.export.USES", 2)
     assert call(runs, "export", str(tmp_path / "all.jsonl"), "--dataset", "math") == 0
     told = capsys.readouterr().err
     assert [line.partition(" (")[0] for line in told.splitlines()] == [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from console.cli.lists import SHOWN, Choice, Row, select, show
+from penstock.console.cli.lists import SHOWN, Choice, Row, select, show
 from penstock.errors import ConfigError
 
 FIELDS = ("job", "state", "n", "worker")

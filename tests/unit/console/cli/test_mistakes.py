@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from console.cli.main import execute
-from console.launch import preflight, trainable
 from penstock.config import Config
 from penstock.config.code_names import REWARDS
 from penstock.config.load import load_config
 from penstock.config.reading.declared import section_at
 from penstock.config.reading.key_hints import ABSENT, CALLED
 from penstock.config.sampling import NAMES
+from penstock.console.cli.main import execute
+from penstock.console.launch import preflight, trainable
 from penstock.errors import ConfigError
 
 BASE = """
@@ -329,7 +329,7 @@ def test_cheap_checks_come_before_slow_ones(
 def test_a_wrong_path_answers_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     write(tmp_path)
     code = (
-        "import sys\nfrom console.cli import main as cli\n"
+        "import sys\nfrom penstock.console.cli import main as cli\n"
         "try: cli.main(['run', 'run.yaml', '--engine.python=/bin/sh'])\n"
         "except SystemExit as e: print('code', e.code)\n"
         "print('heavy', sorted({'torch', 'matplotlib', 'transformers', 'ray'} & set(sys.modules)))"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from console.cli import main as cli
 from penstock.config import Config
 from penstock.config.load import save_resolved
+from penstock.console.cli import main as cli
 from penstock.history.writer import HistoryWriter
 from tests.unit.penstock.history.rows import row
 

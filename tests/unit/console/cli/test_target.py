@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import typer
 
-from console.cli import completion
-from console.cli.target import newest_run
+from penstock.console.cli import completion
+from penstock.console.cli.target import newest_run
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_shell_is_offered_nothing_of_a_run_that_is_not_there_or_does_not_ans
 
 
 def test_a_defect_in_what_the_shell_is_offered_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("console.cli.target.Target", lambda *_, **__: SimpleNamespace(subs=lambda: 1 // 0))
+    monkeypatch.setattr("penstock.console.cli.target.Target", lambda *_, **__: SimpleNamespace(subs=lambda: 1 // 0))
     with pytest.raises(ZeroDivisionError):
         completion.subscriptions(cast("typer.Context", SimpleNamespace(params={})), "")
 

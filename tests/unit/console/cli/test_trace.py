@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from console.cli.main import execute
+from penstock.console.cli.main import execute
 from penstock.history.row import Use
 from penstock.history.writer import HistoryWriter
 from tests.unit.console.read.trace.samples import sample

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import typer
 
-from console.cli import main as cli
+from penstock.console.cli import main as cli
 
 #: Parts of a run, what starts one, and what a person looks at: they print no result.
 NO_RESULT = {

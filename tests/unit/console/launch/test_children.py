@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from console.launch import children
-from console.launch.children import HURRY_S, STOP_S, stop_children
 from penstock.config import Config
+from penstock.console.launch import children
+from penstock.console.launch.children import HURRY_S, STOP_S, stop_children
 from penstock.system.processes import Child
 from penstock.system.stop import Stop
-from workers.rewards.keeper import KILL_S
+from penstock.workers.rewards.keeper import KILL_S
 
 
 class Clock:
@@ -111,7 +111,7 @@ def test_a_trainer_of_a_failed_run_has_a_limit_by_its_last_step(clock: Clock) ->
 def test_the_launcher_says_how_long_the_last_step_took(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from console.launch.run import _Run
+    from penstock.console.launch.run import _Run
 
     clock = Clock()
     run = SimpleNamespace(children=[Process("trainer", clock, 1.0)], folder=SimpleNamespace(path=tmp_path))

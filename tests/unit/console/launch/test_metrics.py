@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
-from console.launch.metrics import LauncherCollector
 from penstock.config import Config
+from penstock.console.launch.metrics import LauncherCollector
 from penstock.system.processes import Child
 
 

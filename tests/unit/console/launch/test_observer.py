@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import redis
 
-from console.launch.observer import Observer, queue_row, summary_line
+from penstock.console.launch.observer import Observer, queue_row, summary_line
 from penstock.errors import ProtocolError
 from penstock.protocol import snapshot
 

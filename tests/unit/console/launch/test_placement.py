@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from console.launch.placement import as_text, place
-from console.launch.run_parts import parts_of
 from penstock.config import Config
 from penstock.config.load import load_config
+from penstock.console.launch.placement import as_text, place
+from penstock.console.launch.run_parts import parts_of
 from penstock.errors import ConfigError
 from penstock.system import gpus as gpus_module
 from penstock.system.gpus import numbered, visible_gpus
+from penstock.workers.fleet.nodes import local_nodes
+from penstock.workers.fleet.plan import plan
 from tests.unit.workers.fleet.test_plan import ONE
-from workers.fleet.nodes import local_nodes
-from workers.fleet.plan import plan
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 EIGHT = numbered(8)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from console.launch import preflight
-from console.launch.preflight import check, check_extras
 from penstock.config import Config
+from penstock.console.launch import preflight
+from penstock.console.launch.preflight import check, check_extras
 from penstock.errors import ConfigError
 from penstock.weights.transport import TRANSPORTS
 from tests.tiny_vision import png

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 import penstock
-from console.launch.live import Live
-from console.launch.report import Uptime, draw, setup_versions, summarize, write_summary
-from consumers.grpo.rows import read_rows
 from penstock.config import Config
+from penstock.console.launch.live import Live
+from penstock.console.launch.report import Uptime, draw, setup_versions, summarize, write_summary
+from penstock.consumers.grpo.rows import read_rows
 from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.records.causes import EngineStarting, NoPublication, VersionLoading
 from penstock.protocol.waits import describe
@@ -274,6 +274,6 @@ def test_the_version_of_penstock_is_told_where_it_is_not_installed(monkeypatch: 
     def not_installed(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("console.launch.report.version", not_installed)
+    monkeypatch.setattr("penstock.console.launch.report.version", not_installed)
 
     assert setup_versions("7.2", "0.5.17")["penstock"] == penstock.__version__

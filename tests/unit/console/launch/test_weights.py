@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from console.launch.weights import check_ports, steps
 from penstock.config import Config
+from penstock.console.launch.weights import check_ports, steps
 from penstock.errors import ConfigError
 
 

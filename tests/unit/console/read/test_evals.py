@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from console.read.evals import list_categories, list_evals
+from penstock.console.read.evals import list_categories, list_evals
 from penstock.history.read_part import ReadPart
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow

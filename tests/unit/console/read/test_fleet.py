@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-import workers.fleet.state
-from console.cli.fleet import _decision
-from console.read.fleet import read_fleet
+import penstock.workers.fleet.state
+from penstock.console.cli.fleet import _decision
+from penstock.console.read.fleet import read_fleet
 from penstock.errors import ConfigError
 
 DECISION = {"at": 7.0, "before": 1, "engines": 2, "wanted": 2, "binds": "demand", "terms": {"demand": 2}}
@@ -22,7 +22,7 @@ def read(monkeypatch: pytest.MonkeyPatch, state: Any) -> Any:
             raise ConfigError("No fleet is running.")
         return state
 
-    monkeypatch.setattr(workers.fleet.state, "read_state", of)
+    monkeypatch.setattr(penstock.workers.fleet.state, "read_state", of)
     return read_fleet(None, None)  # type: ignore[arg-type]
 
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-import workers.fleet.state
-from console.read import weights
-from console.read.evals import MAX_VERSIONS, answers_to, list_evals, prompts_over_versions
-from console.read.fleet import read_fleet
-from console.read.trace import tracks as tracks_module
-from console.read.trace.asked import Asked
-from console.read.trace.batch import trace_prompt
-from console.read.trace.job import trace_job
-from console.read.trace.tracks import tracks
+import penstock.workers.fleet.state
+from penstock.console.read import weights
+from penstock.console.read.evals import MAX_VERSIONS, answers_to, list_evals, prompts_over_versions
+from penstock.console.read.fleet import read_fleet
+from penstock.console.read.trace import tracks as tracks_module
+from penstock.console.read.trace.asked import Asked
+from penstock.console.read.trace.batch import trace_prompt
+from penstock.console.read.trace.job import trace_job
+from penstock.console.read.trace.tracks import tracks
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow
 from tests.unit.console.read.trace.samples import sample
@@ -70,7 +70,7 @@ def test_a_fleet_shows_all_its_processes_and_all_decisions_that_are_kept(monkeyp
         "processes": [{"name": f"p{number}"} for number in range(2500)],
         "autoscale": {"decisions": [{"at": number} for number in range(150)]},
     }  # fmt: skip
-    monkeypatch.setattr(workers.fleet.state, "read_state", lambda *_: state)
+    monkeypatch.setattr(penstock.workers.fleet.state, "read_state", lambda *_: state)
     found = read_fleet(None, None)  # type: ignore[arg-type]
     assert found is not None
     assert (len(found["processes"]), len(found["decisions"])) == (2500, 150)

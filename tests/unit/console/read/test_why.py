@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from console.read.why import chains
-from console.waits_reference import sample
+from penstock.console.read.why import chains
+from penstock.console.waits_reference import sample
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.causes import (
     EDGE,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from console.web import app
-from console.web.assets import asset
-from console.web.replies import NotThere
+from penstock.console.web import app
+from penstock.console.web.assets import asset
+from penstock.console.web.replies import NotThere
 
-FOLDER = Path(app.__file__).parent / "assets"
+FOLDER = (Path(app.__file__).parent / "assets").resolve()
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file())
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 
@@ -56,7 +56,7 @@ def test_a_path_out_of_the_folder_leads_nowhere() -> None:
 
 
 def test_the_wheel_brings_all_of_them() -> None:
-    project = tomllib.loads((Path(app.__file__).parents[2] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["console"]
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["penstock.console"]
     brought = {path for pattern in patterns for path in FOLDER.parents[1].glob(pattern)}
     assert {FOLDER / name for name in FILES} <= brought

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from console.web import connections
-from console.web.serve import server_of
+from penstock.console.web import connections
+from penstock.console.web.serve import server_of
 
 PATIENCE_S = 60.0
 

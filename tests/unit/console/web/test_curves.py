@@ -1,7 +1,7 @@
 """Lines with more points than a screen shows."""
 
-from console.web.curves import MAX_POINTS, curves, thinned
-from consumers.grpo.rows import Rows
+from penstock.console.web.curves import MAX_POINTS, curves, thinned
+from penstock.consumers.grpo.rows import Rows
 from tests.unit.console.web.run_files import step
 
 

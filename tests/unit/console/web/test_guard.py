@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from console.web.app import make_app
-from console.web.guard import MAX_BODY
+from penstock.console.web.app import make_app
+from penstock.console.web.guard import MAX_BODY
 from tests.unit.console.web.run_files import make_run
 
 HERE = "http://127.0.0.1:8420"

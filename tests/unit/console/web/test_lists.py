@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from console.web import lists
-from console.web.lists import KEPT_FURTHER_S, KEPT_S, Lists, Noun
-from console.web.replies import NotThere
+from penstock.console.web import lists
+from penstock.console.web.lists import KEPT_FURTHER_S, KEPT_S, Lists, Noun
+from penstock.console.web.replies import NotThere
 from penstock.errors import ConfigError
 
 Rows = list[dict[str, Any]]

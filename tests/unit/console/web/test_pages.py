@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from console.cli.target import RunUnknown
-from console.web.app import make_app
+from penstock.console.cli.target import RunUnknown
+from penstock.console.web.app import make_app
 from tests.unit.console.web.run_files import CONFIG, lines, make_run, step
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[2J\u202e\ud800 \x00"
@@ -57,7 +57,7 @@ def test_a_redis_without_the_run_is_told_in_words_of_the_page(tmp_path: Path, mo
 
     folder = make_run(tmp_path, state="running")
     (folder / "redis.json").write_text('{"url": "redis://127.0.0.1:1/0"}')
-    monkeypatch.setattr("console.web.looks.Target", target)
+    monkeypatch.setattr("penstock.console.web.looks.Target", target)
     seen = ask(tmp_path, "/runs/demo/overview")["silent"]
     assert "The Redis of run 'demo' has nothing of it" in seen
     assert "--" not in seen, "the page has no options"

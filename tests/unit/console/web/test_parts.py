@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from console.waits_reference import sample
-from console.web.looks import Look
-from console.web.overview import overview
-from console.web.parts import PARTS, place_of, place_of_cause
-from consumers.grpo.rows import Rows
+from penstock.console.waits_reference import sample
+from penstock.console.web.looks import Look
+from penstock.console.web.overview import overview
+from penstock.console.web.parts import PARTS, place_of, place_of_cause
+from penstock.consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
 from penstock.protocol.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull
 from tests.unit.console.read import test_why as why

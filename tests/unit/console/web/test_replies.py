@@ -5,7 +5,7 @@ from fastapi import FastAPI
 from redis.exceptions import ConnectionError, ResponseError
 from starlette.testclient import TestClient
 
-from console.web.replies import explain_errors
+from penstock.console.web.replies import explain_errors
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from console.launch.trainable import check_hooks
-from consumers.adapters.converting import Converter
-from consumers.adapters.rollout_manager import _check_hooks as check_hooks_of
-from consumers.adapters.slime import train_shares
 from penstock.config import Config
+from penstock.console.launch.trainable import check_hooks
+from penstock.consumers.adapters.converting import Converter
+from penstock.consumers.adapters.rollout_manager import _check_hooks as check_hooks_of
+from penstock.consumers.adapters.slime import train_shares
 from penstock.errors import ConfigError, HookError
 from penstock.protocol.records.sample import Sample
 from tests.adapters.slime_contract import check_share

@@ -9,10 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from consumers.adapters.slime import lineage, train_data, train_shares
-from consumers.batch.batch import Batch
-from consumers.grpo.losses import token_weights
 from penstock import payloads
+from penstock.consumers.adapters.slime import lineage, train_data, train_shares
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.losses import token_weights
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.records.sample import Sample
 from tests.adapters.slime_contract import check_share

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.adapters import slime_rollout
-from consumers.adapters.prompts import Request
-from consumers.adapters.rows import RowArrays
-from consumers.adapters.slime_flags import check_eval_dataset, eval_sampling
 from penstock.config import Config
+from penstock.consumers.adapters import slime_rollout
+from penstock.consumers.adapters.prompts import Request
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.adapters.slime_flags import check_eval_dataset, eval_sampling
 from penstock.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.adapters.rows import RowArrays
-from consumers.adapters.trl import TrlRollouts
+from penstock.consumers.adapters.rows import RowArrays
+from penstock.consumers.adapters.trl import TrlRollouts
 from penstock.errors import ConfigError
 
 

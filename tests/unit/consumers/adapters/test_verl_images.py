@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
-from consumers.adapters.inside_verl.images import add_images, check_text_alone
+from penstock.consumers.adapters.inside_verl.images import add_images, check_text_alone
 from penstock.errors import ConfigError, ProtocolError
 
 PLACE, PAD, MERGE = 9, 0, 2

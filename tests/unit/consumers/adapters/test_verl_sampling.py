@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.adapters.inside_verl.sampling import LANE, check_trained, lane_of, sampling_of, told
+from penstock.consumers.adapters.inside_verl.sampling import LANE, check_trained, lane_of, sampling_of, told
 from penstock.errors import ConfigError
 
 #: As verl's agent loop worker begins.

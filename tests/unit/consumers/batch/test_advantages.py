@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from consumers.batch.advantages import KINDS, Kind, group_advantages
+from penstock.consumers.batch.advantages import KINDS, Kind, group_advantages
 from penstock.errors import ConfigError, ProtocolError
 
 # Uneven groups, not side by side, one of a single sample, one of equal rewards.

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.batch.advantages import group_advantages
-from consumers.batch.batch import Batch, rank_rows
-from consumers.batch.loss_tokens import LossTokens
-from consumers.batch.token_arrays import TOKEN_KEYS
 from penstock import payloads
+from penstock.consumers.batch.advantages import group_advantages
+from penstock.consumers.batch.batch import Batch, rank_rows
+from penstock.consumers.batch.loss_tokens import LossTokens
+from penstock.consumers.batch.token_arrays import TOKEN_KEYS
 from penstock.errors import PayloadError, ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
@@ -88,7 +88,7 @@ def test_only_the_arrays_that_are_asked_for_are_made_and_they_are_the_same() -> 
 def test_arrays_need_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from consumers.batch.batch import Batch\n"
+        "from penstock.consumers.batch.batch import Batch\n"
         "from penstock.protocol.records.manifest import Manifest\n"
         "from penstock import payloads\n"
         "m = Manifest('s', 1, 1, 4, 'mask', 'async', -1, [], 0, 0, 0, 0, 0, 0.0)\n"

@@ -8,23 +8,23 @@ from typing import Any, cast
 import pytest
 import torch
 
-from buffer.group import Group
-from buffer.manifest import Ages, row_of
-from consumers.adapters.requests import Requests
-from consumers.adapters.slime import train_data
-from consumers.batch import behaviour
-from consumers.batch.batch import Batch
-from consumers.grpo.step import GRPO
 from penstock import payloads
+from penstock.buffer.group import Group
+from penstock.buffer.manifest import Ages, row_of
 from penstock.config import Config, TrainerConfig
 from penstock.config.sampling import temperature_of
+from penstock.consumers.adapters.requests import Requests
+from penstock.consumers.adapters.slime import train_data
+from penstock.consumers.batch import behaviour
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.step import GRPO
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.staleness import Lineage
+from penstock.workers.jobs.sampling import sampling_for
 from tests.batch_factory import VOCABULARY, make_batch, make_manifest, make_samples, tiny_model
-from workers.jobs.sampling import sampling_for
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from consumers.batch import column_files, recording
+from penstock.consumers.batch import column_files, recording
 from penstock.errors import PayloadError
 from penstock.protocol.records.codec import pack
 from tests.hostile import SAME, is_read_or_refused, near, packed_near

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consumers.batch import column_files, recording
-from consumers.batch.batch import Batch
-from consumers.batch.column_files import RecordedColumns
-from consumers.batch.columns import LocalColumns
-from consumers.batch.replay import RecordingOver, Replay
-from consumers.trainer import Trainer
+from penstock.consumers.batch import column_files, recording
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.column_files import RecordedColumns
+from penstock.consumers.batch.columns import LocalColumns
+from penstock.consumers.batch.replay import RecordingOver, Replay
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, PayloadError, ProtocolError, WaitTimeout
 from penstock.protocol.records.causes import ColumnPending
 from penstock.protocol.records.sample import Sample

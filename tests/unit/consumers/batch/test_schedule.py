@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from consumers.batch.schedule import Schedule, schedule, split_first
+from penstock.consumers.batch.schedule import Schedule, schedule, split_first
 from penstock.protocol import partition
 
 NUM_SCHEDULES = 200

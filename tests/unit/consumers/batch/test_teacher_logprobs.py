@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.adapters.rows import rows_of
-from consumers.batch import recording
-from consumers.batch.batch import Batch
-from consumers.batch.replay import Replay
+from penstock.consumers.adapters.rows import rows_of
+from penstock.consumers.batch import recording
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.batch.replay import Replay
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import TEACHER_LOGPROBS
 from penstock.payloads import sides

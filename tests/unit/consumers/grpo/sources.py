@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from consumers.batch.batch import Batch
-from consumers.metrics.steps import StepRecorder, steps_file
-from consumers.metrics.tally import Tally
-from consumers.subscription.evaluation import Evaluations
 from penstock.config import Config
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.metrics.steps import StepRecorder, steps_file
+from penstock.consumers.metrics.tally import Tally
+from penstock.consumers.subscription.evaluation import Evaluations
 from penstock.protocol.records.causes import Cause
 
 

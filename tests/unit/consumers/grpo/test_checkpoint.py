@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.grpo import checkpoint
+from penstock.consumers.grpo import checkpoint
 from penstock.errors import PenstockError
 from penstock.system.checksum import file_crc32
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consumers.grpo import corrections
+from penstock.consumers.grpo import corrections
 
 LOW, HIGH, CAP, DUAL = 0.2, 0.3, 2.0, 3.0
 

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo.distillation import distilled, reverse_kl
-from consumers.grpo.step import GRPO
 from penstock.config import TrainerConfig
 from penstock.config.trainer import DistillConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.distillation import distilled, reverse_kl
+from penstock.consumers.grpo.step import GRPO
 from penstock.errors import ProtocolError
 from penstock.names import TEACHER_LOGPROBS
 from penstock.protocol.records.sample import Sample

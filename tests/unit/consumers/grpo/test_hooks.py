@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.batch.batch import Batch
-from consumers.grpo.hooks import TrainingHooks, check_alike
-from consumers.grpo.loop import TrainingLoop
-from consumers.grpo.step import GRPO
-from consumers.trainer import Trainer
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.hooks import TrainingHooks, check_alike
+from penstock.consumers.grpo.loop import TrainingLoop
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, HookError
 from tests.batch_factory import make_batch, make_samples, tiny_model
 from tests.unit.consumers.grpo import hook_functions

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo import kl
-from consumers.grpo.step import GRPO
 from penstock.config import Config, TrainerConfig
 from penstock.config.trainer import KLEstimator
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import kl
+from penstock.consumers.grpo.step import GRPO
 from penstock.errors import ProtocolError
 from penstock.names import REFERENCE_LOGPROBS
 from penstock.protocol.records.sample import Sample

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.batch.batch import Batch
+from penstock.consumers.batch.batch import Batch
 from penstock.errors import PayloadError
 from penstock.names import REFERENCE_LOGPROBS
 from penstock.protocol.records.sample import Sample, SampleStatus

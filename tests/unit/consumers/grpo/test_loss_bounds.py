@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from consumers.grpo import corrections, losses
-from consumers.grpo.step import GRPO
-from consumers.grpo.totals import Totals
 from penstock.config import TrainerConfig
+from penstock.consumers.grpo import corrections, losses
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.grpo.totals import Totals
 from penstock.protocol.records.sample import Sample
 from tests.batch_factory import make_batch, make_samples, tiny_model
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo import corrections, losses
-from consumers.grpo.step import GRPO
 from penstock.config import TrainerConfig
 from penstock.config.trainer import LOSS_DEFAULTS
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import corrections, losses
+from penstock.consumers.grpo.step import GRPO
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, near_model, tiny_model

@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch.distributed as dist
 
-from consumers.grpo import main
 from penstock.config import Config
+from penstock.consumers.grpo import main
 from penstock.system.processes import EXIT_CONFIG
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from consumers.batch import advantages
-from consumers.batch.batch import Batch
-from consumers.grpo.step import GRPO, Micro
 from penstock.config import TrainerConfig
+from penstock.consumers.batch import advantages
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.step import GRPO, Micro
 from penstock.errors import ConfigError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Row

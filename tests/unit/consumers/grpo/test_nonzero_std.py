@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffer.filters import Filters, nonzero_std
-from buffer.group import priorities
-from consumers.batch.advantages import Kind
 from penstock import payloads
+from penstock.buffer.filters import Filters, nonzero_std
+from penstock.buffer.group import priorities
 from penstock.config import Config
 from penstock.config.load import load_config
+from penstock.consumers.batch.advantages import Kind
 from penstock.errors import ConfigError
 from penstock.protocol.groups import CompletedGroup
 from penstock.protocol.records.job import Job

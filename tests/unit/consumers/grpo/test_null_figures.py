@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.grpo.rows import of_steps, ratio, read_rows
-from consumers.grpo.step import GRPO
-from consumers.grpo.trackers.names import of_row
-from consumers.metrics.step_row import batch_figures
-from consumers.metrics.tally import Tally
-from consumers.metrics.trainer import TrainerCollector
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.grpo.rows import of_steps, ratio, read_rows
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.grpo.trackers.names import of_row
+from penstock.consumers.metrics.step_row import batch_figures
+from penstock.consumers.metrics.tally import Tally
+from penstock.consumers.metrics.trainer import TrainerCollector
 from penstock.history.eval_rows import summarize
 from tests.batch_factory import make_batch, make_samples, tiny_model
 

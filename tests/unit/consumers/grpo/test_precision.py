@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from consumers.grpo import precision
-from consumers.grpo.loop import TrainingLoop, learner_of
-from consumers.grpo.step import GRPO
-from consumers.grpo.weight_changes import CHECKED_STEPS, WeightChanges
-from consumers.trainer import Trainer
-from consumers.weights.sources import State, float32_names
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.grpo import precision
+from penstock.consumers.grpo.loop import TrainingLoop, learner_of
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.grpo.weight_changes import CHECKED_STEPS, WeightChanges
+from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.sources import State, float32_names
 from tests.batch_factory import gradient, make_batch, make_samples, tiny_model
 from tests.unit.consumers.grpo.sources import Source
 
@@ -138,7 +138,7 @@ def test_auto_on_a_cpu_computes_what_float32_does() -> None:
 
 def test_steps_that_are_lost_in_rounding_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     coarse = learner(weights=torch.bfloat16)
-    with caplog.at_level(logging.WARNING, "consumers.grpo.weight_changes"):
+    with caplog.at_level(logging.WARNING, "penstock.consumers.grpo.weight_changes"):
         for _ in range(CHECKED_STEPS + 2):
             coarse.step(batch())
     assert len(caplog.records) == CHECKED_STEPS
@@ -151,7 +151,7 @@ def test_float32_weights_and_a_learning_rate_of_0_are_not_warned_of(
     caplog: pytest.LogCaptureFixture, lr: float
 ) -> None:
     trainer = learner(lr=lr)
-    with caplog.at_level(logging.WARNING, "consumers.grpo.weight_changes"):
+    with caplog.at_level(logging.WARNING, "penstock.consumers.grpo.weight_changes"):
         trainer.step(batch())
     assert not caplog.records
 

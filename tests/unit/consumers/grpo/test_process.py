@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.batch.batch import Batch
-from consumers.grpo import process
-from consumers.grpo.ranks import Ranks
 from penstock.config.trainer import ProcessConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import process
+from penstock.consumers.grpo.ranks import Ranks
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import STEP_REWARDS
 from penstock.protocol.records.sample import Sample

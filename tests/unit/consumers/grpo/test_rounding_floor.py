@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from consumers.batch.batch import Batch
-from consumers.grpo import rounding_floor
-from consumers.grpo.loop import TrainingLoop
-from consumers.grpo.rounding_floor import LEAST_FLOOR, RoundingFloor, engine_dtype, rounding_of
-from consumers.grpo.step import GRPO
-from consumers.trainer import Trainer
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import rounding_floor
+from penstock.consumers.grpo.loop import TrainingLoop
+from penstock.consumers.grpo.rounding_floor import LEAST_FLOOR, RoundingFloor, engine_dtype, rounding_of
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.trainer import Trainer
 from tests.batch_factory import logprobs_of, make_batch, make_samples, tiny_model
 from tests.unit.consumers.grpo.sources import Source
 
@@ -112,7 +112,7 @@ def test_without_memory_for_the_measurement_training_continues_and_reports_null(
     settings = config(tmp_path, "bfloat16")
     loop = TrainingLoop(settings, cast(Trainer, Source(settings)), learner())
 
-    with caplog.at_level(logging.WARNING, "consumers.grpo.rounding_floor"):
+    with caplog.at_level(logging.WARNING, "penstock.consumers.grpo.rounding_floor"):
         for n in (1, 2):
             loop.train(batch(n))
 
@@ -132,7 +132,7 @@ def test_an_error_other_than_a_lack_of_memory_is_not_hidden(monkeypatch: pytest.
 
 def test_the_floor_is_measured_once_and_never_below_what_kernels_differ_by(caplog: pytest.LogCaptureFixture) -> None:
     floor = RoundingFloor(torch.float32)
-    with caplog.at_level(logging.INFO, "consumers.grpo.rounding_floor"):
+    with caplog.at_level(logging.INFO, "penstock.consumers.grpo.rounding_floor"):
         floor.measure(learner(), batch())
         floor.measure(learner(), batch())
     assert floor.value == LEAST_FLOOR
@@ -156,7 +156,7 @@ def test_a_batch_without_a_loss_token_is_not_the_one_that_is_measured() -> None:
 def test_a_difference_beyond_rounding_is_warned_of_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     floor = RoundingFloor(torch.bfloat16)
     floor.value = 0.04
-    with caplog.at_level(logging.WARNING, "consumers.grpo.rounding_floor"):
+    with caplog.at_level(logging.WARNING, "penstock.consumers.grpo.rounding_floor"):
         for fresh in (0.05, 0.119, None, 0.2, 0.3, 0.05, 0.2):
             floor.compare({"logprob_diff_fresh_mean": fresh})
     assert len(caplog.messages) == 2

@@ -10,13 +10,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from consumers.batch.batch import Batch
-from consumers.grpo import checkpoint
-from consumers.grpo.loop import TrainingLoop
-from consumers.grpo.step import GRPO
-from consumers.metrics.step_row import finite_or_none
-from consumers.trainer import Trainer
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import checkpoint
+from penstock.consumers.grpo.loop import TrainingLoop
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.metrics.step_row import finite_or_none
+from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError
 from tests.batch_factory import make_batch, make_samples, tiny_model
 from tests.unit.consumers.grpo.sources import Source

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumers.batch import advantages
-from consumers.batch.batch import Batch
-from consumers.grpo import corrections
-from consumers.grpo.step import GRPO, Micro
 from penstock import payloads
 from penstock.config import TrainerConfig
+from penstock.consumers.batch import advantages
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import corrections
+from penstock.consumers.grpo.step import GRPO, Micro
 from penstock.errors import PayloadError
 from penstock.payloads import Payload
 from penstock.protocol.records.sample import Sample

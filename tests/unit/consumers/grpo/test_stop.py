@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from consumers.batch.batch import Batch
-from consumers.grpo import checkpoint
-from consumers.grpo import main as trainer_main
-from consumers.grpo.loop import TrainingLoop
-from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo import checkpoint
+from penstock.consumers.grpo import main as trainer_main
+from penstock.consumers.grpo.loop import TrainingLoop
+from penstock.consumers.trainer import Trainer
 from penstock.system.exit_codes import EXIT_INTERRUPT
 from penstock.system.stop import watched_signals
 from tests.unit.consumers.grpo.sources import Source
@@ -68,7 +68,7 @@ def test_the_trainer_finishes_its_step_and_its_checkpoint_and_says_how_long_that
         return step(batch)
 
     monkeypatch.setattr(loop.learner, "step", stop_within)
-    with caplog.at_level(logging.WARNING, "consumers.grpo.loop"):
+    with caplog.at_level(logging.WARNING, "penstock.consumers.grpo.loop"):
         assert loop.run() == EXIT_INTERRUPT
     assert source.done == [
         "publish 0", "commit 1", "publish 1", "commit 1", "publish 2", "checkpointed", "left",
@@ -103,7 +103,7 @@ def test_signals_are_heard_of_while_the_main_thread_is_in_one_instruction() -> N
 DRIVER = """
 import sys, threading
 from types import SimpleNamespace
-from consumers.grpo import main
+from penstock.consumers.grpo import main
 
 class Loop:
     def __init__(self):

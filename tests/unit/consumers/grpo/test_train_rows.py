@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumers.batch.batch import Batch
-from consumers.grpo.hooks import TrainingHooks
-from consumers.grpo.step import GRPO
-from consumers.grpo.train_rows import TrainRow
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.batch.batch import Batch
+from penstock.consumers.grpo.hooks import TrainingHooks
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.grpo.train_rows import TrainRow
 from penstock.errors import HookError
 from penstock.protocol.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model

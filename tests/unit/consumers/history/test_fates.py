@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from consumers.history.fates import fate_of, uses_of_sample
-from consumers.history.retired import Retired, group_of
-from consumers.history.texts import Choice, Texts
 from penstock.config import HistoryConfig
+from penstock.consumers.history.fates import fate_of, uses_of_sample
+from penstock.consumers.history.retired import Retired, group_of
+from penstock.consumers.history.texts import Choice, Texts
 from penstock.history.row import Fate, Use
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.sample_meta import SampleMeta

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.history.texts import Texts
+from penstock.consumers.history.texts import Texts
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -1,6 +1,6 @@
 """What a recorder counts of the rows that it writes."""
 
-from consumers.metrics.recorder import RecorderCollector, RecorderTally
+from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.history.row import Fate, SampleRow
 
 

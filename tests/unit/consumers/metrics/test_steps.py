@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.grpo.rows import read_rows
-from consumers.grpo.trackers import trackers
-from consumers.grpo.trackers.tracker import TrackedRun
-from consumers.grpo.trackers.trackers import Trackers
-from consumers.metrics import steps
-from consumers.metrics.latest_record import LatestRecord
-from consumers.metrics.steps import StepRecorder, steps_file
-from consumers.metrics.tally import Tally
 from penstock.config import Config
+from penstock.consumers.grpo.rows import read_rows
+from penstock.consumers.grpo.trackers import trackers
+from penstock.consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.trackers import Trackers
+from penstock.consumers.metrics import steps
+from penstock.consumers.metrics.latest_record import LatestRecord
+from penstock.consumers.metrics.steps import StepRecorder, steps_file
+from penstock.consumers.metrics.tally import Tally
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.manifest import Manifest, Row
 from tests.batch_factory import make_manifest

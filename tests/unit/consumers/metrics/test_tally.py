@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from consumers.metrics.tally import Tally
-from consumers.metrics.trainer import TrainerCollector
+from penstock.consumers.metrics.tally import Tally
+from penstock.consumers.metrics.trainer import TrainerCollector
 from penstock.protocol.records.manifest import Manifest, Row
 from tests.batch_factory import make_manifest
 

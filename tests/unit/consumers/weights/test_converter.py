@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen2Config, Qwen3MoeConfig
 
-from consumers.weights.converter import megatron_places, megatron_to_hf
-from consumers.weights.publish import write_weights
-from consumers.weights.sources import concatenated, load_converter
+from penstock.consumers.weights.converter import megatron_places, megatron_to_hf
+from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.sources import concatenated, load_converter
 from penstock.errors import ConfigError, PublishError
 
 DATA = Path(__file__).parents[3] / "data"
@@ -212,8 +212,12 @@ def test_what_the_converter_does_not_know_is_said() -> None:
 
 
 def test_a_converter_is_found_by_its_import_path() -> None:
-    assert load_converter("consumers.weights.converter:megatron_to_hf") is megatron_to_hf
-    for path in ("consumers.weights.converter", "consumers.weights.converter:nothing", "no.such:thing"):
+    assert load_converter("penstock.consumers.weights.converter:megatron_to_hf") is megatron_to_hf
+    for path in (
+        "penstock.consumers.weights.converter",
+        "penstock.consumers.weights.converter:nothing",
+        "no.such:thing",
+    ):
         with pytest.raises(ConfigError, match=r"cannot be imported|is not a function"):
             load_converter(path)
     whole = torch.arange(12).reshape(4, 3)

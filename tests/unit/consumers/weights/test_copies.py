@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from consumers.weights import copies
-from consumers.weights.claim import claim, claimed
-from consumers.weights.copies import ALIGN_BYTES, Arena
-from consumers.weights.publish import write_weights
-from consumers.weights.sources import as_source
+from penstock.consumers.weights import copies
+from penstock.consumers.weights.claim import claim, claimed
+from penstock.consumers.weights.copies import ALIGN_BYTES, Arena
+from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.sources import as_source
 from penstock.errors import PublishError
 from penstock.weights.index import layout_digest, read_index
 

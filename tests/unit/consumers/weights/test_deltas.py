@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from consumers.clock import versions_in
-from consumers.weights.deltas import Deltas
-from consumers.weights.publish import Written
+from penstock.consumers.clock import versions_in
+from penstock.consumers.weights.deltas import Deltas
+from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.weights.deltas.chains import Catalog, catalog_of, ways

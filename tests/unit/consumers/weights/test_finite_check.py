@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumers.weights import finite_check
-from consumers.weights.copies import Arena
-from consumers.weights.finite_check import CheckedSource, FiniteCheck
-from consumers.weights.sources import Cast, State
+from penstock.consumers.weights import finite_check
+from penstock.consumers.weights.copies import Arena
+from penstock.consumers.weights.finite_check import CheckedSource, FiniteCheck
+from penstock.consumers.weights.sources import Cast, State
 from penstock.errors import WeightsNotFinite
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consumers.clock import Clock
-from consumers.weights.publications import Publications, _whole
+from penstock.consumers.clock import Clock
+from penstock.consumers.weights.publications import Publications, _whole
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.records.publication import Publication
 

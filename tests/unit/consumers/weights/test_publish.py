@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from consumers.clock import versions_in
-from consumers.weights import publish
-from consumers.weights.publish import Written, write_weights
+from penstock.consumers.clock import versions_in
+from penstock.consumers.weights import publish
+from penstock.consumers.weights.publish import Written, write_weights
 from penstock.errors import PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.weights.index import INDEX_FILE, in_buckets, read_index

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from consumers.weights import publisher
-from consumers.weights.transfer import Transfer
-from consumers.weights.transports.sender import Sender
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.weights import publisher
+from penstock.consumers.weights.transfer import Transfer
+from penstock.consumers.weights.transports.sender import Sender
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.publication import Publication

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from consumers.weights import retried_store
-from consumers.weights.deltas import Deltas
-from consumers.weights.publish import Written
-from consumers.weights.retried_store import TRIES, RetriedStore
+from penstock.consumers.weights import retried_store
+from penstock.consumers.weights.deltas import Deltas
+from penstock.consumers.weights.publish import Written
+from penstock.consumers.weights.retried_store import TRIES, RetriedStore
 from penstock.errors import PublishError
 from penstock.protocol.records.causes import Cause, ObjectStoreFailing
 from penstock.protocol.records.publication import Publication

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from consumers.weights.copies import Arena
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import as_source
+from penstock.consumers.weights.copies import Arena
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.sources import as_source
 from penstock.errors import PublishError
 
 

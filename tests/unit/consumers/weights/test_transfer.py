@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.weights.publisher import deliver
-from consumers.weights.transfer import Bucket, Transfer, TransferFailed
-from consumers.weights.transports.sender import Sender
 from penstock.config import TrainerConfig
+from penstock.consumers.weights.publisher import deliver
+from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
+from penstock.consumers.weights.transports.sender import Sender
 from penstock.errors import EngineError, ProtocolError, PublishError, QueueUnavailable
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from consumers.adapters.requests import eval_sampling
 from penstock.config import RolloutConfig
+from penstock.consumers.adapters.requests import eval_sampling
 from penstock.protocol.records.job import Job
-from workers.jobs.sampling import sampling_for
+from penstock.workers.jobs.sampling import sampling_for
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from consumers.grpo.trackers.names import of_evaluation
+from penstock.consumers.grpo.trackers.names import of_evaluation
 from penstock.history.eval_rows import summarize
 from penstock.history.eval_scores import (
     MAX_CATEGORIES,

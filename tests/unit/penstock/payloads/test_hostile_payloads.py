@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from consumers.batch import column_values
-from consumers.batch.column_values import Layout
+from penstock.consumers.batch import column_values
+from penstock.consumers.batch.column_values import Layout
 from penstock.errors import PayloadError
 from penstock.payloads import sides
 from penstock.payloads.format import MAGIC

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer import in_flight
-from buffer.group import read_group
-from buffer.rollback import Rollback
-from buffer.state import State
-from console.cli.inspect import ledger_lines
-from consumers.clock import Clock
-from consumers.history.retired import group_of
+from penstock.buffer import in_flight
+from penstock.buffer.group import read_group
+from penstock.buffer.rollback import Rollback
+from penstock.buffer.state import State
 from penstock.config.subscription import Definition
+from penstock.console.cli.inspect import ledger_lines
+from penstock.consumers.clock import Clock
+from penstock.consumers.history.retired import group_of
 from penstock.payloads.servers import parse as parse_servers
 from penstock.protocol import snapshot, subs, waits
 from penstock.protocol.burials import _lengths_of

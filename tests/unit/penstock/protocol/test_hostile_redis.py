@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 
-from buffer.retire import told_at
+from penstock.buffer.retire import told_at
 from penstock.payloads.servers import parse as parse_servers
 from penstock.protocol import snapshot, subs, waits
 from penstock.protocol.burials import _lengths_of
@@ -20,11 +20,11 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.transfers import Decision, enrolled
 from penstock.redis.commands import Client
+from penstock.workers.fleet.state import CAPACITY, STATE, WANTED, read_capacity, read_state, read_wanted
+from penstock.workers.router.members import decode_members
 from tests import hostile_records
 from tests.hostile import SAME, OneHash, is_read_or_refused, packed_near
 from tests.integration.play import meta
-from workers.fleet.state import CAPACITY, STATE, WANTED, read_capacity, read_state, read_wanted
-from workers.router.members import decode_members
 
 KEYS = Keys("run")
 FLEET = {

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffer.decision import Cut
-from buffer.manifest import make_manifest
-from buffer.subscription import Subscription
+from penstock.buffer.decision import Cut
+from penstock.buffer.manifest import make_manifest
+from penstock.buffer.subscription import Subscription
 from penstock.config.subscription import Definition
 from penstock.errors import ConfigError
 from penstock.protocol import partition

@@ -7,10 +7,10 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from console.cli.engines import _ask
+from penstock.console.cli.engines import _ask
 from penstock.errors import EngineError
 from penstock.system.engine_http import ANSWER_BYTES, ask, fetch
-from workers.fleet.main import answers
+from penstock.workers.fleet.main import answers
 
 #: So long for servers that never end, and the pace of those that go on for ever: many bytes come in that time.
 SHORT_S, PACE_S = 0.5, 0.02

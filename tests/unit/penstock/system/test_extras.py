@@ -65,8 +65,8 @@ def test_a_name_of_the_trainers_client_is_installed_with_the_trainers_extra() ->
 
 
 def test_queue_buffer_producer_and_console_need_no_extra() -> None:
-    parts = "buffer.main, producer.main, penstock.redis.server"
-    done = run(f"import {parts}, console.cli.main, console.launch.run, penstock; penstock.Config, penstock.Job")
+    parts = "penstock.buffer.main, penstock.producer.main, penstock.redis.server, penstock.console.launch.run"
+    done = run(f"import {parts}, penstock.console.cli.main, penstock; penstock.Config, penstock.Job")
     assert done.returncode == 0, done.stderr
 
 
@@ -80,7 +80,7 @@ def test_a_name_of_the_facade_names_the_extra() -> None:
 
 def test_a_part_on_the_command_line_names_the_extra_in_one_line() -> None:
     done = run("""
-import console.cli.main as cli
+import penstock.console.cli.main as cli
 cli.app = lambda *_, **__: __import__("torch")
 cli.main([])
 """)

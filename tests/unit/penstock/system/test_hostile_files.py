@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.cli.engines import _reason
-from consumers.grpo.rows import _read as read_rows
 from penstock.config import DatasetConfig
+from penstock.console.cli.engines import _reason
+from penstock.consumers.grpo.rows import _read as read_rows
 from penstock.history.eval_rows import read_rows as read_evaluations
+from penstock.producer.dataset import Dataset
 from penstock.redis.server import ADDRESS_FILE, read_addresses
 from penstock.system.run_folder import RunFolder
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, read_index
 from penstock.weights.model_folder import count_experts, read_config, read_eos_token_ids, read_vocab_size
 from penstock.weights.safetensors_files import read_header
-from producer.dataset import Dataset
+from penstock.workers.weights.receive.checkpoint_engine import read_handles
 from tests.hostile import SAME, is_read_or_refused, json_near, packed_near
-from workers.weights.receive.checkpoint_engine import read_handles
 
 TENSORS = {"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 INDEX = {"tensors": [["w", "float32", [2, 3], 7, "w.safetensors"]], "files": {"w.safetensors": 7}}

@@ -7,11 +7,11 @@ import aiohttp
 import pytest
 import torch
 
-from consumers.grpo import main
 from penstock.config import Config, EngineConfig, ModelConfig, TrainerConfig
+from penstock.consumers.grpo import main
 from penstock.errors import EngineDied, PenstockError
 from penstock.system.out_of_memory import engine_advice, trainer_error
-from workers.sglang import server
+from penstock.workers.sglang import server
 
 CUDA = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.81 GiB of which 3 is free."
 

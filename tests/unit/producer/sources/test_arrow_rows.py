@@ -7,8 +7,8 @@ import pytest
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
-from producer.sources.arrow_rows import ArrowRows
-from producer.sources.rows import BadLine
+from penstock.producer.sources.arrow_rows import ArrowRows
+from penstock.producer.sources.rows import BadLine
 from tests.missing import module
 
 FAR = 2**60

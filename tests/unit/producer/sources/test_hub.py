@@ -8,7 +8,7 @@ import pytest
 from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import anchored
 from penstock.errors import ConfigError
-from producer.dataset import Dataset
+from penstock.producer.dataset import Dataset
 from tests.missing import module
 
 ROWS = [{"prompt": f"p{i}", "label": str(i)} for i in range(5)]

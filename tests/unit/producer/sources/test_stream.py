@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from penstock.config import DatasetConfig
 from penstock.config.data import DataConfig
 from penstock.errors import ConfigError
-from producer.dataset import Dataset
-from producer.fingerprint import fingerprint
-from producer.mixture import Mixture
-from producer.sources.stream import Stream
-from producer.weighted import mixture_of
+from penstock.producer.dataset import Dataset
+from penstock.producer.fingerprint import fingerprint
+from penstock.producer.mixture import Mixture
+from penstock.producer.sources.stream import Stream
+from penstock.producer.weighted import mixture_of
 from tests.missing import module
 from tests.unit.producer.making import made
 

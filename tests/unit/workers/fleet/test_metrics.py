@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from workers.fleet.kept import ProcessState
-from workers.fleet.metrics import FleetCollector
+from penstock.workers.fleet.kept import ProcessState
+from penstock.workers.fleet.metrics import FleetCollector
 
 
 def served(record: dict[str, Any]) -> dict[tuple[str, ...], float]:

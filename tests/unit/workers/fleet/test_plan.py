@@ -9,10 +9,10 @@ import yaml
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.errors import ConfigError
-from workers.fleet.nodes import Node
-from workers.fleet.plan import Plan, extend, plan
-from workers.fleet.ports import Ports, Reservation
-from workers.fleet.show import as_records, as_text
+from penstock.workers.fleet.nodes import Node
+from penstock.workers.fleet.plan import Plan, extend, plan
+from penstock.workers.fleet.ports import Ports, Reservation
+from penstock.workers.fleet.show import as_records, as_text
 
 ONE = [Node("127.0.0.1", tuple(range(8)))]
 TWO = [Node("10.0.0.1", tuple(range(8))), Node("10.0.0.2", tuple(range(8)))]

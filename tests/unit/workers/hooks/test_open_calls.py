@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from penstock.protocol.records.causes import Cause, CodeCalled, ServiceCalled
-from workers.hooks.open_calls import OpenCall, OpenCalls, calling, note_trouble
+from penstock.workers.hooks.open_calls import OpenCall, OpenCalls, calling, note_trouble
 
 
 def causes(asked: OpenCalls) -> dict[str, Cause]:

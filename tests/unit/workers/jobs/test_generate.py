@@ -14,14 +14,14 @@ from penstock.protocol.records.causes import EngineRestarting, VersionDraining, 
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.engine import Segment
-from workers.jobs.environments import Environments, Observation, load_environment
-from workers.jobs.generate import generate_sample
-from workers.jobs.partial import partial_from_bytes, partial_to_bytes
-from workers.jobs.sampling import sampling_for
-from workers.jobs.valves import Valves
-from workers.services import Tally
-from workers.sglang.server_info import ServerInfo
+from penstock.workers.engine import Segment
+from penstock.workers.jobs.environments import Environments, Observation, load_environment
+from penstock.workers.jobs.generate import generate_sample
+from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from penstock.workers.jobs.sampling import sampling_for
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.services import Tally
+from penstock.workers.sglang.server_info import ServerInfo
 
 EOS = 0
 ROLLOUT = RolloutConfig(sampling={"max_new_tokens": 10, "temperature": 1.0}, max_context_tokens=100)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.protocol.keys import Keys
-from workers.jobs.intake import Intake
-from workers.services import Services
+from penstock.workers.jobs.intake import Intake
+from penstock.workers.services import Services
 
 
 class Waker:

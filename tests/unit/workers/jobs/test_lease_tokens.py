@@ -11,10 +11,10 @@ from penstock.config import RolloutConfig
 from penstock.errors import EnvironmentTimeout
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from penstock.workers.engine import Segment
+from penstock.workers.jobs.environments import Observation
+from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
 from tests.unit.workers.jobs.test_generate import EOS, JOB, ROLLOUT, Echo, ScriptedEngine, make, segment
-from workers.engine import Segment
-from workers.jobs.environments import Observation
-from workers.jobs.partial import partial_from_bytes, partial_to_bytes
 
 THREE = ROLLOUT.model_copy(update={"lease_tokens": 3})
 

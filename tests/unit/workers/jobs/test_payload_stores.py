@@ -12,7 +12,7 @@ from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records import readable
 from penstock.protocol.records.codec import pack
 from penstock.redis.control import AsyncControl
-from workers.jobs.payload_stores import PayloadStores
+from penstock.workers.jobs.payload_stores import PayloadStores
 
 
 class Directory:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from consumers.scorer import Scorer
+from penstock.consumers.scorer import Scorer
 from penstock.errors import ConfigError, EngineError, ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.score_jobs import Given, make_job
-from workers.engine import Scores
-from workers.jobs.scoring import MAX_TRIES, score_sample
-from workers.jobs.valves import Valves
+from penstock.workers.engine import Scores
+from penstock.workers.jobs.scoring import MAX_TRIES, score_sample
+from penstock.workers.jobs.valves import Valves
 
 
 class Scripted:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from penstock.workers.jobs.stops import StopRule
 from tests.unit.workers.jobs.test_generate import EOS, Letters
-from workers.jobs.stops import StopRule
 
 
 class Marked(Letters):

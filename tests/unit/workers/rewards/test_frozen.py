@@ -17,13 +17,13 @@ from penstock.names import TEACHER_LOGPROBS, Lane
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.weights.tokenizer import check_same_ids
+from penstock.workers.fleet.nodes import Node
+from penstock.workers.fleet.plan import plan
+from penstock.workers.fleet.specs import specs_of
+from penstock.workers.hooks.open_calls import OpenCalls
+from penstock.workers.rewards.frozen import FrozenModels
+from penstock.workers.rewards.service import Service
 from tests.tiny_model import make_tiny_model
-from workers.fleet.nodes import Node
-from workers.fleet.plan import plan
-from workers.fleet.specs import specs_of
-from workers.hooks.open_calls import OpenCalls
-from workers.rewards.frozen import FrozenModels
-from workers.rewards.service import Service
 
 
 class Teacher:

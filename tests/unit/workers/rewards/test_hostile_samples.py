@@ -18,9 +18,9 @@ from penstock.config import RewardConfig
 from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from penstock.workers.rewards.kinds.registry import NAMES, is_quick, is_remote, needs_jail
+from penstock.workers.rewards.score import Rewards
 from tests.missing import module
-from workers.rewards.kinds.registry import NAMES, is_quick, is_remote, needs_jail
-from workers.rewards.score import Rewards
 
 SLOW = [name for name in NAMES if not is_quick(name)]
 NAMED = {"reward_raised", "reward_timeout", "reward_not_a_number", "reward_too_large"}

@@ -16,12 +16,12 @@ from penstock.config.reward import JudgeConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.fleet.nodes import Node
-from workers.fleet.plan import plan
-from workers.fleet.specs import specs_of
-from workers.jobs.environments import Environments
-from workers.rewards.pool.pool import load_rewards
-from workers.rewards.score import Rewards
+from penstock.workers.fleet.nodes import Node
+from penstock.workers.fleet.plan import plan
+from penstock.workers.fleet.specs import specs_of
+from penstock.workers.jobs.environments import Environments
+from penstock.workers.rewards.pool.pool import load_rewards
+from penstock.workers.rewards.score import Rewards
 
 MODULE = """
 from penstock import JudgeError

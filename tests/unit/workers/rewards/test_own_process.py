@@ -16,10 +16,10 @@ from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.words import user_trace_of
-from workers.rewards.child import client
-from workers.rewards.child.client import RewardProcess
-from workers.rewards.judges import Judges
-from workers.rewards.score import Rewards
+from penstock.workers.rewards.child import client
+from penstock.workers.rewards.child.client import RewardProcess
+from penstock.workers.rewards.judges import Judges
+from penstock.workers.rewards.score import Rewards
 
 HERE = "tests.unit.workers.rewards.test_own_process"
 

@@ -7,9 +7,9 @@ import sys
 #: A check whose label takes for ever, behind one that left little of its own time.
 SECOND = """
 import resource
-from workers.rewards.kinds.question import Question
-from workers.rewards.kinds.registry import kind_of
-from workers.rewards.processes import check, import_package
+from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.registry import kind_of
+from penstock.workers.rewards.processes import check, import_package
 
 kind = kind_of("math_verify")
 import_package(kind)

@@ -13,7 +13,7 @@ from penstock.config import RewardConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.rewards.score import Rewards
+from penstock.workers.rewards.score import Rewards
 
 
 class Service:

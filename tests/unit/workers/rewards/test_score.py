@@ -15,10 +15,10 @@ from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_imports import named
-from workers.jobs.environments import allowed_environments
-from workers.rewards.allowed import allowed_rewards
-from workers.rewards.kinds.registry import KINDS
-from workers.rewards.score import Rewards
+from penstock.workers.jobs.environments import allowed_environments
+from penstock.workers.rewards.allowed import allowed_rewards
+from penstock.workers.rewards.kinds.registry import KINDS
+from penstock.workers.rewards.score import Rewards
 
 MODULE = """
 import asyncio, math, threading

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from penstock.config.reward import JudgeConfig
-from workers.rewards.service import Service
+from penstock.workers.rewards.service import Service
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.rewards import steps
+from penstock.workers.rewards import steps
 
 LENGTH = 5
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from penstock.errors import ConfigError
-from workers.sglang.capabilities import TABLE, capabilities_of, release_of
+from penstock.workers.sglang.capabilities import TABLE, capabilities_of, release_of
 
 
 def test_releases_compare_as_numbers() -> None:

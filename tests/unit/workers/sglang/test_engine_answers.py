@@ -8,11 +8,11 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
-from workers.engine import Drafts, Segment
-from workers.sglang.engine import SglangEngine
-from workers.sglang.seeds import sample_seed
-from workers.sglang.segment import STALE_PREFIX, read_drawn
-from workers.sglang.server_info import ServerInfo
+from penstock.workers.engine import Drafts, Segment
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.seeds import sample_seed
+from penstock.workers.sglang.segment import STALE_PREFIX, read_drawn
+from penstock.workers.sglang.server_info import ServerInfo
 
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> SglangEngine:

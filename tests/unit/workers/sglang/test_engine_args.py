@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from workers.sglang import args as engine_args
-from workers.sglang.args import check_arguments
+from penstock.workers.sglang import args as engine_args
+from penstock.workers.sglang.args import check_arguments
 
 PARSER = [
     [["tensor-parallel-size", "tp-size"], "one", "int", []],

@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestServer
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, PenstockError
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.server_info import ServerInfo
+from penstock.workers.sglang.stream import MAX_OVER, Answer
 from tests.unit.workers.sglang.test_engine_answers import answer, engine, read
-from workers.sglang.engine import SglangEngine
-from workers.sglang.server_info import ServerInfo
-from workers.sglang.stream import MAX_OVER, Answer
 
 WORST: list[Any] = [
     *(None, True, 0, -1, 1.5, 2**40, 2**63, 1e308, "", "x" * 100_000, "9" * 5000, "3"),
@@ -157,7 +157,7 @@ class Endless:
 async def test_an_answer_without_end_is_bounded(
     kind: str, says: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.sglang.controls.MAX_EVENT_BYTES", 2**20)
+    monkeypatch.setattr("penstock.workers.sglang.controls.MAX_EVENT_BYTES", 2**20)
     heard: dict[str, Any] = {"heard": lambda *_: None} if streamed else {}
     if kind == "stream" and not streamed:
         says = "more than 1048576 bytes"

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config import EngineConfig, FaultsConfig
 from penstock.errors import EngineDied
-from workers.sglang.faults import FaultyPath
-from workers.sglang.http import EngineHttp
+from penstock.workers.sglang.faults import FaultyPath
+from penstock.workers.sglang.http import EngineHttp
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.sglang.phases import FIRST, phase_of
+from penstock.workers.sglang.phases import FIRST, phase_of
 
 LOG = [
     ("UserWarning: Only CUDA, HIP and XPU support AWQ currently.", FIRST),

@@ -12,13 +12,13 @@ from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.sample import Sample
+from penstock.workers.engine import Rows, Segment
+from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from penstock.workers.router.choose import engine_config
+from penstock.workers.router.members import refuse_dropped
+from penstock.workers.sglang.routed_experts import FLAG, Routing, routing_of
 from tests.unit.workers.jobs.test_generate import JOB, Echo, ScriptedEngine, make, segment
 from tests.unit.workers.sglang.test_engine_answers import answer, engine
-from workers.engine import Rows, Segment
-from workers.jobs.partial import partial_from_bytes, partial_to_bytes
-from workers.router.choose import engine_config
-from workers.router.members import refuse_dropped
-from workers.sglang.routed_experts import FLAG, Routing, routing_of
 
 ROUTING = Routing(layers=2, top_k=3, num_experts=8)
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
-from workers.sglang import server as servers
+from penstock.workers.sglang import server as servers
 
 MODEL = ModelConfig(path="/models/tiny", dtype="float32")
 
@@ -114,7 +114,7 @@ _PARENT = """
 import sys, time
 from pathlib import Path
 from penstock.config import EngineConfig, ModelConfig
-from workers.sglang import server
+from penstock.workers.sglang import server
 started = server.spawn(EngineConfig(python=sys.argv[1]), ModelConfig(path="."), name="t", log_dir=Path(sys.argv[2]))
 print("up", flush=True)
 time.sleep(1000)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from workers.sglang import under_way
-from workers.sglang.under_way import UNMEASURED_S, UnderWay
+from penstock.workers.sglang import under_way
+from penstock.workers.sglang.under_way import UNMEASURED_S, UnderWay
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError
 from penstock.protocol.records.publication import Publication
-from workers.jobs.valves import Valves
-from workers.sglang.engine import SglangEngine
-from workers.weights.apply import apply_publication
+from penstock.workers.jobs.valves import Valves
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.weights.apply import apply_publication
 
 
 class _Deaf(SglangEngine):

@@ -13,11 +13,11 @@ import pytest
 from penstock.errors import PublishError
 from penstock.protocol.records.causes import Cause, CopyMade, FolderLocked
 from penstock.protocol.records.publication import Publication
+from penstock.workers.services import Tally
+from penstock.workers.weights import machine_lock
+from penstock.workers.weights.copies import Copies
+from penstock.workers.weights.copy_holds import CopyHolds
 from tests.unit.consumers.weights.test_deltas import Line
-from workers.services import Tally
-from workers.weights import machine_lock
-from workers.weights.copies import Copies
-from workers.weights.copy_holds import CopyHolds
 
 
 class Waiting:

@@ -9,7 +9,7 @@ import pytest
 from penstock.config.net.serving import ServingConfig
 from penstock.protocol.records.offer import Range, range_digest
 from penstock.weights.http.server import WeightsServer
-from workers.weights.fetch.download import Downloads, NotGiven
+from penstock.workers.weights.fetch.download import Downloads, NotGiven
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import Cause, WeightsFetched
 from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.publication import Publication
-from workers.weights import early
-from workers.weights.fetch.progress import Progress
-from workers.weights.folders import Folders
+from penstock.workers.weights import early
+from penstock.workers.weights.fetch.progress import Progress
+from penstock.workers.weights.folders import Folders
 
 NEWEST = Publication("policy", 2, "disk", "")
 INDEX = "a" * 32

@@ -13,8 +13,8 @@ from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
-from workers.weights.ends import Ends
-from workers.weights.folders import Folders
+from penstock.workers.weights.ends import Ends
+from penstock.workers.weights.folders import Folders
 
 KEYS = Keys("run")
 NEWEST = Publication("policy", 15, "disk", "/w/15")

@@ -15,10 +15,10 @@ import pytest
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
 from penstock.system.processes import python_environment
+from penstock.workers.weights import file_hashes
+from penstock.workers.weights.file_hashes import cache_folder, hash_files, hashes_of
+from penstock.workers.weights.proof import prove
 from tests.unit.penstock.weights.deltas.version_folders import a_model, publish
-from workers.weights import file_hashes
-from workers.weights.file_hashes import cache_folder, hash_files, hashes_of
-from workers.weights.proof import prove
 
 NAMES = ["a", "b"]
 DIGEST = "0" * 32
@@ -170,7 +170,7 @@ def test_a_child_of_low_priority_hashes(folder: Path, monkeypatch: pytest.Monkey
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from workers.weights import file_hashes
+from penstock.workers.weights import file_hashes
 file_hashes.SETTLED_NS = -(10**18)
 real = file_hashes.file_xxh3
 def hash_one(path):

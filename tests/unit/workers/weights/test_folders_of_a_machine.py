@@ -7,11 +7,11 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer
+from penstock.workers.weights.fetch.partial import Partial
+from penstock.workers.weights.fetch.store import Store
+from penstock.workers.weights.machine_lock import alone_in
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.workers.weights.test_local_copies import copies_of, get
-from workers.weights.fetch.partial import Partial
-from workers.weights.fetch.store import Store
-from workers.weights.machine_lock import alone_in
 
 
 def modes(folder: Path) -> list[str]:

@@ -11,10 +11,10 @@ import pytest
 from penstock.errors import DiskFull, PublishError
 from penstock.weights.deltas import objects
 from penstock.weights.deltas.objects import FolderObjects, open_objects
+from penstock.workers.weights import local_copies
+from penstock.workers.weights.local_copies import LocalCopies
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.test_delta import joined, split
-from workers.weights import local_copies
-from workers.weights.local_copies import LocalCopies
 
 GIB = 2**30
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.errors import PublishError
-from workers.weights import machine_lock
-from workers.weights.machine_lock import LOOK_COUNTS_S, STILL_S, Holder
+from penstock.workers.weights import machine_lock
+from penstock.workers.weights.machine_lock import LOOK_COUNTS_S, STILL_S, Holder
 
 
 class Clock:

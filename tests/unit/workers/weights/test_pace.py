@@ -2,8 +2,8 @@
 
 import pytest
 
-from workers.weights.fetch import pace
-from workers.weights.fetch.pace import GRACE_S, Pace
+from penstock.workers.weights.fetch import pace
+from penstock.workers.weights.fetch.pace import GRACE_S, Pace
 
 MIB = 2**20
 

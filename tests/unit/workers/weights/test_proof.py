@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
+from penstock.workers.weights.proof import prove
 from tests.unit.penstock.weights.deltas.version_folders import a_model, publish
-from workers.weights.proof import prove
 
 
 @pytest.mark.timeout(20)

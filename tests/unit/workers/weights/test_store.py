@@ -9,9 +9,9 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.protocol.records.causes import WeightsFetched
-from workers.weights import machine_lock
-from workers.weights.fetch.progress import Progress
-from workers.weights.fetch.store import Hold, Store
+from penstock.workers.weights import machine_lock
+from penstock.workers.weights.fetch.progress import Progress
+from penstock.workers.weights.fetch.store import Hold, Store
 
 
 async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_for_for_ever(

@@ -10,10 +10,10 @@ from penstock.errors import EngineDied, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.publication import Publication
-from workers.services import Tally
-from workers.weights import updates
-from workers.weights.passed import TRIES
-from workers.weights.updates import Updates
+from penstock.workers.services import Tally
+from penstock.workers.weights import updates
+from penstock.workers.weights.passed import TRIES
+from penstock.workers.weights.updates import Updates
 
 
 class Redis:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from console.read.trace.perfetto import write_perfetto
-from console.read.trace.sources import Sources
-from console.read.trace.steps import Step
-from console.read.trace.tracks import tracks
+from penstock.console.read.trace.perfetto import write_perfetto
+from penstock.console.read.trace.sources import Sources
+from penstock.console.read.trace.steps import Step
+from penstock.console.read.trace.tracks import tracks
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use
 from tests.unit.console.read.trace.samples import sample

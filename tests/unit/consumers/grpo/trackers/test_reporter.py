@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from consumers.grpo.trackers import reporter
-from consumers.grpo.trackers.reporter import Reporter
-from consumers.grpo.trackers.tracker import Position
+from penstock.consumers.grpo.trackers import reporter
+from penstock.consumers.grpo.trackers.reporter import Reporter
+from penstock.consumers.grpo.trackers.tracker import Position
 
 #: Longer than any wait of these tests.
 PATIENCE_S = 60.0

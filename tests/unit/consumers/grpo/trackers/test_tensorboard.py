@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from consumers.grpo.trackers.trackers import Trackers
+from penstock.consumers.grpo.trackers.trackers import Trackers
 from tests.missing import module
 from tests.unit.consumers.grpo.trackers.test_reporter import PATIENCE_S
 from tests.unit.consumers.grpo.trackers.test_trackers import config

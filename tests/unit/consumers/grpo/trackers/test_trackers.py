@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from consumers.grpo.loop import TrainingLoop
-from consumers.grpo.step import GRPO
-from consumers.grpo.trackers import names, trackers
-from consumers.grpo.trackers.tracker import TrackedRun
-from consumers.grpo.trackers.trackers import Trackers
-from consumers.metrics.step_row import answer_figures
-from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.trainer import TRACKERS
+from penstock.consumers.grpo.loop import TrainingLoop
+from penstock.consumers.grpo.step import GRPO
+from penstock.consumers.grpo.trackers import names, trackers
+from penstock.consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.trackers import Trackers
+from penstock.consumers.metrics.step_row import answer_figures
+from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from tests.batch_factory import make_batch, make_samples, tiny_model
 from tests.unit.consumers.grpo.sources import Source

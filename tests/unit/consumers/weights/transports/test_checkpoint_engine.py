@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from consumers.weights.transfer import TransferFailed
-from consumers.weights.transports.checkpoint_engine import CheckpointEngine, check_served, gpu_ids
-from consumers.weights.transports.parameter_server import register
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.weights.transfer import TransferFailed
+from penstock.consumers.weights.transports.checkpoint_engine import CheckpointEngine, check_served, gpu_ids
+from penstock.consumers.weights.transports.parameter_server import register
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.transfers import Enrollment
-from workers.weights.receive.checkpoint_engine import read_handles
+from penstock.workers.weights.receive.checkpoint_engine import read_handles
 
 GOOD = {
     "GPU-8f2c6b1e-2222-3333-4444-555555555555": "ipc://@checkpoint-engine-GPU-8f2c6b1e-2222-3333-4444-555555555555-0.sock"
@@ -121,7 +121,7 @@ def test_every_server_has_one_engine_process_on_this_machine(engines: list[Enrol
 
 SERVER = """
 import time
-from consumers.weights.transports import parameter_server
+from penstock.consumers.weights.transports import parameter_server
 parameter_server._commands()
 print("there", flush=True)
 time.sleep(600)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from consumers.weights.transfer import Bucket, TransferFailed
-from consumers.weights.transports import ipc
 from penstock.config import TrainerConfig
+from penstock.consumers.weights.transfer import Bucket, TransferFailed
+from penstock.consumers.weights.transports import ipc
 from penstock.protocol.transfers import Enrollment
 
 #: What becomes of the engine that does not hold still.

@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from consumers.weights.copies import Copy
-from consumers.weights.transfer import Transfer
-from consumers.weights.transports.sender import Sender, sender_of
 from penstock.config import Config, TrainerConfig
+from penstock.consumers.weights.copies import Copy
+from penstock.consumers.weights.transfer import Transfer
+from penstock.consumers.weights.transports.sender import Sender, sender_of
 from penstock.errors import ConfigError
 from penstock.protocol.records.publication import Publication
 from penstock.system.user_imports import named
 from penstock.weights.transport import TRANSPORTS
-from workers.weights.receive.receiver import Receiver, receiver_of
+from penstock.workers.weights.receive.receiver import Receiver, receiver_of
 
 
 class Own(Sender):
@@ -57,7 +57,9 @@ def test_what_is_no_sender_is_refused(name: str) -> None:
         sender_of(name)
 
 
-@pytest.mark.parametrize("module", ["consumers.weights.transports.sender", "workers.weights.receive.receiver"])
+@pytest.mark.parametrize(
+    "module", ["penstock.consumers.weights.transports.sender", "penstock.workers.weights.receive.receiver"]
+)
 def test_looking_one_up_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

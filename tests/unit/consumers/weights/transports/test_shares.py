@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from consumers.weights.copies import Arena, Copy
-from consumers.weights.publish import write_weights
-from consumers.weights.shared_memory import SharedMemory
-from consumers.weights.sources import as_source
-from consumers.weights.transports import shares
+from penstock.consumers.weights.copies import Arena, Copy
+from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.shared_memory import SharedMemory
+from penstock.consumers.weights.sources import as_source
+from penstock.consumers.weights.transports import shares
 
 WEIGHTS = {
     "a": torch.arange(12.0).view(3, 4),

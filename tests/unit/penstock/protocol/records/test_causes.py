@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from console.waits_reference import page, sample
+from penstock.console.waits_reference import page, sample
 from penstock.errors import ProtocolError
 from penstock.protocol.records.causes import (
     EDGE,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from consumers.weights.publish import Written
+from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights import safetensors_header

@@ -15,10 +15,10 @@ from penstock.names import Lane
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_imports import named
-from workers.rewards.groups import reward as module
-from workers.rewards.groups.ranking import ranks, shortest_right
-from workers.rewards.groups.reward import GroupReward
-from workers.rewards.judges import Judges
+from penstock.workers.rewards.groups import reward as module
+from penstock.workers.rewards.groups.ranking import ranks, shortest_right
+from penstock.workers.rewards.groups.reward import GroupReward
+from penstock.workers.rewards.judges import Judges
 
 HERE = "tests.unit.workers.rewards.groups.test_reward"
 

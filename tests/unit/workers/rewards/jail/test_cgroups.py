@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.rewards.jail import cgroups
+from penstock.workers.rewards.jail import cgroups
 
 
 @pytest.fixture

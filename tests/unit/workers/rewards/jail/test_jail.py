@@ -3,8 +3,8 @@
 import os
 import subprocess
 
-from workers.rewards.jail.jail import READY, _Watch
-from workers.rewards.jail.task import End, Limits
+from penstock.workers.rewards.jail.jail import READY, _Watch
+from penstock.workers.rewards.jail.task import End, Limits
 
 MANY = 1024**2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.rewards.jail import libc, seccomp
+from penstock.workers.rewards.jail import libc, seccomp
 
 HEADERS = {
     "x86_64": ["/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"],

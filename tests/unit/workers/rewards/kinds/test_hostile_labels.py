@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from workers.rewards.kinds.dapo import MAX_LABEL as MAX_NUMBER
-from workers.rewards.kinds.question import MAX_LABEL, Question
-from workers.rewards.kinds.registry import kind_of
+from penstock.workers.rewards.kinds.dapo import MAX_LABEL as MAX_NUMBER
+from penstock.workers.rewards.kinds.question import MAX_LABEL, Question
+from penstock.workers.rewards.kinds.registry import kind_of
 
 MAX_S = 20.0
 TOO_LONG = r"reward (dapo|f1|gpqa): the label has [0-9,]+ characters, and at most [0-9,]+ are read: shorten it"

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config import RewardConfig
+from penstock.workers.rewards.kinds.ifbench import MAX_INSTRUCTIONS, _checkers, ifbench
+from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.processes import CheckProcesses
 from tests.missing import module
 from tests.unit.workers.rewards.kinds.test_hostile_answers import TEXTS
-from workers.rewards.kinds.ifbench import MAX_INSTRUCTIONS, _checkers, ifbench
-from workers.rewards.kinds.question import Question
-from workers.rewards.processes import CheckProcesses
 
 #: What a fetch would call, and an address that answers nothing.
 OFFLINE = """
 import socket
-from workers.rewards.kinds import ifbench
-from workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds import ifbench
+from penstock.workers.rewards.kinds.question import Question
 
 def connect(*_):
     raise SystemExit("it asked the network")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.rewards.kinds.question import Question
-from workers.rewards.kinds.registry import KINDS
+from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.registry import KINDS
 
 _FILE = Path(__file__).with_name("math_pairs.txt")
 _NUM_PAIRS = 280

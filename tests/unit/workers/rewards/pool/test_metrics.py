@@ -1,6 +1,6 @@
 """What a pool of verifiers serves: sums that outlive the verifiers that made them."""
 
-from workers.rewards.pool.metrics import PoolCollector, PoolTally
+from penstock.workers.rewards.pool.metrics import PoolCollector, PoolTally
 
 
 def served(tally: PoolTally) -> dict[tuple[str, ...], float]:

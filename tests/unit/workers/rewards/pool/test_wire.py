@@ -8,7 +8,7 @@ from penstock.config import RewardConfig
 from penstock.errors import ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from workers.rewards.pool.wire import TooLarge, Verdict, sample_from_json, sample_to_json
+from penstock.workers.rewards.pool.wire import TooLarge, Verdict, sample_from_json, sample_to_json
 
 
 def made() -> Sample:

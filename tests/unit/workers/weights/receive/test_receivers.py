@@ -8,10 +8,10 @@ import pytest
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision
-from workers.weights.receive.arrival import Arrival, NotSent
-from workers.weights.receive.checkpoint_engine import CheckpointEngine
-from workers.weights.receive.ipc import CudaIpc
-from workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.arrival import Arrival, NotSent
+from penstock.workers.weights.receive.checkpoint_engine import CheckpointEngine
+from penstock.workers.weights.receive.ipc import CudaIpc
+from penstock.workers.weights.receive.receiver import Receiver
 
 SOCKETS = {"GPU-1": "ipc://@checkpoint-engine-GPU-1-0.sock"}
 

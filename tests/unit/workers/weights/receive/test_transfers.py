@@ -14,10 +14,10 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, layout_digest
-from workers.weights.folders import FolderToCome
-from workers.weights.receive.arrival import NotBegun, NotSent
-from workers.weights.receive.receiver import Receiver
-from workers.weights.receive.transfers import Transfers, take
+from penstock.workers.weights.folders import FolderToCome
+from penstock.workers.weights.receive.arrival import NotBegun, NotSent
+from penstock.workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.transfers import Transfers, take
 
 
 class Takes(Receiver):
