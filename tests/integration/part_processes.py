@@ -1,6 +1,7 @@
 """``penstock producer``, ``buffer``, ``worker`` and ``trainer`` as processes that tests signal and kill."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config import Config
+from tests.integration.processes import kept_by
 from tests.integration.saved import saved
 
 
@@ -32,10 +34,15 @@ class PartProcess:
         self.process.send_signal(number)
 
     def freeze(self) -> None:
-        self.signal(signal.SIGSTOP)
+        """SIGSTOP to the process that works."""
+        os.kill(self._working, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self.signal(signal.SIGCONT)
+        os.kill(self._working, signal.SIGCONT)
+
+    @property
+    def _working(self) -> int:
+        return kept_by(self.process.pid)[1] or self.process.pid
 
     def kill(self) -> None:
         """``kill -9``, of a process that was stopped too; returns when it is gone."""

@@ -135,7 +135,7 @@ def test_a_run_whose_jobs_die_of_user_code_ends_with_the_reason_and_can_go_on(de
     desk.do("worker-0", "burn")
     code, out, err = desk.run()
     assert code == 1, out + err
-    assert "20 of the last 20 jobs of dataset t with reward rewards:f died of it" in out + err
+    assert "20 of the last 20 jobs of dataset t with reward rewards:f failed because of it" in out + err
     assert "KeyError: 'gone'" in out + err
     assert desk.state() == "failed"
 

@@ -242,7 +242,7 @@ def test_on_a_terminal_of_80_columns_no_job_id_is_cut(
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli", "jobs", "ls", "--run", keys.run, "--redis", redis_server.url],
         env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
-        cwd=Path(cli.__file__).parents[2],
+        cwd=Path(cli.__file__).resolve().parents[2],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

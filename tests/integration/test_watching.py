@@ -26,7 +26,7 @@ def on_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], in
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli", *arguments],
         env={**os.environ, "COLUMNS": "120", "LINES": "30", "TERM": "xterm"},
-        cwd=Path(cli.__file__).parents[2],
+        cwd=Path(cli.__file__).resolve().parents[2],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -68,7 +68,7 @@ def test_status_is_shown_again_as_it_changes(redis_server: RedisServer, client: 
     command = ["status", "--watch", "--every", "0.2", "--run", keys.run, "--redis", redis_server.url]
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli", *command],
-        cwd=Path(cli.__file__).parents[2],
+        cwd=Path(cli.__file__).resolve().parents[2],
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None

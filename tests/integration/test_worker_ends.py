@@ -54,9 +54,8 @@ def _children(folder: Path) -> list[int]:
     return [int(file.read_text()) for file in sorted(folder.glob("child-?"))]
 
 
-async def _gone(worker: WorkerProcess, *others: int) -> int:
-    """Wait for the end of all processes; the exit code."""
-    pidfds = open_pidfds([*_pids(worker), *others])
+async def _gone(worker: WorkerProcess, pidfds: dict[int, int]) -> int:
+    """Wait for the end of all processes, whose pidfds were opened before they were signalled; the exit code."""
     code = await worker.exit_code()
     assert await asyncio.to_thread(wait_gone, pidfds, END_S) == []
     return code
@@ -72,8 +71,9 @@ async def test_a_worker_that_a_reward_blocks_is_killed_at_its_limit_and_its_jobs
     await until((folder / "held").exists, f"for {worker.log}", 60)
     held = [name for name, state in zip(jobs, states(client, keys, jobs), strict=True) if state == "leased"]
     assert jobs[0] in held
+    pidfds = open_pidfds(_pids(worker))
     worker.signal(signal.SIGTERM)
-    assert await _gone(worker) == -signal.SIGKILL, worker.text()
+    assert await _gone(worker, pidfds) == -signal.SIGKILL, worker.text()
 
     assert "leased" not in states(client, keys, jobs), worker.text()
     assert states(client, keys, [jobs[0]]) == ["queued"]
@@ -92,9 +92,10 @@ async def test_a_second_signal_cuts_the_limit_of_a_blocked_worker(
     jobs = admit(client, keys, [job(0, reward=f"{PARTS}:harms_once", label="holds_the_gil")])
     worker = start(_config(config, "harms_once", limit_s=1000.0), python=("-c", QUICK))
     await until((folder / "held").exists, f"for {worker.log}", 60)
+    pidfds = open_pidfds(_pids(worker))
     worker.signal(signal.SIGTERM)
     worker.signal(signal.SIGINT)
-    assert await _gone(worker) == -signal.SIGKILL, worker.text()
+    assert await _gone(worker, pidfds) == -signal.SIGKILL, worker.text()
     assert states(client, keys, jobs) == ["queued"]
 
 
@@ -104,8 +105,9 @@ async def test_a_worker_that_a_reward_stopped_is_continued_by_sigterm_and_drains
     jobs = admit(client, keys, [job(0, n=1, reward=f"{PARTS}:harms_once", label="stops_itself")])
     worker = start(_config(config, "harms_once", limit_s=1000.0))
     await until((folder / "held").exists, f"for {worker.log}", 60)
+    pidfds = open_pidfds(_pids(worker))
     worker.signal(signal.SIGTERM)
-    assert await _gone(worker) == 0, worker.text()
+    assert await _gone(worker, pidfds) == 0, worker.text()
     assert states(client, keys, jobs) == ["ready"]
 
 
@@ -135,8 +137,9 @@ async def test_kill_9_of_any_process_of_a_worker_ends_all_and_another_worker_fin
     jobs = admit(client, keys, [job(i) for i in range(1, 4)])
     await until(lambda: fake.num_running > 0)
     pids = _pids(worker)
+    pidfds = open_pidfds([*pids, *_children(folder)])
     os.kill(pids[victim], signal.SIGKILL)
-    assert await _gone(worker, *_children(folder)) == -signal.SIGKILL
+    assert await _gone(worker, pidfds) == -signal.SIGKILL
     fake.open.set()
     async with tended(client, keys), working(settings, "next"):
         await until(all_in(client, keys, jobs, "ready"))
@@ -153,9 +156,10 @@ async def test_a_signal_to_every_process_of_a_worker_counts_once(
     worker = start(_config(config, "good", limit_s=1000.0))
     await until(lambda: fake.num_running == 2)
     assert presence(client, keys)["pid"] == worker.process.pid
-    for pid in _pids(worker):
+    pidfds = open_pidfds(_pids(worker))
+    for pid in pidfds:
         os.kill(pid, number)
     await until(lambda: presence(client, keys)["state"] == "draining")
     fake.open.set()
-    assert await _gone(worker) == 0, worker.text()
+    assert await _gone(worker, pidfds) == 0, worker.text()
     assert (states(client, keys, jobs), play.counter(client, keys, "released")) == (["ready"], 0)

@@ -527,6 +527,9 @@ class PayloadServersAway(Cause, kind=END, subject="servers"):
             f"payload servers to answer: {_listed(self.servers)}{_quoted(self.error, ' (')}{self.error and ')'}{held}"
         )
 
+    def _format(self, template: str) -> str:
+        return super()._format(template).replace("NAME", next(iter(self.servers), "NAME"))
+
 
 class TrainerAbsent(Cause, kind=EDGE, part="trainer", named_by="subscription", subject="subscription"):
     subscription: str

@@ -337,7 +337,7 @@ def test_a_wrong_path_answers_before_anything_heavy_is_imported(tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(preflight.__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(preflight.__file__).resolve().parents[2])},
         capture_output=True,
         text=True,
         timeout=60,
