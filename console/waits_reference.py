@@ -57,8 +57,9 @@ def _value(name: str, hint: Any) -> Any:
     if origin is Literal:
         return get_args(hint)[0]
     values: dict[Any, Any] = {str: name.upper(), int: 3, float: 9.0, bool: False}
-    values |= {tuple: (name.upper(),), Mapping: {"A": 2}}
-    return values.get(origin, 9.0)
+    if origin is Mapping:
+        return {"A": _value("b", get_args(hint)[1])}
+    return (name.upper(),) if origin is tuple else values.get(origin, 9.0)
 
 
 if __name__ == "__main__":

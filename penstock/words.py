@@ -15,8 +15,8 @@ from typing import Any
 #: Most characters of an exception's own text, and of a traceback; of both the beginning and the end are kept.
 MAX_SAID = 4_000
 MAX_TRACE = 32_000
-#: Folders of the code that calls user code.
-_OWN_FOLDERS = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("penstock", "workers"))
+#: Folder of the code that calls user code.
+_OWN_FOLDER = str(Path(__file__).parent) + os.sep
 #: Most characters of the name of a type.
 MAX_NAME = 200
 
@@ -116,7 +116,7 @@ def user_trace_of(exc: BaseException) -> str:
         root = root.__cause__
     try:
         found = traceback.TracebackException.from_exception(root)
-        found.stack[:] = [frame for frame in found.stack if not frame.filename.startswith(_OWN_FOLDERS)]
+        found.stack[:] = [frame for frame in found.stack if not frame.filename.startswith(_OWN_FOLDER)]
         # One that was raised in another process has its traceback as a note.
         notes = [] if found.stack else getattr(root, "__notes__", [])
         lines = list(found.format()) if found.stack else [f"{note}\n" for note in notes]

@@ -161,11 +161,11 @@ def _tensor(data: bytes, size: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
 
 
-def _about(told: dict[str, Any]) -> dict[str, Any]:
-    if not told.get("cause"):
-        return told
-    name, fields = told["cause"]
-    return {**told, "cause": decode(name, fields, "An error")}
+def _about(about: dict[str, Any]) -> dict[str, Any]:
+    if not about.get("cause"):
+        return about
+    name, fields = about["cause"]
+    return {**about, "cause": decode(name, fields, "An error")}
 
 
 def _error(exc: BaseException, rank: int) -> dict[str, Any]:

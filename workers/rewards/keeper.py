@@ -103,23 +103,23 @@ class Kept:
             its end, else None.
         """
         ready = [fd for fd, _ in self._poll.poll(CHECK_MS)]
-        told = os.read(self.pipe, 64) if self.pipe in ready else None
+        message = os.read(self.pipe, 64) if self.pipe in ready else None
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if pid in (0, self.pid):
-                return status if pid else None, told
+                return status if pid else None, message
 
 
 def _forward(kept: Kept, limit_s: float, on_kill: Callable[[], object]) -> int:
     """Forward signals until the process ends or has to; return its wait status."""
     count, deadline = 0, math.inf
     while time.monotonic() < deadline:
-        status, told = kept.wait()
+        status, message = kept.wait()
         if status is not None and not os.WIFSTOPPED(status):
             return status
-        if told == b"":
+        if message == b"":
             return signal.SIGKILL
-        for number in told or ():
+        for number in message or ():
             count += 1
             deadline = min(deadline, time.monotonic() + (limit_s if count == 1 else 0.0) + KILL_S)
             os.kill(kept.pid, number if count == 1 else HURRY)

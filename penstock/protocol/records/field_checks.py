@@ -1,6 +1,6 @@
 """Whether a decoded value is what a field of a record is declared as: types and bounds, before anybody uses it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -64,8 +64,8 @@ def _check_of(hint: Any) -> Check | None:
     if origin is list:
         return _list_of(inner[0])
     if origin is tuple:
-        return lambda value: isinstance(value, list | tuple)
-    if origin is dict:
+        return _tuple_of(inner)
+    if origin in (dict, Mapping):
         return _dict_of(inner[1])
     if hint is float:
         return lambda value: type(value) in (float, int)
@@ -83,6 +83,11 @@ def _list_of(hint: Any) -> Check:
         return lambda value: type(value) is list and set(map(type, value)) <= {float, int}
     each = _check_of(hint)
     return lambda value: type(value) is list and (each is None or all(map(each, value)))
+
+
+def _tuple_of(hints: tuple[Any, ...]) -> Check:
+    each = _check_of(hints[0]) if hints[1:] == (...,) else None
+    return lambda value: isinstance(value, list | tuple) and (each is None or all(map(each, value)))
 
 
 def _dict_of(hint: Any) -> Check:

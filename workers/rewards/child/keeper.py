@@ -37,10 +37,10 @@ def main(pipe: int) -> None:
         os.close(own)
     kept = Kept(pid, pipe)
     while True:
-        status, told = kept.wait()
+        status, message = kept.wait()
         if status is not None:
             _end(_code(status))
-        if told is not None:
+        if message is not None:
             _end(0)
 
 

@@ -1,6 +1,7 @@
 """Causes of waits: each has a kind and a text, travels as name and fields, and is listed in docs/waits.md."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -94,3 +95,34 @@ def test_texts_are_bounded_and_hold_no_password() -> None:
     assert "hushhush" not in str(RoomOnDisk(f"no answer of {url}").fields())
     assert ServiceCalled("judge", url).fields()["url"] == url.replace("hushhush", "***")
     assert len(decode("room_on_disk", {"error": "x" * 9999}, "it").fields()["error"]) < MAX_TEXT + 10
+
+
+#: Values that a record of a cause may hold, whoever wrote it.
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2.5,
+    2**64 - 1,
+    "x",
+    "{bad}",
+    "",
+    [],
+    ["a"],
+    [1, None],
+    {},
+    {"a": 1},
+    {"a": "b"},
+)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_I8_whatever_fields_a_cause_has_it_can_be_shown(name: str) -> None:
+    """One record must not keep `penstock why` from showing the others."""
+    draw = Random(name)
+    for _ in range(500):
+        fields = {field: draw.choice(VALUES) for field in field_names(REGISTRY[name]) if draw.random() < 0.9}
+        cause = decode(name, fields, "A wait")
+        assert isinstance(str(cause), str)
+        assert decode(cause.name, cause.fields(), "A wait") == cause
+        hash(cause.part)
