@@ -50,7 +50,8 @@ def started_pid() -> int:
 def keep(limit_s: float, on_kill: Callable[[], object] = bool) -> None:
     """Return in a process of its own, and never in this one: it ends as that process ends.
 
-    Call in the main thread, before anything is opened that processes cannot share.
+    Call in the main thread, before anything is opened that processes cannot share. Only Linux has what it needs;
+    elsewhere it does nothing.
 
     Args:
         limit_s: time that the kept process has after the first signal, and ``KILL_S`` more; after the second signal
@@ -58,6 +59,8 @@ def keep(limit_s: float, on_kill: Callable[[], object] = bool) -> None:
         on_kill: called in the keeper after it killed the kept process because that time was over.
     """
     global _started
+    if not hasattr(os, "pidfd_open"):
+        return
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
