@@ -81,7 +81,7 @@ async def test_it_is_lost_where_the_copy_does_not_come(told: bytes) -> None:
 async def test_a_newer_version_ends_the_fetch_of_a_copy() -> None:
     run = Run()
     coming = asyncio.create_task(run.folders.of(NEWEST))
-    await run.waiting_for(coming, "the trainer's copy of version 2")
+    await run.waiting_for(coming, WeightsFetched(2, is_copy=True, missing=1, ranges=2))
     assert run.folders.awaits == 2, "what is sent next may be taken meanwhile"
     run.newest = Publication("policy", 3, "disk", "")
     with pytest.raises(PublishError, match="version 2 has no folder, and 3 is announced"):
