@@ -44,7 +44,7 @@ def test_I4_a_full_redis_drains_through_a_restart_of_every_part(
             part.restart()
         buffer.until_says("leading in epoch")
         producer.until_says("prompts: ")
-        worker.until_says("finished samples are kept here")
+        worker.until_says("buffering samples locally")
         with Trainer(run_.config) as trainer:
             trainer.load_state_dict({"run": run_.keys.run, "subscription": "actor", "batch": 1})
             run_.publish(trainer, 1)

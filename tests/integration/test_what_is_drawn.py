@@ -92,4 +92,4 @@ async def test_T6_a_prefix_that_was_drawn_otherwise_is_drawn_anew(
     assert found == {(temperature, kind)}
     said = [one.getMessage() for one in caplog.records if "starts over" in one.getMessage()]
     assert len(said) == anew, said
-    assert all("drawn at temperature 1 (scaled logprobs)" in one for one in said)
+    assert all("sampled at temperature 1 (scaled logprobs)" in one for one in said)

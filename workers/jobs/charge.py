@@ -1,4 +1,4 @@
-"""What a job that failed here is charged with: a try (fail), its burial (refused), or a death of the engine (crash)."""
+"""Map a failure of a leased job to an outcome: retry (fail), dead letter (refused), or engine crash (crash)."""
 
 import asyncio
 import logging
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 
 class Charge:
-    """Of one leased job. Whatever it is charged with, the lease is over afterwards.
+    """Report the failure of one leased job. The lease is over afterwards, whatever the outcome.
 
     Args:
-        job: its record; None where it could not be read.
-        keep_prefixes: keeps what was drawn for whoever has the job next.
-        told: what there is to tell of its samples that are not committed, by k.
+        job: its record; None if it could not be read.
+        keep_prefixes: writes checkpoints of unfinished samples, so that the next worker can continue them.
+        told: token usage of the samples that are not committed, by k.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Charge:
         self._lease = lease
         self._job = job
         self._keep_prefixes = keep_prefixes
-        self._told = told
+        self._usage = told
 
     async def make(self, failure: Exception) -> None:
-        """Charge the job with what ended it. Blocks for the commits on their way and two round trips.
+        """Report ``failure``. Blocks for commits in flight and two round trips.
 
         Raises:
-            LeaseLost: the job was another's by then.
+            LeaseLost: another worker had leased the job by then.
         """
-        of_user = user_trace_of(failure)
+        user_trace = user_trace_of(failure)
         match failure:
             case EngineDied() if self._services.died_receiving and not isinstance(failure, MemberDied):
                 await self._release(str(failure))
@@ -69,28 +69,28 @@ class Charge:
             case ConfigError() | ProtocolError() | EngineRefused():
                 await self._fail(failure, JobFailure.REFUSED, str(failure), permanent=True)
             case RewardError() | HookError():
-                await self._fail(failure, failure.outcome, of_user)
+                await self._fail(failure, failure.outcome, user_trace)
             case FrozenModelError():
                 await self._fail(failure, JobFailure.MODEL_FAILED, str(failure))
             case EngineError():
                 await self._fail(failure, JobFailure.ENGINE_ERROR, str(failure))
             case EnvironmentRaised():
-                await self._fail(failure, JobFailure.ENVIRONMENT_RAISED, of_user)
+                await self._fail(failure, JobFailure.ENVIRONMENT_RAISED, user_trace)
             case EnvironmentTimeout():
                 await self._fail(failure, JobFailure.ENVIRONMENT_TIMEOUT, str(failure))
             case PayloadError():
                 await self._fail(failure, JobFailure.PAYLOAD_ERROR, str(failure))
             case _:
-                # A defect of penstock: the job keeps the traceback.
+                # A defect of penstock: the dead letter holds the traceback.
                 await self._fail(failure, JobFailure.RAISED, trace_of(failure))
 
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
         services, config, job = self._services, self._services.config.worker, self._lease.job
         services.tally.failures[reason] += 1
-        # Arrays that contradict each other are not continued from.
+        # A prefix of inconsistent arrays cannot be continued.
         if not permanent and reason != JobFailure.PAYLOAD_ERROR:
             await self._keep_prefixes()
-        went = await services.control.call(
+        state = await services.control.call(
             scripts.fail(
                 services.keys,
                 job,
@@ -101,26 +101,26 @@ class Charge:
                 max_attempts=0 if permanent else config.max_attempts,
                 retry_ms=int(config.retry_s * 1000),
                 max_retry_ms=int(config.max_retry_s * 1000),
-                told=self._told(),
+                told=self._usage(),
             )
         )
         last = (detail.strip().splitlines() or [""])[-1]
-        if went == JobState.DEAD and self._job is not None:
+        if state == JobState.DEAD and self._job is not None:
             services.endings.note(self._job, reason, last)
             await services.tell_endings()
-        message = f"job {job} failed as {reason} and is {went} now: {last[:1000]}"
+        message = f"job {job} failed as {reason} and is {state} now: {last[:1000]}"
         if reason in OF_USER_CODE or reason == JobFailure.RAISED:
-            services.repeats.warn(failure, message, f"{reason} {went}")
+            services.repeats.warn(failure, message, f"{reason} {state}")
         else:
             log.warning("%s", message)
 
     async def _release(self, detail: str) -> None:
-        """The engine was lost over a transfer of weights: whoever has the job next goes on, without a charge."""
+        """Hand the job back without a charged attempt: the engine was lost while it received weights."""
         await self._keep_prefixes()
         services, job = self._services, self._lease.job
-        await services.control.call(scripts.release(services.keys, job, self._lease.token, self._told()))
+        await services.control.call(scripts.release(services.keys, job, self._lease.token, self._usage()))
         services.tally.handed_back += 1
-        log.warning("the engine was lost while weights were sent to it; job %s is handed back: %s", job, detail)
+        log.warning("engine lost while receiving weights; job %s handed back: %s", job, detail)
 
     async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
         await self._keep_prefixes()
@@ -135,15 +135,15 @@ class Charge:
             publication=publication,
             engine=engine,
             sure=sure,
-            told=self._told(),
+            told=self._usage(),
         )
-        went = await services.control.call(call)
-        services.tally.crashes[went] += 1
-        log.warning("the engine died under job %s, which is %s now", job, went)
+        state = await services.control.call(call)
+        services.tally.crashes[state] += 1
+        log.warning("engine died while it ran job %s, which is %s now", job, state)
 
 
 def failure_of(task: "asyncio.Task[None]") -> Exception | None:
-    """What ended a task of a job's sample; None where it came to its end. Raises what ends the worker."""
+    """Return the exception of a finished task of one sample; None if it succeeded. Raises what must end the worker."""
     if task.cancelled():
         return RuntimeError(f"{task.get_name()} was cancelled.")
     failure = task.exception()

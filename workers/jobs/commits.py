@@ -1,7 +1,7 @@
-"""What a worker writes: payloads on their servers first, then the commits that make them count.
+"""Write finished samples: payloads to their servers first, then the commits that make them count.
 
-One flusher serves all jobs of the worker: whatever finished while the last batch was on its way goes with the next,
-in one round trip for the payloads of each server and one for the commits.
+One flusher serves all jobs of the worker: samples that finish while a batch is in flight go with the next, in one round
+trip for the payloads of each server and one for the commits.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from penstock.workers.jobs.write import Write
 
 log = logging.getLogger(__name__)
 
-#: Wait before a full Redis is tried again.
+#: Pause before writing to a full Redis is retried.
 FULL_WAIT_S = 1.0
-#: Most bytes of payloads that travel at once.
+#: Largest batch of payloads in flight, in bytes.
 BATCH_BYTES = 16 * 1024 * 1024
 
 
 class Commits:
-    """Writes payloads and commits them. A full Redis is waited for, with the samples in hand.
+    """Write payloads and commit them; buffer samples while Redis is full.
 
     Args:
         control: the control Redis of this worker.
@@ -52,30 +52,30 @@ class Commits:
         self._waiting = waiting
         self._worker = worker
         self._wanted_sides = config.rollout.sides
-        #: Where payloads lie.
+        #: Payload servers this worker writes to.
         self.stores = self._stores = PayloadStores(config.redis, keys, control, config.buffer.payload_ttl_s)
-        #: Server -> samples handed over whose end is still open.
+        #: Server -> number of submitted samples that are neither committed nor cancelled.
         self._open: Counter[str] = Counter()
         self._pending: list[Write] = []
         self._flusher: asyncio.Task[None] | None = None
 
     def blocked_on(self, cause: Cause | None) -> None:
-        """Report what is waited for; None ends it."""
+        """Report what the worker is blocked on; None ends the wait."""
         self._waiting.blocked_on(cause)
 
     async def look(self) -> None:
-        """See which payload servers there are by now. One round trip where nothing changed."""
+        """Refresh the list of payload servers. One round trip if nothing changed."""
         await self._stores.look()
 
     @property
     def servers_seen(self) -> str:
-        """Revision of the directory that this worker acts by: it writes to no server that was not live in it."""
+        """Revision of the directory this worker follows: it writes to no server that was not live in that revision."""
         if any(count for name, count in self._open.items() if name not in self._stores.names):
             return ""
         return self._stores.rev
 
     async def commit(self, job: str, token: str, samples: Sequence[Sample], temperature: float, kind: str) -> Committed:
-        """Write and commit finished samples of one job. Waits while Redis is full or gone; see ``submit``."""
+        """Write and commit finished samples of one job. Waits while Redis is full or down; see ``submit``."""
         return await self.submit(job, token, samples, temperature, kind)
 
     def submit(
@@ -89,21 +89,21 @@ class Commits:
         *,
         with_reward: bool = False,
     ) -> "asyncio.Future[Committed]":
-        """Hand samples over to be committed; returns at once. A cancelled future is not tried any more.
+        """Queue samples to be committed; returns at once. Cancelling the future stops retries.
 
         Args:
-            temperature: what the engine scaled logprobs by.
+            temperature: temperature of the engine's logprobs.
             kind: scaled | original logprobs.
-            accounts: what was thrown away of each (I10); empty: nothing.
-            with_reward: a reward of their whole group is to come.
+            accounts: discarded tokens of each sample (I10); empty: none.
+            with_reward: a reward of the whole group follows.
 
         Raises:
-            PayloadError: a sample's arrays contradict each other, or a side array that was asked for is not there.
+            PayloadError: the arrays of a sample are inconsistent, or a requested side array is missing.
         """
         done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
         write = Write(job, token, done, samples, temperature, kind, with_reward, accounts)
         self._pack(write, self._choose(write))
-        write.done.add_done_callback(partial(self._settle, write))
+        write.done.add_done_callback(partial(self._on_done, write))
         self._pending.append(write)
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush(), name="commits")
@@ -113,14 +113,14 @@ class Commits:
         return self._stores.choose(write.samples[0].id)
 
     def _pack(self, write: Write, server: str) -> None:
-        """Make its payloads for this server, which it counts as open on from now on. Raises PayloadError."""
+        """Pack its payloads for this server, and count it as open there. Raises PayloadError."""
         before = write.server
         write.pack(server, self._keys, worker=self._worker, wanted=self._wanted_sides)
         if before:
             self._open[before] -= 1
         self._open[server] += 1
 
-    def _settle(self, write: Write, _: object) -> None:
+    def _on_done(self, write: Write, _: object) -> None:
         self._open[write.server] -= 1
 
     async def _flush(self) -> None:
@@ -128,12 +128,12 @@ class Commits:
         while self._pending:
             batch = self._pending
             try:
-                batch = await self._take()
+                batch = await self._next_batch()
                 if batch and await self._write(batch):
                     self._waiting.end()
                     continue
             except Exception as exc:
-                # Not what passes by itself: each job buries it with its own name on it.
+                # Not transient: each job becomes a dead letter of its own.
                 for write in batch:
                     if not write.done.done():
                         write.done.set_exception(exc)
@@ -144,67 +144,67 @@ class Commits:
                 await asyncio.sleep(FULL_WAIT_S)
         self._waiting.end()
 
-    async def _take(self) -> list[Write]:
-        """Pending writes whose servers have room, as many as travel at once."""
+    async def _next_batch(self) -> list[Write]:
+        """Remove and return pending writes whose servers have room, at most ``BATCH_BYTES``."""
         for write in self._pending:
-            # Nothing of it is committed, so nothing names the server that it was for.
+            # None of its samples is committed, so no record refers to the previous server.
             if write.payloads and not write.done.done() and self._stores.is_away(write.server):
                 chosen = self._choose(write)
                 if chosen != write.server:
                     self._pack(write, chosen)
-        # Not those that nobody writes to: one that was drained may be gone.
+        # Only servers with pending writes: a drained one may be gone.
         wanted = {CONTROL, *(name for write in self._pending for name in write.payloads)}
         full = {name for name in wanted if await self._stores.is_full(name)}
         batch: list[Write] = []
-        left: list[Write] = []
+        skipped: list[Write] = []
         num_bytes = 0
         for write in self._pending:
             if write.done.done():
                 continue
             if CONTROL in full or full & write.payloads.keys() or num_bytes > BATCH_BYTES:
-                left.append(write)
+                skipped.append(write)
                 continue
             batch.append(write)
             num_bytes += write.num_bytes
-        self._pending = left
+        self._pending = skipped
         return batch
 
     async def _write(self, batch: list[Write]) -> bool:
-        """Payloads, then the commits of those that have theirs; what found no room is pending again.
+        """Write payloads, then commit the writes whose payloads are stored; requeue those that found no room.
 
-        Returns whether anything found room.
+        Returns whether anything was written.
         """
         for server in {name for write in batch for name in write.payloads}:
             await self._write_payloads(server, [write for write in batch if server in write.payloads])
-        whole = [write for write in batch if not write.payloads]
-        refused = [write for write in batch if write.payloads] + await self._commit(whole)
+        complete = [write for write in batch if not write.payloads]
+        refused = [write for write in batch if write.payloads] + await self._commit(complete)
         self._pending = refused + self._pending
         return len(refused) < len(batch)
 
     async def _write_payloads(self, server: str, writes: list[Write]) -> None:
         pairs, losses = [pair for write in writes for pair in write.payloads[server]], self._control.losses
-        # Named only where it takes longer than a moment; ended when something was written.
-        naming = asyncio.get_running_loop().call_later(
+        # Reported only if it takes longer than MOMENT_S; the wait ends once something is written.
+        report = asyncio.get_running_loop().call_later(
             MOMENT_S, self._waiting.blocked_on, PayloadServersAway((server,))
         )
         try:
             answers = await self._stores.put(server, pairs)
         finally:
-            naming.cancel()
+            report.cancel()
         if answers is None:
             return
         rest = iter(answers)
         for write in writes:
             refusals = [refusal for refusal in islice(rest, len(write.payloads[server])) if refusal is not None]
             for refusal in refusals:
-                _tell_kept(refusal)
+                _warn_full(refusal)
             if not refusals:
                 pairs = write.payloads.pop(server)
                 if server == CONTROL:
                     write.on_control, write.losses = pairs, losses
 
     async def _commit(self, writes: list[Write]) -> list[Write]:
-        """Commit, one verb per lease; returns what found no room."""
+        """Commit with one call per lease; return the writes that found no room."""
         leases: dict[tuple[str, str], list[Write]] = {}
         for write in writes:
             leases.setdefault((write.job, write.token), []).append(write)
@@ -237,29 +237,29 @@ class Commits:
         return refused
 
     async def _send(self, client: AsyncClient, writes: list[Write], calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """Answers of the commits; None where the connection was lost since their payloads were written.
+        """Return the replies to the commits; None if the connection was lost since their payloads were written.
 
-        Another server may answer by now, after a failover, that has never got them.
+        After a failover the new Redis may not have those payloads.
         """
         if any(write.on_control and write.losses != self._control.losses for write in writes):
             return None
         return await _call_all(client, calls)
 
     async def _write_again(self, writes: list[Write]) -> list[Write]:
-        """Write once more what lies on the control Redis, where it is not there, and commit; as ``_commit``."""
-        lying = [write for write in writes if write.on_control]
-        for write in lying:
+        """Write payloads on the control Redis again if they are missing, then commit as ``_commit``."""
+        stored = [write for write in writes if write.on_control]
+        for write in stored:
             write.payloads[CONTROL] = write.on_control
-        await self._write_payloads(CONTROL, lying)
+        await self._write_payloads(CONTROL, stored)
         refused = [write for write in writes if write.payloads]
         return refused + await self._commit([write for write in writes if not write.payloads])
 
     async def has_room(self) -> bool:
-        """Whether the control Redis has room for what can be done without."""
+        """Return whether the control Redis has room for optional data."""
         return not await self._stores.is_full(CONTROL)
 
     async def close(self) -> None:
-        """Give up what is not committed, and close the payload servers."""
+        """Discard uncommitted writes and close the payload servers."""
         if self._flusher is not None:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
@@ -267,7 +267,7 @@ class Commits:
 
 
 async def _call_all(client: AsyncClient, calls: Sequence[Call[Any]]) -> list[Any]:
-    """Raw answers of verbs of one kind, sent together; an error of one stands in its place."""
+    """Return the raw replies of calls of one kind, sent in one pipeline; a failed call yields its exception."""
     if not calls:
         return []
     while True:
@@ -283,10 +283,10 @@ async def _call_all(client: AsyncClient, calls: Sequence[Call[Any]]) -> list[Any
 def _found_no_room(answer: Any) -> bool:
     refusal = scripts.translate(answer, "commit") if isinstance(answer, Exception) else None
     if isinstance(refusal, QueueFull):
-        _tell_kept(refusal)
+        _warn_full(refusal)
         return True
     return False
 
 
-def _tell_kept(refusal: QueueFull) -> None:
-    log.warning("a finished sample is kept here: %s", refusal)
+def _warn_full(refusal: QueueFull) -> None:
+    log.warning("buffering a finished sample locally: %s", refusal)

@@ -1,4 +1,4 @@
-"""How the jobs of this worker came to their end, for the share that dies of what the user gave (user_failures.py)."""
+"""Record the outcomes of this worker's jobs, for the share that fails because of user code (user_failures.py)."""
 
 from penstock.config import Config
 from penstock.names import Lane
@@ -8,14 +8,14 @@ from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.user_failures import digit_of
 from penstock.redis.control import AsyncControl
 
-#: Most characters of a name, and of last words.
+#: Longest name and longest error text, in characters.
 MAX_NAME, MAX_WORDS = 200, 1000
 
 
 class Endings:
-    """Noted one by one; sent with the worker's presence, and at once when a job died of what the user gave.
+    """Collect outcomes; sent with the worker's presence, and at once when user code makes a job a dead letter.
 
-    However fast jobs die, the producer then reads of each before the worker has taken another in its place.
+    So the producer learns of each failure before the worker leases another job.
     """
 
     def __init__(self, config: Config) -> None:
@@ -26,8 +26,8 @@ class Endings:
         self._words: dict[str, str] = {}
 
     def note(self, job: Job, reason: str = "", words: str = "") -> None:
-        """One job ended: ``reason`` and last ``words`` of its burial, or '' where it is complete."""
-        # What a program asks for by itself is refused to it, and is not a reason to stop the producer.
+        """Record the end of one job: the ``reason`` and last ``words`` of its dead letter, or '' if it is complete."""
+        # A job that another program submitted and that is refused must not stop the producer.
         if job.lane == Lane.SCORE or (reason == JobFailure.REFUSED and job.dataset not in self._datasets):
             return
         kind = f"dataset {job.dataset} with reward {(job.reward or self._reward)[:MAX_NAME]}"
@@ -41,7 +41,7 @@ class Endings:
             self._words[kind] = words[-MAX_WORDS:]
 
     async def tell(self, control: AsyncControl, keys: Keys, window: int) -> None:
-        """Record what was noted since the last call. Blocks for a round trip, or not at all where there is nothing."""
+        """Write the outcomes recorded since the last call. Blocks for a round trip, unless there are none."""
         if not self._digits:
             return
         kinds = [(kind, digits, self._words.get(kind, "")) for kind, digits in self._digits.items()]

@@ -1,4 +1,4 @@
-"""Environments: what a sample meets between its turns (tools, code, search, a simulated user).
+"""Environments: what a sample interacts with between its turns (tools, code, search, a simulated user).
 
 An environment is a class named by import path, ``module:Class``, in the worker's configuration; one instance serves one
 sample::
@@ -13,8 +13,8 @@ sample::
                 return None
             return Observation(text="<result>" + await self.index.find(query) + "</result>")
 
-Its observations go into the sequence with mask 0, and the next turn is drawn after the tokens as they stand: an
-observation holds all that the chat template puts between two turns.
+Its observations enter the sequence with mask 0, and the next turn is generated from the tokens as they are: an
+observation contains everything the chat template puts between two turns.
 """
 
 import operator
@@ -43,13 +43,13 @@ MAX_TOKEN = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answers to a turn: text or token ids, not both."""
+    """The response of an environment to a turn: text or token ids, not both."""
 
-    #: Encoded as it stands, without special tokens of the tokenizer's own.
+    #: Encoded unchanged, without special tokens added by the tokenizer.
     text: str | None = None
-    #: Token ids, where the environment has its own tokenizer.
+    #: Token ids, if the environment has its own tokenizer.
     tokens: list[int] | None = None
-    #: The sample ends with the turn just drawn; text and tokens are left out.
+    #: The sample ends with the last turn; text and tokens are omitted.
     done: bool = False
 
     def __post_init__(self) -> None:
@@ -61,21 +61,21 @@ class Environment(Protocol):
     """One sample's environment."""
 
     async def reset(self, job: Job) -> None:
-        """Before the first turn. Also before a sample that was handed back in its first turn goes on."""
+        """Prepare for the first turn. Also called before a sample that was handed back in its first turn resumes."""
 
     async def step(self, sample: Sample) -> Observation | None:
-        """After each turn; ``sample.turns`` holds the text of every turn. None ends the sample."""
+        """Respond to a turn; ``sample.turns`` holds the text of every turn. None ends the sample."""
 
 
 async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) -> T:
-    """The answer of an environment. Waits for at most ``timeout_s``, whatever it does with a cancellation.
+    """Return the response of an environment. Waits for at most ``timeout_s``, even if it ignores cancellation.
 
     Args:
         what: names the call in the error.
 
     Raises:
-        EnvironmentTimeout: it did not answer; it is cancelled and left to itself.
-        EnvironmentRaised: it raised, whatever it was.
+            EnvironmentTimeout: it did not respond; it is cancelled and no longer awaited.
+            EnvironmentRaised: it raised any exception.
     """
     try:
         with calling(CODE, CodeCalled(what)):
@@ -90,10 +90,10 @@ async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) 
 
 
 async def step(environment: Environment, sample: Sample, timeout_s: float, what: str) -> Observation | None:
-    """Ask an environment with a copy of ``sample``, and read back what it may set. Waits as ``within``.
+    """Call an environment with a copy of ``sample``, and read back the fields it may set. Waits as ``within``.
 
     Raises:
-        EnvironmentTimeout, EnvironmentRaised: as ``within`` and ``checked``, and where it set a field to another type.
+        EnvironmentTimeout, EnvironmentRaised: as ``within`` and ``checked``, or it set a field to another type.
     """
     given = sample.copy_for_user()
     answer = await within(timeout_s, lambda: environment.step(given), what)
@@ -105,10 +105,10 @@ async def step(environment: Environment, sample: Sample, timeout_s: float, what:
 
 
 def checked(observation: object, what: str) -> Observation | None:
-    """What ``step`` answered, token ids as plain integers and its text as it can be tokenized.
+    """Validate the response of ``step``: token ids become plain integers, and text valid UTF-8.
 
     Raises:
-        EnvironmentRaised: it is neither an Observation nor None, or holds neither text nor token ids.
+        EnvironmentRaised: it is neither an Observation nor None, or has neither text nor token ids.
     """
     if observation is None or (isinstance(observation, Observation) and observation.done):
         return observation
@@ -134,9 +134,9 @@ class Environments:
     """The environments that this worker may make.
 
     Args:
-        allowed: import paths, ``module:Class``, of the worker's own configuration. A job travels through Redis, and
-            whoever writes there must not choose what is imported here.
-        judges: given to those that have a parameter of this name when they are made.
+        allowed: import paths, ``module:Class``, of the worker's own configuration. Jobs come from Redis, and a client
+            of that Redis must not choose what is imported here.
+        judges: passed to environments whose constructor has a parameter of this name.
 
     Raises:
         ConfigError: one of ``allowed`` cannot be imported, or is not an environment.
@@ -145,11 +145,11 @@ class Environments:
     def __init__(self, allowed: Iterable[str] = (), judges: Judges | None = None) -> None:
         self._classes = {path: load_environment(path) for path in dict.fromkeys(allowed)}
         given = {PARAMETER: judges if judges is not None else Judges(())}
-        #: What each is made with.
+        #: Constructor arguments by import path.
         self._given = {path: given if takes_judges(made) else {} for path, made in self._classes.items()}
 
     def check(self, job: Job) -> None:
-        """Raise ConfigError where a job names an environment that this worker may not make. Imports nothing."""
+        """Raise ConfigError if a job names an environment this worker may not make. Imports nothing."""
         if job.environment and job.environment not in self._classes:
             raise ConfigError(
                 f"job {job.id} names environment {shown(job.environment)}, and a worker imports only what its own "
@@ -157,11 +157,11 @@ class Environments:
             )
 
     def make(self, job: Job) -> Environment | None:
-        """One for a sample of ``job``; None where the job names none.
+        """Create the environment of a sample of ``job``; None if the job names none.
 
         Raises:
             ConfigError: as :meth:`check`.
-            EnvironmentRaised: it cannot be made.
+            EnvironmentRaised: its constructor raised.
         """
         self.check(job)
         if not job.environment:
@@ -173,20 +173,20 @@ class Environments:
 
 
 def allowed_environments(config: Config) -> list[str]:
-    """Import paths of the environments that workers of this configuration make."""
+    """Return the import paths of the environments that workers of this configuration may make."""
     datasets = [*config.data.train, *config.data.eval]
     return [*config.worker.environments, *(one.environment for one in datasets if one.environment is not None)]
 
 
 def load_environment(path: str) -> Callable[..., Environment]:
-    """The class at ``module:Class``; modules of the working directory are found too.
+    """Import the class at ``module:Class``; the working directory is on the path.
 
     Raises:
         ConfigError: it cannot be imported, or has no ``reset`` and ``step``.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    cwd = str(Path.cwd())
+    if cwd not in sys.path:
+        sys.path.append(cwd)
     if ":" not in path:
         raise ConfigError(f"environment {path!r} is not an import path: write it as module:Class.")
     found = find(path, "environment")

@@ -1,4 +1,4 @@
-"""What evaluations are told of an answer beside its reward: what it comes to, and the category of its prompt."""
+"""Add evaluation metadata to a sample beside its reward: its final answer, and the category of its prompt."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,14 +9,14 @@ from penstock.protocol.records.sample import Sample
 from penstock.words import writable
 from penstock.workers.rewards.kinds.box import last_box
 
-#: Entries of ``reward_info``. A reward that says what it took an answer for says it as the first.
+#: Entries of ``reward_info``. A reward that reports which answer it read sets the first itself.
 PRED, CATEGORY = "pred", "category"
-#: Most characters of either: a longer text is no result.
+#: Longest of either, in characters: a longer text is no final answer.
 MAX_PRED, MAX_CATEGORY = 256, 64
 
 
 def note(sample: Sample, datasets: Iterable[DatasetConfig]) -> None:
-    """Add both to a scored sample of lane ``eval``: the first where its prompt has several, for the vote.
+    """Add both to a scored sample of lane ``eval``; the final answer only if its prompt has several samples, to vote.
 
     Args:
         datasets: the held-out ones.
@@ -32,12 +32,12 @@ def note(sample: Sample, datasets: Iterable[DatasetConfig]) -> None:
 
 
 def result_of(text: str) -> str:
-    r"""What an answer comes to: the content of its last ``\boxed{}``, else all of a short one; '' where it has none."""
+    r"""Return the final answer: the content of the last ``\boxed{}``, else all of a short answer; '' if none."""
     found = last_box(text)
     spelled = " ".join((text if found is None else found).split())
     return writable(spelled) if len(spelled) <= MAX_PRED else ""
 
 
 def _name(value: Any) -> str:
-    """A category as text; '' where it is none."""
+    """Return a category as text; '' if it is neither text nor a number."""
     return writable(str(value))[:MAX_CATEGORY].strip() if isinstance(value, str | int | float) else ""

@@ -1,4 +1,4 @@
-"""Make one sample: token in, token out, turn by turn, through aborts and changes of weights."""
+"""Generate one sample: token in, token out, turn by turn, through aborts and weight changes."""
 
 import asyncio
 import logging
@@ -27,20 +27,19 @@ from penstock.workers.jobs.valves import Valves
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Longest wait for the partial tokens of a sample that is cancelled.
+#: Longest wait for the tokens of a sample that is cancelled.
 _COLLECT_S = 5.0
-#: Aborts in a row without a token and without new weights, or with tokens that cannot be kept, after which the engine
-#: is taken to be at fault.
+#: Aborts in a row without a usable token and without new weights, after which the engine is considered broken.
 _MAX_IDLE_ABORTS = 50
 
 
 def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:
-    """[P] the prompt of a job. Raises ConfigError where it has none."""
+    """[P] Return the prompt of a job. Raises ConfigError if it has none."""
     if job.prompt_ids is not None:
         return list(job.prompt_ids)
     if job.prompt is None:
         raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
-    # The text has its template applied, and with it every special token it wants.
+    # The chat template was applied, so the text already has all special tokens.
     return list(tokenizer.encode(job.prompt, add_special_tokens=False))
 
 
@@ -59,30 +58,31 @@ async def generate_sample(
     account: Drawn | None = None,
     answered: Callable[[Segment, bool], None] | None = None,
 ) -> Sample:
-    """Make answer ``k`` of ``job``. Blocks until it is done, held by ``valves`` while weights change.
+    """Generate answer ``k`` of ``job``. Blocks until it is done, and while ``valves`` are closed by a weight change.
 
-    ``max_new_tokens`` bounds each turn, ``rollout.max_context_tokens`` the whole; tokens are stored as the engine
-    returned them and never tokenized again. Aborted segments resume from their prefix with what is left of the budget.
+    ``max_new_tokens`` bounds each turn, ``rollout.max_context_tokens`` the sequence; tokens are stored as the engine
+    returned them and never tokenized again. Aborted requests resume from their prefix with the rest of the budget.
 
     Args:
         partial: a sample of this job and k to continue, and to write to. A caller that may cancel this call passes one
-            (a new one: ``Sample(job, k)``): on cancellation the engine is asked for what it has drawn, and the sample
-            holds it, with status "aborted", when the CancelledError arrives (within 5 s; a second one is at once).
-        interval: look at running answers after so many tokens; they are in ``partial`` then, with no newer version than
-            is proven, and stay there if the engine dies. 0: only whole answers are.
+            (a new one: ``Sample(job, k)``): on cancellation the tokens generated so far are fetched from the engine,
+            and the sample holds them, with status "aborted", when the CancelledError arrives (within 5 s; a second
+            cancellation takes effect at once).
+        interval: stream running answers every so many tokens; ``partial`` then has them, with no newer version than
+            is proven, even if the engine dies. 0: only complete answers.
         drawn: called whenever ``partial`` has grown; must not block.
-        account: is told of every token that is drawn in this call and thrown away, and of requests without an answer.
+        account: counts every token generated in this call and discarded, and requests without an answer.
         answered: called with each answer of the engine and whether its request was sent again; must not block.
         environment: its environment; None: a single turn.
 
     Returns:
-        The sample (``partial`` itself where given), status "completed" or "truncated", reward not yet set. Status
-        "aborted": it drew ``rollout.lease_tokens`` in this call, and is to be continued in another.
+        The sample (``partial`` itself if given), status "completed" or "truncated", reward not yet set. Status
+        "aborted": it used up ``rollout.lease_tokens`` in this call, and another call is to continue it.
 
     Raises:
-        ConfigError: sampling that cannot be trained on, a prompt that leaves no room, a job's environment not given.
-        EnvironmentTimeout, EnvironmentRaised: its environment did not answer in its time, or raised.
-        EngineDied, EngineError: as ``Engine.generate``; tokens of earlier segments are in ``partial``.
+        ConfigError: sampling that cannot be trained on, a prompt that leaves no room, or the environment is missing.
+        EnvironmentTimeout, EnvironmentRaised: the environment timed out or raised.
+        EngineDied, EngineError: as ``Engine.generate``; tokens of earlier requests are in ``partial``.
     """
     sampling = sampling_for(job, rollout)
     sample = partial if partial is not None else Sample(job, k)
@@ -98,13 +98,13 @@ async def generate_sample(
 
 
 def _pauses(sample: Sample, closed: list[tuple[float, float]]) -> list[list[int]]:
-    """As of ``Sample.pauses``."""
+    """Return ``Sample.pauses``: start and duration in ms, relative to the start of the sample."""
     spans = [[round(1000 * (begin - sample.started_s)), round(1000 * (end - begin))] for begin, end in closed]
     return spans[-MAX_PAUSES:]
 
 
 class _Maker:
-    """State of one sample's making."""
+    """State of the generation of one sample."""
 
     def __init__(
         self,
@@ -124,29 +124,29 @@ class _Maker:
         self.sample = sample
         self.tokenizer = tokenizer
         self.pictures: Pictures | None = sample.pictures
-        # The place of an image in an answer would be one without an image, for engine and trainer.
+        # An image placeholder in an answer would stand for an image that does not exist, for engine and trainer.
         self.sampling = sampling if self.pictures is None else self.pictures.stopping(sampling)
         self.stops = StopRule.of(self.sampling, tokenizer, engine.eos_token_ids)
         self.max_turns = rollout.max_turns
         self.max_context = min(rollout.max_context_tokens, engine.info.max_context)
         self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
-        #: Index of the first token of the turn that is being drawn.
+        #: Index of the first token of the current turn.
         self.turn_start = _turn_start(sample)
-        #: Index of the first token of the request that is on its way; what is behind it was heard in its stream.
+        #: Index of the first token of the current request; tokens from there on came from its stream.
         self.request_start = len(sample.tokens)
-        #: Tokens before it whose version is not proven.
+        #: Number of tokens before it whose version is not proven.
         self.unproven_before = sample.num_unproven
         self.interval = interval
         self.drawn = drawn or (lambda: None)
         self.account = account
-        #: Tokens of this request that were drawn, and those that were cut off before it.
+        #: Tokens generated by this request, and tokens cut off before it.
         self.requested = 0
         self.cut_off = account.behind_stop
         self.answered = answered or (lambda *_: None)
-        self.is_resent = False  # the request that is on its way, after an aborted answer
+        self.is_resent = False  # whether the current request follows an aborted answer
         self.environment_timeout_s = rollout.environment_timeout_s
         self.lease_tokens = rollout.lease_tokens
-        #: Length at which this lease's tokens are used up; None: no limit, or the sample cannot be handed back.
+        #: Length at which this lease's token budget is used up; None: no limit, or the sample cannot be handed back.
         self.lease_end: int | None = None
         self.masks_offpolicy = rollout.mask_offpolicy_in_partial_rollout
 
@@ -162,7 +162,7 @@ class _Maker:
                 break
             if self.pictures is not None and self.pictures.ended(self.sample):
                 break
-            observation = await step(environment, self.sample, self.environment_timeout_s, self.naming("step"))
+            observation = await step(environment, self.sample, self.environment_timeout_s, self.call_name("step"))
             if observation is None or observation.done:
                 break
             if self.sample.num_turns >= self.max_turns or not self.observe(observation):
@@ -176,26 +176,26 @@ class _Maker:
             check_rows(self.sample)
 
     async def within(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        return await within(self.environment_timeout_s, call, self.naming(what))
+        return await within(self.environment_timeout_s, call, self.call_name(what))
 
-    def naming(self, what: str) -> str:
+    def call_name(self, what: str) -> str:
         return f"sample {self.sample.id}: {what} of environment {self.sample.job.environment or 'given'}"
 
     def begin(self, environment: Environment | None) -> None:
-        """Prompt, or the prefix of a partial; starts over where its routing or an environment's past turns are gone."""
+        """Start from the prompt or a partial; start over if its routing, or past turns of its environment, are lost."""
         sample = self.sample
         sample.started_s = sample.started_s or time.time()
         sample.status = SampleStatus.PENDING
         is_other = self.pictures is not None and not self.pictures.are_of(sample)
-        untold = self.engine.tells_routing and not is_told(sample)
-        if not sample.tokens or is_other or untold or (environment is not None and sample.num_turns > 1):
+        lacks_routing = self.engine.tells_routing and not is_told(sample)
+        if not sample.tokens or is_other or lacks_routing or (environment is not None and sample.num_turns > 1):
             self.account.lost_turn += sum(sample.generated)
             self.start_over()
         if self.lease_tokens is not None:
             self.lease_end = len(sample.tokens) + self.lease_tokens
 
-    def leave_abandoned(self) -> None:
-        """A first turn that holds tokens of versions that a rewind left behind is started over: it would be dropped."""
+    def drop_abandoned(self) -> None:
+        """Start over a first turn with tokens of abandoned versions: the sample would be disposed of."""
         sample = self.sample
         gone = {v for v in set(sample.versions) if is_abandoned(v, self.engine.abandoned)}
         if not gone or sample.num_turns > 1:
@@ -207,7 +207,7 @@ class _Maker:
             self.lease_end = len(sample.tokens) + self.lease_tokens
 
     def start_over(self) -> None:
-        """The prompt alone."""
+        """Reset the sample to its prompt."""
         sample, job = self.sample, self.sample.job
         prompt = prompt_ids(job, self.tokenizer) if self.pictures is None else list(self.pictures.prompt)
         if not 0 < len(prompt) < self.max_context:
@@ -224,7 +224,7 @@ class _Maker:
         sample.prompt_length = self.turn_start = len(prompt)
 
     def observe(self, observation: Observation) -> bool:
-        """Append an observation; False where it leaves no room for another token."""
+        """Append an observation; return False if no room is left for another token."""
         tokens = observation.tokens
         if tokens is None:
             tokens = list(self.tokenizer.encode(observation.text or "", add_special_tokens=False))
@@ -238,17 +238,17 @@ class _Maker:
             return False
         self.sample.append(tokens)
         self.turn_start = len(self.sample.tokens)
-        self.lease_end = None  # its environment would be lost
+        self.lease_end = None  # handing it back would lose its environment
         self.sample.num_turns += 1
         self.sample.finish_reason = ""
         return True
 
     async def draw_turn(self) -> bool:
-        """Draw until the turn ends; sets ``finish_reason`` to stop or length. False: the lease's tokens are used up."""
+        """Generate until the turn ends, and set ``finish_reason``. Return False once the lease's tokens are used up."""
         sample, idle = self.sample, 0
         self.is_resent = False
         while sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            self.leave_abandoned()
+            self.drop_abandoned()
             spent = len(sample.tokens) - self.turn_start
             budget = min(self.max_new - spent, self.max_context - len(sample.tokens))
             if budget <= 0:
@@ -260,15 +260,15 @@ class _Maker:
             version = self.engine.version
             async with self.valves.requests:
                 segment = await self.request(min(budget, left), spent)
-            self.take(segment, cut_short=left < budget)
+            self.on_answer(segment, cut_short=left < budget)
             self.is_resent = segment.finish_reason == FinishReason.ABORT
-            stood_still = not segment.output_ids and (segment.num_thrown or self.engine.version == version)
-            idle = idle + 1 if stood_still else 0
+            stalled = not segment.output_ids and (segment.num_thrown or self.engine.version == version)
+            idle = idle + 1 if stalled else 0
             if idle > _MAX_IDLE_ABORTS:
-                usual = "" if segment.num_thrown else "; too little memory for the context is the usual cause"
+                hint = "" if segment.num_thrown else "; too little memory for the context is the usual cause"
                 raise EngineError(
                     f"sample {sample.id}: the engine returned it {idle} times without a token that can be kept "
-                    f"({segment.message}): look into its log{usual}."
+                    f"({segment.message}): look into its log{hint}."
                 )
         if len(sample.turns) < sample.num_turns:
             stopped = sample.finish_reason == FinishReason.STOP
@@ -277,7 +277,7 @@ class _Maker:
         return True
 
     async def request(self, budget: int, spent: int) -> Segment:
-        """One request; on cancellation its tokens are taken into the sample before the CancelledError goes on."""
+        """Send one request; on cancellation add its tokens to the sample before re-raising."""
         sampling = self.sampling | {"max_new_tokens": budget}
         if minimum := sampling.get("min_new_tokens"):
             sampling["min_new_tokens"] = max(0, minimum - spent)
@@ -285,7 +285,7 @@ class _Maker:
         self.request_start, self.unproven_before = len(self.sample.tokens), self.sample.num_unproven
         self.requested, self.cut_off = 0, self.account.behind_stop
         self.account.unheard += 1
-        more: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
+        more: dict[str, Any] = {"heard": self.on_stream, "interval": self.interval} if self.interval else {}
         if self.pictures is not None and self.pictures.uris:
             more["images"] = self.pictures.images
         task = asyncio.create_task(self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **more))
@@ -300,48 +300,48 @@ class _Maker:
             self.sample.generate_s += time.monotonic() - started
 
     async def collect(self, task: asyncio.Task[Segment]) -> None:
-        """Abort a request and take what it drew."""
+        """Abort a request and add its tokens to the sample."""
         deadline = time.monotonic() + _COLLECT_S
         try:
             while not task.done() and time.monotonic() < deadline:
                 await self.engine.abort(self.sample.id)
                 await asyncio.wait({task}, timeout=ABORT_AGAIN_S)
             if task.done():
-                self.take(task.result())
+                self.on_answer(task.result())
         except EngineError as exc:
-            log.warning("sample %s was cancelled, its last tokens are lost: %s", self.sample.id, exc)
+            log.warning("sample %s was cancelled; its last tokens are lost: %s", self.sample.id, exc)
 
-    def hear(self, version: int, ids: list[int], logprobs: list[float]) -> None:
-        """Append what a running request has drawn so far; only its end says which version drew which."""
+    def on_stream(self, version: int, ids: list[int], logprobs: list[float]) -> None:
+        """Append streamed tokens of a running request; only its final answer has the version of each."""
         sample = self.sample
         self.requested += len(ids)
         if sample.finish_reason == FinishReason.STOP:
-            self.count_cut()
+            self.count_cut_off()
             return
         judged, heard = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
         sample.append(ids, version=version, logprobs=logprobs)
         if ids:
             sample.first_token_s = sample.first_token_s or time.time()
         if judged and heard <= self.stops.window:
-            # A stop that began before the request goes unseen by the engine, and must not be continued past.
+            # The engine does not see a stop that began before the request; nothing may be generated after it.
             end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
             if end is not None:
                 _truncate(sample, self.turn_start + end)
                 sample.finish_reason = FinishReason.STOP
         if self.engine.version > version:
             sample.num_unproven += max(0, len(sample.tokens) - self.request_start - heard)
-        self.count_cut()
+        self.count_cut_off()
         self.drawn()
 
-    def count_cut(self) -> None:
-        """Of what this request has drawn, tell how much was cut off."""
+    def count_cut_off(self) -> None:
+        """Update the account with the number of tokens of this request that were cut off."""
         self.account.behind_stop = self.cut_off + self.requested - (len(self.sample.tokens) - self.request_start)
 
-    def take(self, segment: Segment, *, cut_short: bool = False) -> None:
-        """Append a segment in the place of what was heard of it, and decide how the turn stands.
+    def on_answer(self, segment: Segment, *, cut_short: bool = False) -> None:
+        """Replace the streamed tokens of a request by its answer, and decide whether the turn has ended.
 
         Args:
-            cut_short: it was allowed fewer tokens than the turn has left, so that "length" is not the turn's end.
+            cut_short: the request had a smaller limit than the turn, so "length" does not end the turn.
         """
         sample = self.sample
         self.answered(segment, self.is_resent)
@@ -358,7 +358,7 @@ class _Maker:
         if aborted:
             sample.num_aborts += 1
         if cut_short and segment.finish_reason == FinishReason.LENGTH:
-            # Releases differ in whether the last token allowed may be a stop.
+            # SGLang releases differ in whether the last allowed token may be a stop.
             sample.finish_reason, aborted = "", True
         if aborted or judged:
             end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=aborted)
@@ -371,7 +371,7 @@ class _Maker:
         self.requested = max(self.requested, len(segment.output_ids) + segment.num_thrown)
         if not segment.is_unheard:
             self.account.unheard -= 1
-        self.count_cut()
+        self.count_cut_off()
         sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])
         self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven
         if sample.finish_reason in (FinishReason.ABORT, ""):
@@ -379,7 +379,7 @@ class _Maker:
 
 
 def mask_offpolicy(sample: Sample) -> None:
-    """No loss on tokens that are older than the sample's newest; they stay generated, with their versions."""
+    """Mask tokens older than the sample's newest version from the loss; they still count as generated."""
     newest = max(sample.versions, default=-1)
     sample.loss_mask = [
         mask if version == newest else 0 for mask, version in zip(sample.loss_mask, sample.versions, strict=True)
@@ -387,7 +387,7 @@ def mask_offpolicy(sample: Sample) -> None:
 
 
 def _turn_start(sample: Sample) -> int:
-    """Index behind the prompt or the last observation."""
+    """Return the index after the prompt or the last observation."""
     index = len(sample.generated)
     while index and sample.generated[index - 1]:
         index -= 1

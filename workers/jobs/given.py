@@ -1,8 +1,8 @@
-"""One sample whose answer is given, not drawn: demonstrations, supervised data, answers of another policy.
+"""Make one sample from a given answer: demonstrations, supervised data, answers of another policy.
 
-It takes the way of every other sample: the engine scores it under its present weights, the reward is computed, and it
-is committed as one of its group. Its status ``given`` says that its tokens count as generated although no policy drew
-them: their logprobs and version are those of the weights that scored them, at temperature 1 (T6).
+The engine scores it under its current weights, the reward is computed, and it is committed like any sample of its
+group. Status ``given`` says that its tokens count as generated although no policy sampled them: their logprobs and
+version are those of the weights that scored them, at temperature 1 (T6).
 """
 
 import time
@@ -20,7 +20,7 @@ from penstock.workers.jobs.valves import Valves
 
 
 def check_answers(job: Job) -> None:
-    """Raise ProtocolError or ConfigError where a job's given answers cannot be samples of it."""
+    """Raise ProtocolError or ConfigError if a job's given answers cannot be samples of it."""
     if not isinstance(job.answers, list) or not all(_is_answer(answer) for answer in job.answers):
         raise ProtocolError(f"job {job.id} gives answers that are neither text nor lists of token ids.")
     if len(job.answers) > job.n:
@@ -30,8 +30,8 @@ def check_answers(job: Job) -> None:
         )
     if job.images and (job.answers or job.lane == Lane.SCORE):
         raise ConfigError(
-            f"job {job.id} has images, and gives answers or sequences to be scored: those are scored by their tokens "
-            "alone; have its answers drawn."
+            f"job {job.id} has images, and gives answers or sequences to be scored, which are scored by their tokens "
+            "alone: let the engine generate its answers."
         )
     if job.answers and job.environment:
         raise ConfigError(f"job {job.id} gives answers and names an environment: a given answer has a single turn.")
@@ -40,9 +40,9 @@ def check_answers(job: Job) -> None:
 async def give_sample(
     engine: Engine, valves: Valves, job: Job, k: int, *, tokenizer: Tokenizer, max_context: int
 ) -> Sample:
-    """Make sample ``k`` of its given answer. Blocks for a prefill, held by ``valves`` while weights change.
+    """Make sample ``k`` of its given answer. Blocks for a prefill, and while ``valves`` are closed by a weight change.
 
-    A text is tokenized and ended by the tokenizer's eos; token ids are taken as they are.
+    A text is tokenized and ended by the tokenizer's eos; token ids are used unchanged.
 
     Args:
         max_context: most tokens of prompt and answer together.

@@ -1,13 +1,13 @@
-"""A worker's heartbeat: renews its leases from a thread of its own, so that a busy event loop loses none.
+"""Renew a worker's leases from a thread of its own, so that a busy event loop loses none.
 
 | where | does |
 |---|---|
-| the loop, ``run`` | makes a step every ``STEP_S``, which proves that it moves; takes news of lost leases |
-| the thread | every ``worker.heartbeat_s`` renews what is held, for as long as the loop's last step is fresh |
+| the loop, ``run`` | steps every ``STEP_S``, which proves that it is alive; handles lost leases |
+| the thread | renews the leases every ``worker.heartbeat_s``, as long as the loop's last step is recent |
 
-A loop that made no step for ``worker.stuck_s`` is not coming back by itself: its leases are then left to run out, so
-that others take its jobs, and the wait is named (I8) with the line of code that holds the loop. A process that is
-stopped or killed takes the thread along.
+A loop without a step for ``worker.stuck_s`` is considered stuck: its leases are left to run out, so that other workers
+take its jobs, and the wait is reported (I8) with the line of code that blocks the loop. A process that is stopped or
+killed takes the thread with it.
 """
 
 import asyncio
@@ -29,20 +29,20 @@ from penstock.redis.control import Control
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two steps of the loop.
+#: Seconds between two steps of the event loop.
 STEP_S = 0.25
-#: Longest wait for the thread at the end.
+#: Longest wait for the thread to end.
 END_S = 2.0
 #: A job and the token of its lease.
 Lease = tuple[str, str]
 
 
 class Heartbeat:
-    """Renews leases until ``run`` is cancelled.
+    """Renew leases until ``run`` is cancelled.
 
     Args:
-        leases: what is held now; called in the thread, so it must not change anything.
-        lost: called in the loop, after each beat, with the leases that are another's.
+        leases: returns the current leases; called in the thread, so it must not change anything.
+        lost: called in the loop, after each renewal, with the leases that another worker has.
         every_s, stuck_s: seconds; see ``WorkerConfig``.
     """
 
@@ -70,7 +70,7 @@ class Heartbeat:
         self._is_stuck = False
 
     async def run(self) -> None:
-        """Beat until cancelled. Raises what ends the thread."""
+        """Renew until cancelled. Raises what ends the thread."""
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
         thread = threading.Thread(target=self._beat, args=(loop, failed), name="heartbeat", daemon=True)
@@ -83,7 +83,7 @@ class Heartbeat:
             failed.result()
         finally:
             self._end.set()
-            # A renewal that is still on its way harms nothing; one that hangs must not hold up the end.
+            # A renewal in flight is harmless; one that hangs must not block the exit.
             await asyncio.to_thread(thread.join, END_S)
 
     def _beat(self, loop: asyncio.AbstractEventLoop, failed: "asyncio.Future[None]") -> None:
@@ -94,31 +94,31 @@ class Heartbeat:
                 self._end.wait(self._every_s)
         except Exception as exc:
             if not (self._end.is_set() and isinstance(exc, QueueUnavailable)):
-                _tell(loop, partial(_fail, failed, exc))
+                _call_in_loop(loop, partial(_fail, failed, exc))
         finally:
             self._waiting.end()
             self._control.close()
 
     def _loop_moves(self) -> bool:
-        """False while the loop made no step for too long; that is said once, and shown as long as it lasts."""
-        still_s = time.monotonic() - self._stepped
-        if still_s < self._stuck_s:
+        """Return False while the loop has been stuck for too long; log that once, and report it while it lasts."""
+        stuck_for_s = time.monotonic() - self._stepped
+        if stuck_for_s < self._stuck_s:
             if self._is_stuck:
-                log.warning("the worker's event loop moves again")
+                log.warning("event loop recovered")
                 self._is_stuck = False
                 self._waiting.end()
             return True
-        where = _place_of_main_thread()
+        position = _main_thread_position()
         if not self._is_stuck:
             self._is_stuck = True
             log.error(
-                "the worker's event loop made no step for %.0f s (worker.stuck_s is %g), so its leases are not renewed "
-                "any more; it is at:\n%s",
-                still_s,
+                "event loop made no step for %.0f s (worker.stuck_s is %g), so its leases are no longer renewed; "
+                "it is at:\n%s",
+                stuck_for_s,
                 self._stuck_s,
-                where.stack,
+                position.stack,
             )
-        self._waiting.blocked_on(EventLoopStuck(self._stuck_s, where.line))
+        self._waiting.blocked_on(EventLoopStuck(self._stuck_s, position.line))
         return False
 
     def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -127,11 +127,11 @@ class Heartbeat:
             return
         renew = scripts.renew(self._keys, self._worker, leases)
         gone: list[str] = self._control.call(renew)
-        _tell(loop, lambda: self._lost({lease for lease in leases if lease[0] in gone}))
+        _call_in_loop(loop, lambda: self._lost({lease for lease in leases if lease[0] in gone}))
 
 
-class _Place:
-    """Where a thread is: its innermost line, and its stack as text."""
+class _Position:
+    """Position of a thread: its innermost line, and its stack as text."""
 
     def __init__(self, stack: traceback.StackSummary) -> None:
         last = stack[-1] if stack else None
@@ -139,9 +139,9 @@ class _Place:
         self.stack = "".join(stack.format())
 
 
-def _place_of_main_thread() -> _Place:
+def _main_thread_position() -> _Position:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return _Place(traceback.extract_stack(frame) if frame else traceback.StackSummary())
+    return _Position(traceback.extract_stack(frame) if frame else traceback.StackSummary())
 
 
 def _fail(future: "asyncio.Future[None]", exc: Exception) -> None:
@@ -149,7 +149,7 @@ def _fail(future: "asyncio.Future[None]", exc: Exception) -> None:
         future.set_exception(exc)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
-    # A loop that has ended needs no news.
+def _call_in_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
+    # A loop that has ended needs no callback.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(what)

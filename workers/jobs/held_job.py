@@ -1,16 +1,16 @@
 """One leased job from its lease to its end: generate, reward, commit; or fail, crash, release.
 
-lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k by itself, commits coalesced)
-           │ all are committed, and a reward of the group is to come: that is next (rewards/groups/phase.py)
-           │ engine died: prefixes kept, charged, queued again (crash)
-           │ reward has no number, answer is garbage: tried again later, then buried (fail); the other samples end
-           │   first, and what was drawn is kept, so that a reward that is tried again scores the same answer
-           │ can never work: buried at once with its reason (fail, 0 tries)
-           │ a sample used up its tokens of this lease: its slot is free; when its siblings are through, the job is
-           │   queued again with its prefixes, at no charge (release)
+lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k separately, commits coalesced)
+           │ all committed, and the group has a reward: that comes next (rewards/groups/phase.py)
+           │ engine died: write prefixes, report, requeue (crash)
+           │ reward has no number, answer is garbage: retry later, then dead letter (fail); the other samples finish
+           │   first, and prefixes are kept, so that a retried reward scores the same answer
+           │ can never work: dead letter at once with its reason (fail, 0 attempts)
+           │ a sample used up its tokens of this lease: free its slot; when its siblings are done, requeue the job
+           │   with its prefixes, at no charge (release)
            └ lease lost: everything stops, nothing is written (I3)
 
-A sample that failed ends its job only when its siblings are through, but for what concerns all of them.
+A failed sample ends its job only when its siblings are done, unless the failure concerns all of them.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for commits on their way, before a job is handed back.
+#: Longest wait for commits in flight before a job is handed back.
 SETTLE_S = 5.0
-#: What no other sample of the job can escape, and no other try either.
+#: Failures that every sample of the job, and every further attempt, would meet.
 REFUSED = (ConfigError, ProtocolError, EngineRefused)
 AT_ONCE = (EngineDied, LeaseLost, *REFUSED)
 #: The span of a lease.
@@ -61,37 +61,37 @@ _ATTEMPT = "attempt"
 
 
 class HeldJob:
-    """A job that this worker holds. ``run`` ends when the job is no longer ours."""
+    """A job that this worker holds. ``run`` ends when the job is committed, failed, handed back or lost."""
 
     def __init__(self, services: Services, lease: RawLease) -> None:
         self._services = services
         self.lease = lease
         self._refused: PenstockError | None = None
-        #: Its record, once it was read.
+        #: Its record, once read.
         self._record: Job | None = None
         self._temperature = 1.0
-        #: Images of its prompt; None: it has none.
+        #: Images of its prompt; None if it has none.
         self._pictures: Pictures | None = None
         #: k of samples that are not committed.
         self._missing: list[int] = []
         #: k of samples that wait for a slot or are being generated.
         self._undrawn: set[int] = set()
         self._group = GroupPhase(services, lease)
-        #: Those that are being made, or are made and not committed, by k.
+        #: Samples in progress, or finished and not committed, by k.
         self.samples: dict[int, Sample] = {}
         self._prefixes: dict[int, Prefix] = {}
-        #: Commits on their way, with their k.
+        #: Commits in flight, with their k.
         self._writes: dict[asyncio.Future[Committed], int] = {}
         self.task: asyncio.Task[None] | None = None
-        #: True once the lease is known to be another's.
+        #: True once another worker is known to have the lease.
         self.lost = False
         self._releasing = False
         #: The error that ends the worker; '' unless it dies.
         self._death = ""
         self._leased_s = time.time()
-        #: How it ended, as its span says.
+        #: Outcome, recorded in its span.
         self._end = "committed"
-        #: True once its end is being written to Redis, which must not be interrupted.
+        #: True once its outcome is being written to Redis, which must not be interrupted.
         self._ending = False
         try:
             self._job = self._read()
@@ -100,7 +100,7 @@ class HeldJob:
 
     def _read(self) -> Job:
         job = self._record = self.lease.read()
-        sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
+        sampling = sampling_for(job, self._services.config.rollout)  # raises before anything is generated
         check_answers(job)
         self._services.rewards.check(job)
         self._services.environments.check(job)
@@ -128,23 +128,23 @@ class HeldJob:
 
     @property
     def is_ending(self) -> bool:
-        """True while something is on its way that may have ended the lease by itself."""
+        """True while a call in flight may have ended the lease itself."""
         return self._ending or bool(self._writes)
 
     def start(self) -> "asyncio.Task[None]":
-        """Run as a task of its own."""
+        """Run in a task of its own."""
         self.task = asyncio.create_task(self.run(), name=f"job {self.job}")
         return self.task
 
     def lose(self) -> None:
-        """The lease is another's: stop at once and write nothing."""
+        """Stop at once and write nothing: another worker has the lease."""
         self.lost = True
         for write in self._writes:
             write.cancel()
         self._stop()
 
     def release(self, death: str = "") -> None:
-        """Hand the job back with what was drawn so far.
+        """Hand the job back with the tokens generated so far.
 
         Args:
             death: the error that ends the worker; '': the job is not charged.
@@ -162,9 +162,9 @@ class HeldJob:
             try:
                 await self._run()
             finally:
-                self._tell()
+                self._record_attempt()
 
-    def _tell(self) -> None:
+    def _record_attempt(self) -> None:
         services, end = self._services, "lost" if self.lost else self._end
         services.spans.add(
             self.job, _ATTEMPT, self._leased_s, time.time(), of=self.lease.token,
@@ -172,8 +172,8 @@ class HeldJob:
         )  # fmt: skip
 
     @contextmanager
-    def _told(self, what: str, k: int | None = None) -> Iterator[None]:
-        """A span of a sample, or of the group, as a part of this lease's."""
+    def _span(self, what: str, k: int | None = None) -> Iterator[None]:
+        """Record a span of a sample, or of the group, as a child of this lease's."""
         begin_s, of = time.time(), self.lease.token if k is None else f"{self.lease.token}/{k}"
         try:
             yield
@@ -208,12 +208,14 @@ class HeldJob:
             self._note_loss()
 
     async def _charge(self, failure: Exception) -> None:
-        await Charge(self._services, self.lease, self._record, self._keep_prefixes, self._drawn).make(failure)
+        await Charge(self._services, self.lease, self._record, self._keep_prefixes, self._uncommitted_usage).make(
+            failure
+        )
 
     def _note_loss(self) -> None:
         self.lost = True
         self._services.tally.lost_leases += 1
-        log.warning("lost the lease of job %s; nothing of it is written any more", self.job)
+        log.warning("lost the lease of job %s; nothing more of it is written", self.job)
 
     async def _work(self) -> None:
         if self._refused is not None:
@@ -224,25 +226,25 @@ class HeldJob:
         together = self._draw_together(samples)
         tasks = {asyncio.create_task(self._sample(sample, together), name=f"sample {sample.id}") for sample in samples}
         try:
-            await self._through(tasks)
+            await self._wait_for_all(tasks)
         finally:
             all_of_them = tasks if together is None else {*tasks, together}
             for task in all_of_them:
                 task.cancel()
-            # Cancelled samples collect what the engine has drawn for them.
+            # Cancelled samples fetch the tokens the engine has generated for them.
             await asyncio.gather(*all_of_them, return_exceptions=True)
         if self._group.is_due and not self._missing:
             await self._reward_group()
 
     async def _reward_group(self) -> None:
-        with self._told("reward of the group"):
+        with self._span("reward of the group"):
             await self._group.score()
-        self._ending = True  # it ends the lease, and must not be cut short
+        self._ending = True  # this ends the lease, and must not be interrupted
         await self._group.write()
         self._note_group()
 
-    async def _through(self, tasks: set["asyncio.Task[None]"]) -> None:
-        """Wait for all samples; raise the first failure, at once where it concerns them all."""
+    async def _wait_for_all(self, tasks: set["asyncio.Task[None]"]) -> None:
+        """Wait for all samples; raise the first failure, at once if it concerns them all."""
         pending, first = tasks, None
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
@@ -266,7 +268,7 @@ class HeldJob:
         return sample
 
     def _draw_together(self, samples: list[Sample]) -> "asyncio.Task[None] | None":
-        """Begin to draw all that are drawn by one call; None: each is made by itself."""
+        """Start to generate all samples that are not given by one call; None: each has its own request."""
         drawn = [sample for sample in samples if not self._drawing.is_given(sample.k)]
         if not drawn or not self._drawing.is_together:
             return None
@@ -280,11 +282,11 @@ class HeldJob:
         resumed = sum(sample.generated)
         try:
             if together is not None and not self._drawing.is_given(sample.k):
-                with self._told("generate", sample.k):
+                with self._span("generate", sample.k):
                     await asyncio.shield(together)  # its requests hold slots
             else:
                 async with services.slot():
-                    with self._told("generate", sample.k):
+                    with self._span("generate", sample.k):
                         sample = await self._drawing.draw(sample, prefix)
         finally:
             self._undrawn.discard(sample.k)
@@ -295,7 +297,7 @@ class HeldJob:
         if sample.status == SampleStatus.ABORTED:
             return  # its tokens of this lease are used up
         if self._job.lane != Lane.SCORE:
-            with self._told("reward", sample.k):
+            with self._span("reward", sample.k):
                 await services.sample_hooks.apply(sample)
                 if sample.reward is None:
                     await services.rewards.score(sample)
@@ -303,14 +305,14 @@ class HeldJob:
                     services.rewards.take(sample)
             note(sample, services.config.data.eval)
             if services.frozen.scores(sample):
-                with self._told("frozen models", sample.k):
+                with self._span("frozen models", sample.k):
                     await services.frozen.score(sample)
-        with self._told("commit", sample.k):
+        with self._span("commit", sample.k):
             await self._commit(sample)
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services
-        # What the engine scored is at temperature 1, whatever it draws at.
+        # The engine scores at temperature 1, whatever it samples at.
         drawn = self._temperature, services.engine.logprob_kind
         was_scored = sample.status == SampleStatus.GIVEN or self._job.lane == Lane.SCORE
         temperature, kind = (1.0, "scaled") if was_scored else drawn
@@ -340,30 +342,35 @@ class HeldJob:
         await self._keep_prefixes()
         services = self._services
         call = scripts.release(
-            services.keys, self.job, self.lease.token, self._drawn(), worker=services.worker, death=self._death
+            services.keys,
+            self.job,
+            self.lease.token,
+            self._uncommitted_usage(),
+            worker=services.worker,
+            death=self._death,
         )
         await services.control.call(call)
         services.tally.handed_back += 1
 
-    def _drawn(self) -> dict[int, Drawn]:
-        """What there is to tell of the samples that are not committed."""
+    def _uncommitted_usage(self) -> dict[int, Drawn]:
+        """Return the token usage of the samples that are not committed."""
         return {k: self._prefixes[k].told(at_end=True) for k in self.samples}
 
     async def _keep_prefixes(self) -> None:
-        """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""
+        """Write prefixes of uncommitted samples. If Redis is full, they are lost with a warning."""
         await self._settle()
         for k, sample in list(self.samples.items()):
             try:
                 if any(sample.generated):
                     await self._prefixes[k].keep_all()
             except QueueFull as exc:
-                log.warning("the prefix of sample %s is lost: %s", sample.id, exc)
+                log.warning("prefix of sample %s lost: %s", sample.id, exc)
                 return
             except PayloadError as exc:
-                log.warning("the prefix of sample %s/%d is lost: %s", self.job, k, said(exc))
+                log.warning("prefix of sample %s/%d lost: %s", self.job, k, said(exc))
 
     async def _settle(self) -> None:
-        """Wait for commits on their way; those that find no room are given up."""
+        """Wait for commits in flight; discard those that find no room."""
         if not self._writes:
             return
         await asyncio.wait(self._writes, timeout=SETTLE_S)

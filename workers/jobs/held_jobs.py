@@ -1,4 +1,4 @@
-"""All jobs that one worker holds: taken at their lease, forgotten at their end, stopped when another has the lease."""
+"""All jobs that one worker holds: added at their lease, removed at their end, stopped when another worker has them."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -12,14 +12,14 @@ from penstock.workers.services import Services
 
 
 class HeldJobs(Mapping[str, HeldJob]):
-    """Job id -> the job, from its lease to its end. Make it in the worker's event loop, which alone changes it."""
+    """Job id -> the job, from its lease to its end. Create it in the worker's event loop, which alone changes it."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._jobs: dict[str, HeldJob] = {}
-        #: Raises what ended a job other than by its own account; never done otherwise.
+        #: Raises the unexpected error that ended a job's task; never done otherwise.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: Leases that were another's at the last beat, while something that may have ended them was on its way.
+        #: Leases that another worker had at the last renewal, while a call in flight may have ended them.
         self._doubtful: set[Lease] = set()
 
     def __getitem__(self, job: str) -> HeldJob:
@@ -47,11 +47,11 @@ class HeldJobs(Mapping[str, HeldJob]):
         return sum(held.lease.lane == Lane.SUSPECT for held in self.values())
 
     def take(self, lease: RawLease) -> None:
-        """Begin to work on a job that was leased."""
+        """Start to work on a leased job."""
         held = HeldJob(self._services, lease)
         before = self._jobs.get(held.job)
         if before is not None:
-            # Leased again, so the lease we had is over.
+            # Leased again, so the earlier lease is over.
             before.lose()
         self._jobs[held.job] = held
         held.start().add_done_callback(partial(self._forget, held))
@@ -65,28 +65,28 @@ class HeldJobs(Mapping[str, HeldJob]):
             self.failed.set_exception(failure)
 
     def leases(self) -> list[Lease]:
-        """What is ours as far as is known. Safe in another thread."""
+        """Return the leases held, as far as is known. Safe in another thread."""
         return [(job, held.lease.token) for job, held in list(self._jobs.items()) if not held.lost]
 
     def lose(self, gone: set[Lease]) -> None:
-        """Stop what was leased to somebody else meanwhile.
+        """Stop jobs that another worker has leased.
 
         Args:
-            gone: all leases that were another's at this beat.
+            gone: all leases that another worker had at this renewal.
         """
         for job, token in gone:
             held = self._jobs.get(job)
-            # A commit on its way may have ended the lease by itself: its answer says so, or the next beat.
+            # A commit in flight may have ended the lease itself: its reply says so, or the next renewal.
             if held and held.lease.token == token and (not held.is_ending or (job, token) in self._doubtful):
                 held.lose()
         self._doubtful = gone
 
     def release(self, death: str = "") -> None:
-        """Hand every job back; returns at once. ``death`` is the error that ends the worker, '' where it drains."""
+        """Hand every job back; returns at once. ``death`` is the error that ends the worker, '' if it drains."""
         for held in list(self.values()):
             held.release(death)
 
     async def ended(self) -> None:
-        """Wait until none is held."""
+        """Wait until no job is held."""
         while tasks := [held.task for held in self.values() if held.task is not None]:
             await asyncio.wait(tasks)

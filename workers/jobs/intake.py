@@ -1,6 +1,6 @@
 """Lease jobs for a worker: as many as its slots, its engine and the lanes allow; else sleep.
 
-The list ``wake``, a free slot, and weights that were loaded end the sleep.
+An entry in the list ``wake``, a free slot, and loaded weights end the sleep.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Longest sleep on the list of wake-ups: a wake-up that another worker took costs at most so long.
+#: Longest sleep on the list of wake-ups: a wake-up that another worker consumed costs at most this.
 WAKE_S = 1.0
 
-#: Longest sleep until a slot or the engine is looked at.
+#: Longest sleep until slots and engine are checked.
 LOOK_S = 0.1
 
-#: Samples that may be drawn and not committed (rewards, a full Redis), in slots.
+#: Most uncommitted samples that are no longer generating (rewards, a full Redis), as a multiple of the slots.
 MAX_OPEN = 4
 
 
 class Intake:
-    """Leases jobs for one worker: ``run`` until it drains.
+    """Lease jobs for one worker: ``run`` until it drains.
 
     Args:
-        held: takes what is leased.
-        waker: a connection of its own, for it blocks on the list of wake-ups.
-        draining: once set nothing is leased any more.
-        make_sure: ``Caretaker.make_sure``, asked before a suspect is taken.
+        held: receives the leased jobs.
+        waker: a connection of its own, because it blocks on the list of wake-ups.
+        draining: once set, nothing more is leased.
+        make_sure: ``Caretaker.make_sure``, called before a suspect job is leased.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Intake:
         self._leasing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Lease as much as fits, sleep on ``wake`` when there is nothing; returns when the worker drains."""
+        """Lease as many jobs as fit, sleep on ``wake`` when the lanes are empty; returns when the worker drains."""
         services, waiting = self._services, self._waiting
         control = services.control
         losses = control.losses
@@ -68,31 +68,31 @@ class Intake:
             if losses != control.losses:
                 losses = control.losses
                 await self.sweep_own()
-            # Before the lease: it may name a version that is not the newest any more when it returns.
+            # Before the lease: its version may be outdated when it returns.
             services.may_start_more.clear()
             try:
-                took = await self._lease()
+                num_leased = await self._lease()
             except QueueFull as exc:
                 waiting.blocked_on(exc.cause)
                 await asyncio.wait({stop}, timeout=WAKE_S)
                 continue
-            if took:
+            if num_leased:
                 waiting.end()
                 continue
             waiting.blocked_on(self._why_idle())
-            await self._until_worth_a_look(stop)
+            await self._sleep(stop)
         waiting.end()
 
     async def settled(self) -> None:
-        """Wait until a lease on its way has arrived."""
+        """Wait until a lease call in flight has returned."""
         async with self._leasing:
             pass
 
     async def sweep_own(self, death: str = "") -> None:
-        """Hand back leases that no held job has: their reply was lost, or the job's own task ended the worker.
+        """Hand back leases without a held job: their reply was lost, or the job's own task ended the worker.
 
         Args:
-            death: the error that ends the worker; '': none does.
+            death: the error that ends the worker; '': none.
         """
         services = self._services
         why = f"the worker dies: {death}" if death else "the reply to its lease was lost"
@@ -103,7 +103,7 @@ class Intake:
                 for job in await services.control.call(call):
                     log.warning("job %s went back to the queue: %s", job, why)
 
-    async def _until_worth_a_look(self, stop: "asyncio.Task[Any]") -> None:
+    async def _sleep(self, stop: "asyncio.Task[Any]") -> None:
         services = self._services
         services.room.clear()
         if self._has_room():
@@ -113,12 +113,12 @@ class Intake:
         else:
             look = asyncio.create_task(services.room.wait(), name="room")
         more = asyncio.create_task(services.may_start_more.wait(), name="may start more")
-        # Not WAKE_S again: a read that is cancelled costs its connection.
+        # Not WAKE_S again: cancelling a read costs its connection.
         timeout = None if look.get_name() == "wake" else LOOK_S
         await asyncio.wait({look, more, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         look.cancel()
         more.cancel()
-        # One that died of a defect takes the process down.
+        # A task that failed with a defect ends the process.
         await asyncio.wait({look, more})
         if not look.cancelled():
             look.result()
@@ -150,7 +150,7 @@ class Intake:
                 return 0
             suspects = held.num_suspects
             most = max(1, (services.config.worker.slots - held.num_undrawn) // services.config.rollout.n)
-            # An engine that has finished nothing yet takes others before suspects: it could not say who is to blame.
+            # An engine that has finished nothing yet runs other jobs before suspects: else a crash could not be blamed.
             leases = await self._lease_up_to(most, max(0, 1 - suspects) if services.is_sure else 0)
             if not leases and not held and not services.is_sure and await self._make_sure():
                 leases = await self._lease_up_to(most, 1)

@@ -1,8 +1,8 @@
-"""Bytes of a sample that is not finished: the prefix that another worker goes on from.
+"""Encode an unfinished sample: the prefix that another worker continues.
 
-One record of all there was, then any number of records of what was drawn since; each is msgpack. So a prefix that
-grows is written by appending. The first says at what temperature, and with which kind of logprobs, it is drawn: the
-record of a sample has one of each for all its tokens (T6), so nobody who draws otherwise may go on from it.
+One complete record, then any number of records with the tokens generated since; each is msgpack. So a growing prefix is
+written by appending. The first record has the temperature and the kind of logprobs: the record of a sample has one of
+each for all its tokens (T6), so a worker that samples differently cannot continue it.
 """
 
 from array import array
@@ -18,10 +18,10 @@ from penstock.protocol.records.sample import LogprobKind, Sample, SampleStatus
 from penstock.words import said, shown
 
 _FORMAT = 4
-#: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
+#: Longest prefix in bytes, about three million tokens. A longer one is not kept.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 KINDS = get_args(LogprobKind)
-#: Fields that travel as they are.
+#: Fields stored unchanged.
 _PLAIN: dict[str, tuple[type, ...]] = {
     "prompt_length": (int,),
     "finish_reason": (str,),
@@ -37,7 +37,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 
 
 class Scale(NamedTuple):
-    """What the logprobs of a sample are: the temperature that it is drawn at, and whether they are after it."""
+    """The scale of a sample's logprobs: sampling temperature, and whether logprobs are computed after it."""
 
     temperature: float = 1.0
     #: ``scaled``, or ``original``.
@@ -47,22 +47,22 @@ class Scale(NamedTuple):
         return f"temperature {self.temperature:g} ({self.kind} logprobs)"
 
 
-#: Where none is named.
+#: The default scale.
 AT_ONE = Scale()
 
 
 class DrawnOtherwise(PayloadError):
-    """A prefix cannot be continued: it was drawn at another temperature, or with another kind of logprobs."""
+    """A prefix cannot be continued: it was sampled at another temperature, or has another kind of logprobs."""
 
 
 def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
-    """The tokens of ``sample`` with their logprobs (float32), masks and version spans, as msgpack.
+    """Encode the tokens of ``sample`` with their logprobs (float32), masks and version spans, as msgpack.
 
     Args:
-        scale: what it is drawn at.
+        scale: of its logprobs.
 
     Raises:
-        PayloadError: they are no such arrays.
+            PayloadError: its fields do not fit such arrays.
     """
     return _packed(
         sample,
@@ -82,10 +82,10 @@ def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
 
 
 def growth_to_bytes(sample: Sample, start: int) -> bytes:
-    """The tokens of ``sample`` from ``start`` on, all of them drawn, to be appended to a prefix of ``start`` tokens.
+    """Encode the tokens of ``sample`` from ``start`` on, all generated, to append to a prefix of ``start`` tokens.
 
     Raises:
-        PayloadError: they are no such arrays.
+            PayloadError: its fields do not fit such arrays.
     """
     return _packed(
         sample,
@@ -100,7 +100,7 @@ def growth_to_bytes(sample: Sample, start: int) -> bytes:
 
 
 def _packed(sample: Sample, record: Callable[[], dict[str, Any]]) -> bytes:
-    """A user's code is given the sample, and may have put there what no array holds."""
+    """Pack a record; raise PayloadError if user code put values into the sample that cannot be stored."""
     try:
         return pack(record())
     except (TypeError, ValueError, OverflowError) as exc:
@@ -112,14 +112,14 @@ def _spans(versions: list[int]) -> list[list[int]]:
 
 
 def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> Sample:
-    """The sample of :func:`partial_to_bytes`, to hand to ``generate_sample(partial=...)``.
+    """Decode the sample of :func:`partial_to_bytes`, to pass to ``generate_sample(partial=...)``.
 
     Args:
-        scale: what it would be continued at.
+        scale: at which it would be continued.
 
     Raises:
-        DrawnOtherwise: that is not what it was drawn at.
-        PayloadError: these are not the bytes of this sample's partial; names the sample.
+        DrawnOtherwise: it has another scale.
+        PayloadError: these are not the bytes of a partial of this sample; names the sample.
     """
     sample = Sample(job, k)
     what = f"the partial of sample {sample.id}"
@@ -132,7 +132,7 @@ def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> 
         raise PayloadError(f"{what} cannot be read ({exc}): drop it, the sample then starts from its prompt.") from exc
     if found != scale:
         raise DrawnOtherwise(
-            f"{what} was drawn at {found}, and this worker draws at {scale}: give all workers of the run the same "
+            f"{what} was sampled at {found}, and this worker samples at {scale}: give all workers of the run the same "
             "rollout.sampling and engine.logprob_kind."
         )
     sample.status = SampleStatus.ABORTED
@@ -170,16 +170,16 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
     sample.text = "".join(sample.turns)
     temperature, kind = record["temperature"], record["logprob_kind"]
     if not is_temperature(temperature) or kind not in KINDS:
-        raise ValueError(f"it was drawn at temperature {shown(temperature)} with logprobs of kind {shown(kind)}")
+        raise ValueError(f"it has temperature {shown(temperature)} and logprobs of kind {shown(kind)}")
     return Scale(float(temperature), kind)
 
 
 def _read_growth(record: dict[str, Any], sample: Sample) -> None:
     if record["at"] != len(sample.tokens):
-        raise ValueError(f"it goes on at token {record['at']!r} of {len(sample.tokens)}")
+        raise ValueError(f"it continues at token {record['at']!r} of {len(sample.tokens)}")
     tokens, logprobs, versions = _arrays(record)
     if min(versions, default=0) < 0:
-        raise ValueError("it has drawn tokens without a version")
+        raise ValueError("it has generated tokens without a version")
     start = 0
     for version, run in groupby(versions):
         end = start + len(list(run))
@@ -196,7 +196,7 @@ def _read_unproven(record: dict[str, Any], sample: Sample) -> None:
 
 
 def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
-    """Tokens, logprobs and versions of a record, all [T]."""
+    """Return tokens, logprobs and versions of a record, all [T]."""
     tokens, logprobs = array("i"), array("f")
     tokens.frombytes(record["tokens"])
     logprobs.frombytes(record["logprobs"])

@@ -1,7 +1,7 @@
-"""Where a worker writes payloads: the live payload servers of its run, or the control Redis where there are none.
+"""Choose where a worker writes payloads: the live payload servers of its run, or the control Redis if it has none.
 
-live, answers, has room ──> written to
-  ├ silent: its share goes to the others; asked again after a pause, which doubles
+live, responding, has room ──> written to
+  ├ silent: its share goes to the others; retried after a pause, which doubles
   └ full: its share waits
 """
 
@@ -20,10 +20,10 @@ from penstock.redis.control import AsyncControl
 
 log = logging.getLogger(__name__)
 
-#: How long a look at a server's memory holds.
+#: Seconds for which a check of a server's memory is valid.
 LOOK_S = 1.0
-#: How long a payload server may stay silent before samples go to another one; it is asked again after a pause, which
-#: doubles.
+#: How long a payload server may stay silent before samples go to another one, the pause before it is retried, and the
+#: longest pause: it doubles.
 SILENT_S, AWAY_S, LONGEST_AWAY_S = 2.0, 2.0, 60.0
 
 
@@ -31,8 +31,8 @@ class PayloadStores:
     """The servers of one worker, by name.
 
     Args:
-        control: the control Redis of this worker, which is one of them.
-        ttl_s: payloads that nobody commits expire after this many seconds.
+        control: the control Redis of this worker, which is one of the servers.
+        ttl_s: payloads that are never committed expire after this many seconds.
     """
 
     def __init__(self, config: RedisConfig, keys: Keys, control: AsyncControl, ttl_s: int) -> None:
@@ -41,18 +41,18 @@ class PayloadStores:
         self._control = control
         self._ttl_s = ttl_s
         self._servers = {name: _open(url) for name, url in config.payload_servers.items()}
-        #: Those that are written to now.
+        #: Servers written to now.
         self.names = list(self._servers) or [CONTROL]
         self._servers[CONTROL] = AsyncPayloadRedis(control)
         self._room = {name: _Room(server) for name, server in self._servers.items()}
-        #: Servers that do not answer -> (not asked before then (monotonic), pause after that).
+        #: Servers that do not respond -> (not retried before then (monotonic), pause after that).
         self._away: dict[str, tuple[float, float]] = {}
         self._directory = payload_servers.Directory()
 
     async def look(self) -> None:
-        """See which payload servers there are by now. One round trip where nothing changed.
+        """Refresh the list of payload servers. One round trip if nothing changed.
 
-        One that cannot be opened here is set aside.
+        A server that cannot be opened on this machine is set aside.
         """
         rev = payload_servers.revision(await self._control.do(lambda client: client.hget(self._keys.servers, "rev")))
         if self._directory.rev is None:
@@ -64,14 +64,14 @@ class PayloadStores:
         directory = payload_servers.parse(raw)
         names = directory.live or [CONTROL]
         if names != sorted(self.names):
-            log.info("payloads go to %s from now on", ", ".join(names))
+            log.info("payload servers changed: writing to %s", ", ".join(names))
         self._directory, self.names = directory, names
         for name in names:
             if not self.is_away(name):
                 self._opens(name)
 
     def _opens(self, name: str) -> bool:
-        """Whether a server can be opened here; else it is set aside: its address is none here."""
+        """Return whether a server can be opened; if not, set it aside: its address does not exist on this machine."""
         if name in self._servers:
             return True
         try:
@@ -84,23 +84,23 @@ class PayloadStores:
 
     @property
     def rev(self) -> str:
-        """Revision of the directory as it was last seen; '' before."""
+        """Revision of the directory at the last refresh; '' before."""
         return self._directory.rev or ""
 
     def choose(self, sample_id: str) -> str:
-        """The server for a sample's payload, by rendezvous hash among those that are written to and answer."""
+        """Choose the server for a sample's payload, by rendezvous hash among the responding ones."""
         return choose_server(sample_id, [name for name in self.names if not self.is_away(name)] or self.names)
 
     def is_away(self, server: str) -> bool:
-        """Whether it did not answer, and is not asked yet again."""
+        """Return whether it did not respond, and is not to be retried yet."""
         return server in self._away and time.monotonic() < self._away[server][0]
 
     def silent(self, servers: Collection[str]) -> list[str]:
-        """Those of ``servers`` that have not answered since they fell silent."""
+        """Return those of ``servers`` that have not responded since they became silent."""
         return [name for name in self._away if name in servers]
 
     async def is_full(self, server: str) -> bool:
-        """Whether it takes nothing now, for lack of room or because it does not answer."""
+        """Return whether nothing can be written to it now, because it is full or does not respond."""
         if self.is_away(server) or not self._opens(server):
             return True
         try:
@@ -112,9 +112,9 @@ class PayloadStores:
             return True
 
     async def put(self, server: str, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None] | None:
-        """Write (key, bytes) where there is no such key: for each None, or that it found no room.
+        """Write (key, bytes) unless the key exists; return None or the refusal (no room) of each.
 
-        None instead of all: it cannot be written to, and is set aside. The control Redis is waited for.
+        Returns None instead of a list if the server fails, and sets it aside. Waits for the control Redis.
         """
         if not self._opens(server):
             return None
@@ -131,10 +131,10 @@ class PayloadStores:
     async def read(
         self, server: str, wanted: Sequence[tuple[str, int]], renewed: Sequence[str]
     ) -> list[bytes | None] | None:
-        """Bytes of (key, bytes by its record), None where one is gone; the time of ``renewed`` keys begins anew.
+        """Return the bytes of each (key, size by its record), None if gone; renew the expiry of ``renewed`` keys.
 
-        None instead of all: it does not answer, and is set aside. A server that was lost has nothing. The control Redis
-        is waited for.
+        Returns None instead of a list if the server does not respond, and sets it aside. A lost server has nothing.
+        Waits for the control Redis.
         """
         if server in self._directory.lost:
             return [None] * len(wanted)
@@ -152,7 +152,7 @@ class PayloadStores:
         return answers
 
     def _set_aside(self, server: str, exc: PenstockError, what: str = "written to") -> None:
-        """What was for a server that does not answer goes to another one, and it is asked again later."""
+        """Send the share of a server that does not respond to others, and retry it later."""
         pause_s = self._away[server][1] if server in self._away else AWAY_S
         self._away[server] = (time.monotonic() + pause_s, min(2 * pause_s, LONGEST_AWAY_S))
         log.warning(
@@ -167,34 +167,34 @@ class PayloadStores:
 
 
 def choose_server(sample_id: str, servers: Sequence[str]) -> str:
-    """Rendezvous hash (Thaler and Ravishankar 1998): a server that joins or leaves moves only its own share."""
+    """Choose by rendezvous hash (Thaler and Ravishankar 1998): a change of servers moves only the share of that one."""
     if len(servers) == 1:
         return servers[0]
     return max(servers, key=lambda name: hashlib.blake2b(f"{name}\0{sample_id}".encode(), digest_size=8).digest())
 
 
 def _open(url: str, *, makes: bool = True) -> AsyncPayloadStore:
-    """A payload server, in whose place others may be used.
+    """Open a payload server that others can replace.
 
     Args:
-        makes: its folder, where it is not there; False where only a record in Redis says where it is.
+        makes: create its folder if it is missing; False if only a record in Redis gives its address.
     """
     return open_async_store(url, patience_s=SILENT_S, makes=makes)
 
 
 class _Room:
-    """Whether a server has room, looked up at most once per ``LOOK_S``."""
+    """Whether a server has room, checked at most once per ``LOOK_S``."""
 
     def __init__(self, store: AsyncPayloadStore) -> None:
         self._store = store
-        self._looked = 0.0
+        self._checked = 0.0
         self._full = False
 
     async def is_full(self) -> bool:
         now = time.monotonic()
-        if now - self._looked >= LOOK_S:
+        if now - self._checked >= LOOK_S:
             full = await self._store.is_full()
             if full and not self._full:
-                log.warning("finished samples are kept here: %s has no room for them", redact(self._store.url))
-            self._full, self._looked = full, now
+                log.warning("payload store %s is full; buffering samples locally", redact(self._store.url))
+            self._full, self._checked = full, now
         return self._full

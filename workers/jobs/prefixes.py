@@ -1,12 +1,12 @@
-"""Prefix checkpoints: a sample's tokens are kept in Redis while it is drawn, so that whoever dies loses only the rest.
+"""Prefix checkpoints: keep the tokens of a running sample in Redis, so that a crash loses only the latest ones.
 
-    drawn ─> due? ─> first time, or what is there is not true any more: the whole prefix (checkpoint)
-                └─> else: what is new, appended (extend)
+    generated ─> due? ─> first time, or Redis has other tokens: write the complete prefix (checkpoint)
+                    └─> else: append the new tokens (extend)
 
-A checkpoint costs the bytes of its new tokens, not those of the prefix before them. It never holds up the drawing: one
-is written at a time, and tokens that come meanwhile go with the next. Only the first turn is kept: what comes behind
-an observation cannot be continued, because its environment is lost with its worker. Of a mixture of experts whose
-routing is asked for nothing is kept.
+A checkpoint costs the bytes of its new tokens, not those of the prefix before them. It never blocks generation: one is
+written at a time, and tokens that arrive meanwhile go with the next. Only the first turn is kept: tokens after an
+observation cannot be continued, because the environment is lost with its worker. Nothing is kept of a
+mixture-of-experts model whose routing is recorded.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Prefixes of unfinished samples are kept so long.
+#: Prefixes of unfinished samples are kept for this long.
 PARTIAL_TTL_S = 7 * 86400
 
 
 class Prefix:
-    """What Redis has of one sample under one lease.
+    """The checkpoint of one sample in Redis under one lease.
 
     Args:
-        token: of the lease; once it is lost nothing is written any more (I3).
-        temperature: what the sample is drawn at.
+        token: of the lease; once that is lost nothing more is written (I3).
+        temperature: sampling temperature of the sample.
     """
 
     def __init__(self, services: Services, token: str, sample: Sample, temperature: float) -> None:
@@ -55,28 +55,28 @@ class Prefix:
         self._every_tokens = config.checkpoint_tokens
         self._every_s = config.checkpoint_s
         self._kept_at = time.monotonic()
-        #: What was thrown away under this lease.
+        #: Tokens discarded under this lease.
         self.account = Drawn()
-        #: Bytes that are there, and the versions they claim for their tokens.
+        #: Bytes in Redis, and the versions recorded there for their tokens.
         self._num_bytes = 0
         self._claimed: list[int] = []
-        #: Routing does not go with a prefix, and another pass would tell another (T17).
+        #: Routing is not stored with a prefix, and another forward pass would give a different one (T17).
         self._is_kept = not services.engine.tells_routing
         self._ended = not self._is_kept
         self._task: asyncio.Task[None] | None = None
 
     def told(self, *, at_end: bool = False) -> Drawn:
-        """What there is to tell of the sample now (I10); nothing is drawn of one that was given.
+        """Return the token usage of the sample now (I10); a given answer has no generated tokens.
 
         Args:
-            at_end: of the lease: a request that is on its way will not be answered any more.
+            at_end: the lease ends: requests in flight will not be answered.
         """
         given = self._sample.status == SampleStatus.GIVEN
         live = 0 if given else sum(self._sample.generated)
         return replace(self.account, live=live, unheard=self.account.unheard if at_end else 0)
 
     def keep_if_due(self) -> None:
-        """Tokens were drawn: begin a checkpoint if one is due. Does not block."""
+        """Start a checkpoint if one is due. Does not block."""
         if self._ended or (self._task is not None and not self._task.done()) or self._sample.num_turns > 1:
             return
         if self._is_due():
@@ -86,25 +86,25 @@ class Prefix:
         new = len(self._sample.tokens) - (len(self._claimed) or self._sample.prompt_length)
         if new <= 0:
             return False
-        late = self._every_s is not None and time.monotonic() - self._kept_at >= self._every_s
-        return late or (self._every_tokens is not None and new >= self._every_tokens)
+        is_late = self._every_s is not None and time.monotonic() - self._kept_at >= self._every_s
+        return is_late or (self._every_tokens is not None and new >= self._every_tokens)
 
     async def settle(self) -> None:
-        """Wait for the checkpoint on its way; none is begun afterwards.
+        """Wait for the checkpoint in flight; no other is started afterwards.
 
         Raises:
-            Exception: what ended it, but for a Redis that is full.
+            Exception: what ended it, except a full Redis.
         """
         self._ended = True
         await self.written()
 
     async def written(self) -> None:
-        """Wait for the checkpoint on its way; raises as ``settle``."""
+        """Wait for the checkpoint in flight; raises as ``settle``."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     async def keep_all(self) -> bool:
-        """Keep the sample as it stands, whatever is due. False: the lease is lost. Raises QueueFull."""
+        """Keep the complete sample now. Return False if the lease is lost. Raises QueueFull."""
         await self.settle()
         return not self._is_kept or await self._write_whole()
 
@@ -113,15 +113,15 @@ class Prefix:
         try:
             if not await self._services.commits.has_room():
                 return
-            if not await (self._write_growth() if self._is_true() else self._write_whole()):
-                self._ended = True  # the heartbeat will say that the lease is lost
+            if not await (self._write_growth() if self._is_current() else self._write_whole()):
+                self._ended = True  # the heartbeat reports that the lease is lost
         except QueueFull as exc:
-            log.warning("the prefix of sample %s is not kept this time: %s", self._sample.id, exc)
+            log.warning("prefix of sample %s not kept this time: %s", self._sample.id, exc)
 
-    def _is_true(self) -> bool:
-        """Whether what is there is the beginning of what was drawn.
+    def _is_current(self) -> bool:
+        """Return whether Redis has a prefix of the current tokens.
 
-        The end of a request may bring other versions; and that a turn has ended is written in the first record.
+        The final answer of a request may change versions; and the end of a turn is written in the first record.
         """
         claimed, sample = self._claimed, self._sample
         unended = sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
@@ -147,7 +147,7 @@ class Prefix:
         elif answer == "other":
             return await self._write_whole()
         elif answer == "full":
-            log.warning("the prefix of sample %s is kept up to token %d only", sample.id, len(self._claimed))
+            log.warning("prefix of sample %s kept up to token %d only", sample.id, len(self._claimed))
             self._ended = True
         return answer != "lost"
 
@@ -156,7 +156,7 @@ class Prefix:
         scale = Scale(self._temperature, services.engine.logprob_kind)
         record, versions = partial_to_bytes(sample, scale), list(sample.versions)
         if len(record) > MAX_PARTIAL_BYTES:
-            log.warning("the prefix of sample %s has %d bytes and is not kept", sample.id, len(record))
+            log.warning("prefix of sample %s not kept: it has %d bytes", sample.id, len(record))
             return True
         call = scripts.checkpoint(
             services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S, self.told()
@@ -175,13 +175,13 @@ class Prefix:
 async def read_prefixes(
     services: Services, job: Job, token: str, missing: list[int], temperature: float
 ) -> dict[int, Sample]:
-    """The samples of ``job`` that can be continued at ``temperature``, by k; of those ``missing``.
+    """Return the ``missing`` samples of ``job`` that can be continued at ``temperature``, by k.
 
-    Prefixes that cannot be are dropped. Raises LeaseLost.
+    Drops the other prefixes. Raises LeaseLost.
     """
     scale = Scale(temperature, services.engine.logprob_kind)
     prefixes, unread = {}, []
-    for k, (data, told) in zip(missing, await _found(services, job.id, missing), strict=True):
+    for k, (data, told) in zip(missing, await _fetch(services, job.id, missing), strict=True):
         if data is None:
             unread += [k] if told is not None else []
             continue
@@ -189,7 +189,7 @@ async def read_prefixes(
             prefixes[k] = partial_from_bytes(data, job, k, scale)
             continue
         except DrawnOtherwise as exc:
-            services.repeats.warn(None, f"sample {job.id}/{k} starts over: {exc}", "drawn otherwise")
+            services.repeats.warn(None, f"sample {job.id}/{k} starts over: {exc}", "other sampling")
         except PenstockError as exc:
             log.warning("sample %s/%d starts over: %s", job.id, k, exc)
         unread.append(k)
@@ -198,8 +198,8 @@ async def read_prefixes(
     return prefixes
 
 
-async def _found(services: Services, job: str, missing: list[int]) -> list[tuple[bytes | None, bytes | None]]:
-    """Of each k its prefix, and what was told of it."""
+async def _fetch(services: Services, job: str, missing: list[int]) -> list[tuple[bytes | None, bytes | None]]:
+    """Return the prefix and the recorded token usage of each k."""
     if not missing:
         return []
     keys = services.keys

@@ -1,4 +1,4 @@
-"""The routing of a sample: what its requests returned of it, in order (T17; workers/sglang/routed_experts.py)."""
+"""Collect the expert routing of a sample from its requests, in order (T17; workers/sglang/routed_experts.py)."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from penstock.workers.engine import Rows
 
 
 def keep_rows(sample: Sample, returned: Rows | None) -> None:
-    """Take what a request returned of its sequence into a sample that holds its tokens, cut where that was cut."""
+    """Add the routing rows a request returned to a sample that holds its tokens, truncated to those tokens."""
     rows: Rows | None = sample.sides.get(ROUTED_EXPERTS)
     if returned is not None:
         rows = returned if rows is None else np.concatenate([rows, returned[len(rows) :]])
@@ -18,17 +18,17 @@ def keep_rows(sample: Sample, returned: Rows | None) -> None:
 
 
 def is_told(sample: Sample) -> bool:
-    """Whether every token that was drawn of an unfinished sample has the row of the pass that drew it (T17)."""
+    """Return whether every generated token of an unfinished sample has the row of the pass that generated it (T17)."""
     rows = sample.sides.get(ROUTED_EXPERTS)
     last = max((index for index, drawn in enumerate(sample.generated) if drawn), default=0)
     return last <= (0 if rows is None else len(rows))
 
 
 def check_rows(sample: Sample) -> None:
-    """Raise EngineError unless a finished sample has a row for every token but the last."""
+    """Raise EngineError unless a finished sample has a row for every token except the last."""
     rows = sample.sides.get(ROUTED_EXPERTS)
     if rows is None or len(rows) != len(sample.tokens) - 1:
         raise EngineError(
-            f"sample {sample.id}: the engine returned the routing of {0 if rows is None else len(rows)} positions, "
-            f"where its {len(sample.tokens)} tokens have {len(sample.tokens) - 1}."
+            f"sample {sample.id}: the engine returned the routing of {0 if rows is None else len(rows)} positions; "
+            f"{len(sample.tokens)} tokens need {len(sample.tokens) - 1}."
         )

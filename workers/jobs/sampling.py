@@ -1,4 +1,4 @@
-"""The sampling parameters of a job: the run's, the dataset's and its own, and what may not be trained on (T7)."""
+"""Merge the sampling parameters of a job: run, dataset and its own; refuse those that bias training (T7)."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from penstock.protocol.records.job import Job
 
 
 def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
-    """Sampling parameters of a job: ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's own.
+    """Return the sampling parameters: ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's own.
 
-    They always name the temperature, so that what is recorded is what is drawn at. null is as if it were left out.
+    They always include the temperature, so that the recorded one is the one used. null counts as left out.
 
     Raises:
         ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), the
-            temperature is not a number, or several answers at once are asked for.
+            temperature is not a number, or several answers are requested at once.
     """
     sampling = dict(rollout.sampling)
     if job.lane == Lane.EVAL:

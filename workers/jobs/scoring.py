@@ -1,4 +1,4 @@
-"""Score one given sequence (compute_log_prob): the logprobs of its response, and the one version they are of."""
+"""Score one given sequence (compute_log_prob): the logprobs of its response, and the one version they belong to."""
 
 import time
 
@@ -9,12 +9,12 @@ from penstock.protocol.score_jobs import check_temperature, read_given
 from penstock.workers.engine import Engine, Scores
 from penstock.workers.jobs.valves import Valves
 
-#: Times that a sequence is scored again because its request was aborted or the weights changed under it.
+#: Attempts to score a sequence whose request is aborted or whose weights change during it.
 MAX_TRIES = 20
 
 
 async def score_sample(engine: Engine, valves: Valves, job: Job, k: int) -> Sample:
-    """Score sequence ``k`` of a scoring job. Blocks for a prefill, held by ``valves`` while weights change.
+    """Score sequence ``k`` of a scoring job. Blocks for a prefill, and while ``valves`` are closed by a weight change.
 
     Returns:
         A sample with its tokens, their logprobs from the start on, nothing generated, reward 0, and the version in
@@ -48,7 +48,7 @@ async def score_sample(engine: Engine, valves: Valves, job: Job, k: int) -> Samp
 async def score_tokens(
     engine: Engine, valves: Valves, tokens: list[int], start: int, rid: str, *, with_routing: bool = False
 ) -> tuple[Scores, int]:
-    """Scores from ``start`` on, and the one version they are of: a prefill that weights changed under is thrown away.
+    """Return scores from ``start`` on, and their version; discard a prefill during which the weights changed.
 
     Blocks; raises as ``Engine.score``.
     """
@@ -57,4 +57,4 @@ async def score_tokens(
             scores = await engine.score(tokens, start, rid=rid, with_routing=with_routing)
         if scores.version is not None:
             return scores, scores.version
-    raise EngineError(f"{rid}: weights changed under all of {MAX_TRIES} tries to score it.")
+    raise EngineError(f"{rid}: weights changed during each of {MAX_TRIES} attempts to score it.")

@@ -1,8 +1,8 @@
-"""Where an answer ends, judged from its tokens alone.
+"""Find the end of an answer from its tokens alone.
 
-The engine judges it while it draws, but not in two places. When it aborts a request it draws one last token and
-reports ``abort`` whatever that token is; and when a request resumes it sees the prefix as prompt, so that a stop string
-that began before the abort goes unseen.
+The engine finds it while it generates, except in two cases. When it aborts a request it samples one last token and
+reports ``abort`` whatever that token is; and when a request resumes it sees the prefix as prompt, so it misses a stop
+string that began before the abort.
 """
 
 import re
@@ -12,13 +12,13 @@ from typing import Any
 
 from penstock.weights.tokenizer import Tokenizer
 
-#: Tokens looked back for a regular expression, whose longest match is not known.
+#: Tokens searched backwards for a regular expression, whose longest match is unknown.
 _REGEX_WINDOW = 256
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """Ends of an answer under one set of sampling parameters."""
+    """Stop conditions of an answer under one set of sampling parameters."""
 
     token_ids: frozenset[int]
     strings: tuple[str, ...]
@@ -26,9 +26,9 @@ class StopRule:
     tokenizer: Tokenizer
     #: Whether the stop stays in the text (no_stop_trim).
     keeps_stop: bool = False
-    #: Whether special tokens leave no text.
+    #: Whether special tokens are omitted from the text.
     skips_special: bool = True
-    #: Whether special tokens that are shown are set apart by spaces, where the tokenizer can do both.
+    #: Whether special tokens in the text are surrounded by spaces, if the tokenizer can do both.
     spaces_special: bool = True
 
     @classmethod
@@ -51,14 +51,14 @@ class StopRule:
 
     @property
     def window(self) -> int:
-        """Most tokens that a stop spans, and one; a token is at least a byte of text."""
+        """Longest stop in tokens, plus one; a token has at least one byte of text."""
         return max([len(text.encode()) for text in self.strings] + [_REGEX_WINDOW if self.patterns else 0]) + 1
 
     def text_of(self, drawn: Sequence[int], *, stopped: bool) -> str:
-        """Text of a whole turn, as SGLang returns it: without the stop that ended it, unless that is kept.
+        """Return the text of a complete turn, as SGLang does: without the stop that ended it, unless that is kept.
 
-        What a regular expression matched stays. Where the last token ends the answer by its id and by its text, the
-        text counts, as there. The tokens are not touched: a drawn stop bears loss (T8).
+        Text matched by a regular expression stays. If the last token ends the answer by its id and by its text, the
+        text counts, as in SGLang. The tokens are unchanged: a generated stop bears loss (T8).
 
         Args:
             drawn: tokens of the turn.
@@ -75,17 +75,17 @@ class StopRule:
         return text[: at + len(stop)] if self.keeps_stop else text[:at]
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        # Only some tokenizers know of these spaces.
+        # Only some tokenizers have this option.
         more: dict[str, Any] = {} if self.spaces_special else {"spaces_between_special_tokens": False}
         return self.tokenizer.decode(list(tokens), skip_special_tokens=self.skips_special, **more)
 
     def end_of(self, drawn: Sequence[int], fresh: int, *, aborted: bool) -> int | None:
-        """Length at which a turn ends, or None where it goes on.
+        """Return the length at which a turn ends, or None if it continues.
 
         Args:
             drawn: tokens of the turn.
-            fresh: how many of them were judged before.
-            aborted: the last one was not judged by the engine.
+            fresh: how many of them were checked before.
+            aborted: the engine did not check the last one.
         """
         by_text = self._text_end(drawn, fresh, aborted)
         by_id = None
@@ -103,7 +103,7 @@ class StopRule:
         return next((length for length in sorted(lengths) if self._text_ends_at(drawn, length)), None)
 
     def _text_ends_at(self, drawn: Sequence[int], length: int) -> bool:
-        """Whether a stop string or pattern is in the text of the last tokens before ``length``, special ones shown."""
+        """Return whether a stop string or pattern is in the decoded tail before ``length``, special tokens included."""
         if not self.strings and not self.patterns:
             return False
         tail = list(drawn[max(0, length - self.window) : length])

@@ -1,4 +1,4 @@
-"""What holds samples and requests back while the weights of an engine change."""
+"""Block samples and requests while the weights of an engine change."""
 
 import asyncio
 import time
@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from penstock.protocol.records.causes import Cause, MemoryWanted, VersionDraining
 
-#: Times for which a valve was closed that it remembers.
+#: Number of past closings a valve remembers.
 MAX_CLOSINGS = 256
 
 _inside_sample: ContextVar[bool] = ContextVar("penstock_inside_sample", default=False)
 
 
 class Valve:
-    """Counts what is inside, and holds newcomers back while someone has it closed."""
+    """Count entrants, and block new ones while the valve is closed."""
 
     def __init__(self) -> None:
         #: How many are inside now.
@@ -32,7 +32,7 @@ class Valve:
 
     @property
     def cause(self) -> Cause | None:
-        """Why newcomers wait, or None while it is open."""
+        """Why new entrants wait, or None while it is open."""
         return self._holds[0] if self._holds else None
 
     async def __aenter__(self) -> None:
@@ -48,7 +48,7 @@ class Valve:
 
     @contextmanager
     def held(self, cause: Cause) -> Iterator[None]:
-        """Hold newcomers back inside the ``with``; those inside go on."""
+        """Block new entrants inside the ``with``; those inside continue."""
         if not self._holds:
             self._closed_s = time.time()
         self._holds.append(cause)
@@ -62,20 +62,20 @@ class Valve:
                 self._open.set()
 
     def closed_within(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """When it was closed between two times (begin, end; Unix seconds), cut to these."""
+        """Return when it was closed between two times (begin, end; Unix seconds), cut to these."""
         cut = ((max(begin, start_s), min(end, end_s)) for begin, end in self._closings)
         return [(begin, end) for begin, end in cut if begin < end]
 
     async def empty(self) -> None:
-        """Wait until nobody is inside."""
+        """Wait until the valve is empty."""
         await self._empty.wait()
 
 
 class Valves:
-    """The valves before one engine, shut while its weights change.
+    """The valves before one engine, closed while its weights change.
 
-    ``requests`` is passed by every single request for tokens, ``sample()`` is held around the whole making of a
-    sample, turns and environment included. Policies ``in_place`` and ``abort`` close the first, ``drain`` the second.
+    Every request for tokens passes ``requests``; ``sample()`` encloses the generation of a sample, with its turns and
+    environment. Policies ``in_place`` and ``abort`` close the first, ``drain`` the second.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class Valves:
 
     @asynccontextmanager
     async def sample(self) -> AsyncIterator[None]:
-        """Waits while samples are drained; what is inside is drained before new weights load.
+        """Wait while samples are drained; samples inside finish before new weights are loaded.
 
-        May be held around more than one sample (a group, a cohort): tasks made inside pass freely, because a member
-        that waited for the drain which waits for its group would wait for ever.
+        May enclose more than one sample (a group, a cohort): tasks created inside enter freely, because a member that
+        waited for the drain, which waits for its group, would deadlock.
         """
         if _inside_sample.get():
             yield
@@ -103,7 +103,7 @@ class Valves:
 
     @property
     def cause(self) -> Cause | None:
-        """What newcomers wait for, or None."""
+        """What new entrants wait for, or None."""
         cause = self.samples.cause
         if isinstance(cause, VersionDraining | MemoryWanted):
             return replace(cause, running=self.samples.running)

@@ -1,4 +1,4 @@
-"""One write: finished samples of one job, from the arrays in hand to the bytes and records that are sent."""
+"""One write: finished samples of one job, encoded as payload bytes and records."""
 
 import asyncio
 import zlib
@@ -18,26 +18,26 @@ from penstock.protocol.scripts import Committed
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Samples of one job on their way."""
+    """Samples of one job being written."""
 
     job: str
-    #: Of the lease.
+    #: Token of the lease.
     token: str
     done: "asyncio.Future[Committed]"
     samples: Sequence[Sample]
     temperature: float
     kind: str
-    #: Whether a reward of its whole group is to come.
+    #: Whether a reward of the whole group follows.
     with_reward: bool = False
-    #: What was thrown away of each of them; empty: nothing.
+    #: Discarded tokens of each sample; empty: none.
     accounts: Sequence[Drawn] = ()
-    #: Payload server that has, or is to have, its payloads.
+    #: Payload server that has, or will have, its payloads.
     server: str = ""
     #: (k, oldest version, metadata record) of each.
     records: list[tuple[int, int, bytes]] = field(default_factory=list)
-    #: What was drawn, by k.
+    #: Token usage, by k.
     told: dict[int, Drawn] = field(default_factory=dict)
-    #: Server -> (key, bytes) of what is not written yet; all samples of a write lie in one value, side arrays in more.
+    #: Server -> (key, bytes) not written yet; all samples of a write share one value, side arrays have their own.
     payloads: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
     #: What was written to the control Redis, and how often the connection to it had been lost before.
     on_control: list[tuple[str, bytes]] = field(default_factory=list)
@@ -48,14 +48,14 @@ class Write:
         return sum(len(data) for pairs in self.payloads.values() for _, data in pairs)
 
     def pack(self, server: str, keys: Keys, *, worker: str, wanted: Sequence[str]) -> None:
-        """Make its payloads for ``server``, and the records that name it; again where another one is to have them.
+        """Encode its payloads for ``server``, and the records that name it; call again if the server changes.
 
         Args:
             worker: recorded with each sample.
-            wanted: side arrays that the run asks for.
+            wanted: side arrays that the run requires.
 
         Raises:
-            PayloadError: a sample's arrays contradict each other, or a side array that was asked for is not there.
+            PayloadError: the arrays of a sample are inconsistent, or a required side array is missing.
         """
         samples = self.samples
         data, metas = payloads.pack(
@@ -79,8 +79,8 @@ class Write:
         self.server = server
 
     def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:
-        """Have the side arrays of a sample written beside its payload; the record that names them."""
-        # Of what is evaluated or scored nothing is trained.
+        """Add the side arrays of a sample to its payloads; return the record that names them."""
+        # Evaluated and scored samples are not trained.
         is_untrained = sample.job.lane in (Lane.EVAL, Lane.SCORE)
         if is_untrained:
             wanted = ()
@@ -90,20 +90,20 @@ class Write:
         arrays = sides.pack_all(sample.sides, sample.id, [name for name in wanted if name not in shared])
         if taken := sorted(arrays.keys() & shared.keys()):
             raise PayloadError(
-                f"sample {sample.id}: its side array {taken[0]!r} has the name of what its images are given to a model "
-                "as: name it otherwise."
+                f"sample {sample.id}: its side array {taken[0]!r} has the name of a model input made from its images: "
+                "rename the side array."
             )
         entries = [[name, len(data), zlib.crc32(data)] for name, data in arrays.items()]
         entries += [one.entry(name) for name, one in shared.items()]
         data_of = arrays | {name: one.data for name, one in shared.items()}
-        # Written where they are not there: those of the group once, with whichever sample comes first.
+        # Written unless they exist: arrays of the group once, with whichever sample comes first.
         pairs = [(sides.key_of(keys, self.job, sample.k, self.token, entry), data_of[entry[0]]) for entry in entries]
         self.payloads[meta.server] += pairs
         return replace(meta, sides=entries)
 
 
 def bounded_record(sample: str, meta: SampleMeta) -> bytes:
-    """The record of a sample, which every reader must be able to take. Raises PayloadError."""
+    """Encode the record of a sample. Raises PayloadError if it is longer than a reader accepts."""
     data = meta.to_bytes()
     if len(data) > MAX_META_BYTES:
         raise PayloadError(

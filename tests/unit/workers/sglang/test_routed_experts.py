@@ -103,7 +103,7 @@ async def test_rows_behind_a_stop_are_cut_with_their_tokens() -> None:
 
 
 async def test_an_engine_that_told_too_little_is_at_fault() -> None:
-    with pytest.raises(EngineError, match="the routing of 0 positions, where its 7 tokens have 6"):
+    with pytest.raises(EngineError, match="the routing of 0 positions; 7 tokens need 6"):
         await make(RoutedScript(segment("xyz", "stop", eos=True)))
 
 
