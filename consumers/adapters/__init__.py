@@ -1,1 +1,1 @@
-"""Penstock in the shapes that other trainers have: slime, verl, TRL, plain PyTorch; each module imports its own."""
+"""Adapters to other trainers' interfaces: slime, verl, TRL, plain PyTorch; each module imports its own trainer."""

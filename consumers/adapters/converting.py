@@ -1,6 +1,6 @@
-"""``hooks.convert``: a function of the user's says what a batch becomes for a slime-shaped trainer, key by key.
+"""Call ``hooks.convert``, a user function that changes a batch's train data for a slime-shaped trainer, key by key.
 
-What it may say is rewards, loss taken off tokens, and keys of its own; what was drawn stays what it is (T6, T8).
+It may set rewards, remove loss from tokens and add keys; generated tokens and their data must stay unchanged (T6, T8).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,33 +22,33 @@ from penstock.protocol.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
 from penstock.words import said, shown
 
-#: Keys that a function may give as slime's default does, and that must be what they are.
+#: Keys that the function may return, as slime's default does, but must not change.
 _SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "source_names")
-#: What slime divides by. Penstock has its own, which is what was generated.
+#: The divisors of slime's loss. Penstock computes its own, from the generated tokens.
 _SUMS = "rollout_mask_sums"
 #: Side arrays of samples, by slime's names: key -> sample id -> tensor.
 Sides = Mapping[str, Mapping[str, Tensor]]
-#: Keys that become others: one finite number a sample.
+#: Keys converted to other keys: one finite number per sample.
 _NUMBERS = ("rewards", "raw_reward", "truncated")
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What the function said; what it left out is as without it."""
+    """The function's result; a key that it omits keeps penstock's value."""
 
     #: ``rewards``, ``raw_reward``, ``truncated`` -> [N] of the whole batch.
     numbers: Mapping[str, list[float]] = field(default_factory=dict)
-    #: The samples, loss taken off.
+    #: The samples, with the function's loss masks.
     rows: Sequence[RowArrays] = ()
     #: Further keys: name -> sample id -> value.
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Converter:
-    """The hook of one process.
+    """The ``hooks.convert`` function of one process.
 
     Raises:
-        ConfigError: it cannot be imported, or cannot be called as it is.
+        ConfigError: the function cannot be imported, or has the wrong signature.
     """
 
     def __init__(self, config: Config, path: str) -> None:
@@ -56,14 +56,14 @@ class Converter:
         self._args = args_of(config)
 
     def __call__(self, batch: Batch, rows: Sequence[RowArrays], first_index: int, sides: Sides) -> Converted:
-        """Ask it of a whole batch, whose ``rows`` are in the order of ``batch.all_rows``. Blocks while it runs.
+        """Call the function with a complete batch, ``rows`` in the order of ``batch.all_rows``. Blocks while it runs.
 
         Args:
             first_index: number of the first sample.
-            sides: side arrays that samples have, which stay what they are.
+            sides: side arrays of the samples, which must stay unchanged.
 
         Raises:
-            HookError: it raised, or gave what it may not.
+            HookError: the function raised, or returned an invalid value.
         """
         samples = [_sample(row, first_index, sides) for row in rows]
         data = self._ask(batch, samples)
@@ -108,7 +108,7 @@ class Converter:
     def _check_same(
         self, key: str, values: Sequence[Any], rows: Sequence[RowArrays], samples: Sequence[Any], sides: Sides
     ) -> None:
-        """What the function says of what was drawn, or of numbers of penstock's, is what it was told."""
+        """Raise HookError if the function changed generated data or values that penstock computes."""
         attribute = {"response_lengths": "response_length", "sample_indices": "index"}
         for row, sample, value in zip(rows, samples, values, strict=True):
             wanted: Any = {
@@ -125,8 +125,8 @@ class Converter:
                 )
 
     def _check_sums(self, values: Sequence[Any], rows: Sequence[RowArrays], rollouts: Sequence[str]) -> None:
-        """They are sums of the loss masks of a rollout, as slime's own function gives them, or of what was generated,
-        by which penstock divides."""
+        """Check that ``values`` are sums of a rollout's loss masks, as slime's own function returns, or of its
+        generated tokens, by which penstock divides."""
         sums: dict[str, tuple[int, int]] = {}
         for row, rollout in zip(rows, rollouts, strict=True):
             num_loss, generated = sums.get(rollout, (0, 0))
@@ -173,7 +173,7 @@ class Converter:
 
 
 def _array(value: Any, like: Any) -> NDArray[Any]:
-    """As numpy has it; what cannot be one is empty."""
+    """Convert to a numpy array; return an empty array if that is impossible."""
     try:
         return np.asarray(value, np.asarray(like).dtype if np.asarray(like).dtype.kind == "f" else None)
     except (TypeError, ValueError, OverflowError):
@@ -181,12 +181,12 @@ def _array(value: Any, like: Any) -> NDArray[Any]:
 
 
 def _source(row: RowArrays) -> str:
-    """Name of the dataset."""
+    """Return the name of the dataset."""
     return row.row.job.rsplit("/", 2)[0]
 
 
 def _sample(row: RowArrays, first_index: int, sides: Sides) -> Any:
-    """A sample as slime has it, without texts; of one whose payload is lost there are no tokens."""
+    """Make a slime ``Sample`` without texts; without tokens if its payload is lost."""
     of, number = row.row, first_index + row.index
     made = sample_class()(
         index=number,
@@ -202,7 +202,7 @@ def _sample(row: RowArrays, first_index: int, sides: Sides) -> Any:
     )
     made.group_index = number_of(of.job)
     for name, arrays in sides.items():
-        # A copy: what the function writes into it changes nothing.
+        # Copy, so that writes of the function have no effect.
         setattr(made, name, arrays[of.sample].clone() if of.sample in arrays else None)
     made.status = made.Status("truncated" if of.status == SampleStatus.TRUNCATED else "completed")
     return made

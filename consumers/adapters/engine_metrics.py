@@ -1,8 +1,8 @@
-"""One address that serves the metrics of all engines of a run, as a router's ``/engine_metrics`` does.
+"""Serve the metrics of all engines of a run at one address, as a router's ``/engine_metrics`` does.
 
-Every scrape asks the engines that are alive then; each series gets the labels ``worker`` and ``source``, the address it
-is from. An engine that does not answer, or was started without ``enable-metrics``, is left out. What workers measure
-themselves comes along.
+Every scrape queries the live engines; each series gets the labels ``worker`` and ``source`` (the engine's address). An
+engine that does not answer, or was started without ``enable-metrics``, is skipped. The workers' own metrics are
+included.
 """
 
 import logging
@@ -30,14 +30,14 @@ SCRAPE_S = 5.0
 
 
 class _Server(BoundedThreads, HTTPServer):
-    """One that whoever reaches it cannot fill."""
+    """An HTTP server with a bounded number of threads."""
 
 
 class EngineMetrics(Collector):
-    """Serves ``PATH`` from threads until ``close``.
+    """Serve ``PATH`` from threads until ``close``.
 
     Args:
-        workers: the workers that are alive, as ``Trainer.workers`` gives them; called at every scrape.
+        workers: returns the live workers, as ``Trainer.workers`` does; called at every scrape.
         host: address to listen at; the port is a free one.
     """
 
@@ -50,7 +50,7 @@ class EngineMetrics(Collector):
 
     @property
     def address(self) -> str:
-        """``http://HOST:PORT``, without the path."""
+        """Return ``http://HOST:PORT``, without the path."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
@@ -62,7 +62,7 @@ class EngineMetrics(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Metrics of all, by name, each sample with its worker."""
+        """Return the metrics of all engines, by name, each sample labelled with its worker."""
         found: dict[str, Metric] = {}
         asked = [(worker.name, url) for worker in self._workers() for url in _urls(worker)]
         with ThreadPoolExecutor(16) as pool:
@@ -75,7 +75,7 @@ class EngineMetrics(Collector):
 
 
 def _urls(worker: WorkerPresence) -> list[str]:
-    """Where its engines' metrics are, and its own."""
+    """Return the addresses of the metrics of a worker's engines, and of the worker."""
     return [f"{url}/metrics" for url in worker.engine_urls] + ([worker.metrics] if worker.metrics else [])
 
 

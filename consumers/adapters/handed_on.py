@@ -1,4 +1,4 @@
-"""What a trainer's own data set says of a prompt, as a run's rewards are given it."""
+"""Convert a row of a trainer's own dataset to the label and metadata that a run's rewards get."""
 
 import json
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ import numpy as np
 
 from penstock.errors import ConfigError
 
-#: Deepest nesting of what is handed on.
+#: Deepest nesting of a value.
 MAX_DEPTH = 16
 
 
 def label(value: Any) -> dict[str, Any]:
-    """``label`` and ``label_value`` of a ``Request``: text as it is, anything else as JSON with the value beside it.
+    """Return ``label`` and ``label_value`` of a ``Request``: text unchanged, anything else as JSON and as the value.
 
-    None is no label. Raises ConfigError for what a record cannot carry.
+    None becomes an empty label. Raises ConfigError for values that a record cannot hold.
     """
     found = plain(value, "the label")
     if found is None or isinstance(found, str):
@@ -24,7 +24,7 @@ def label(value: Any) -> dict[str, Any]:
 
 
 def plain(value: Any, name: str, depth: int = 0) -> Any:
-    """A value as msgpack carries it. Raises ConfigError for any other."""
+    """Convert a value to plain types that msgpack can encode. Raises ConfigError for any other type."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"{name} is nested more than {MAX_DEPTH} deep: it cannot be handed on to a reward.")
     if isinstance(value, np.generic):

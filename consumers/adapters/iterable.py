@@ -24,20 +24,20 @@ from penstock.errors import ConfigError, ProtocolError
 
 
 class RolloutDataset(IterableDataset[dict[str, Any]]):
-    """Micro-batches of a trainer's batches, without an end unless ``num_batches`` sets one.
+    """Iterate over micro-batches of a trainer's batches, without end unless ``num_batches`` sets one.
 
     Args:
-        trainer: entered already; it publishes, checkpoints and restores as ever.
-        max_tokens, max_samples: limits of a micro-batch, padding counted; None and None: a whole batch at once.
-        num_batches: stop after so many; None: never.
+        trainer: already entered; it publishes, checkpoints and restores as usual.
+        max_tokens, max_samples: limits of a micro-batch, padding included; both None: one micro-batch per batch.
+        num_batches: number of batches after which to stop; None: never.
         device: where the tensors go; None: host memory.
-        temperature: what the loop divides logits by; a batch that was drawn at another one is refused. None: the loop
-            divides each sample's by its own, ``temperatures``.
+        temperature: temperature by which the loop divides logits; a batch sampled at another is rejected. None: the
+            loop divides by each sample's own, ``temperatures``.
 
-    Each item is a dict as of ``Batch.padded``, beside ``batch`` (its number), ``micro`` (0, 1, ...) and ``last`` (True
-    on the last one of its batch), and ``pixel_values`` and ``image_grid_thw`` of its samples, end to end, where these
-    have images. Use ``DataLoader(dataset, batch_size=None)``: batches are made already. What was handed out and is not
-    committed comes again after a restart, so a loader that reads ahead loses nothing.
+    Each item is the dict of ``Batch.padded`` plus ``batch`` (its number), ``micro`` (0, 1, ...), ``last`` (True on the
+    last micro-batch of its batch), and, if its samples have images, their concatenated ``pixel_values`` and
+    ``image_grid_thw``. Use ``DataLoader(dataset, batch_size=None)``: the items are batched already. Uncommitted batches
+    are read again after a restart, so a loader that reads ahead loses nothing.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
         self._open: dict[int, Batch] = {}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Blocks until the next batch is cut, and says why (`penstock why`).
+        """Yield micro-batches. Blocks until the next batch is cut, and reports why (`penstock why`).
 
         Raises:
-            ConfigError: called in a worker process of a DataLoader; a batch was drawn at another temperature than
-                this loop's, or with logprobs from before it (T6).
+            ConfigError: called in a worker process of a DataLoader; a batch was sampled at another temperature than
+                this loop's, or its logprobs are from before the temperature was applied (T6).
         """
         if get_worker_info() is not None:
             raise ConfigError(
                 "A RolloutDataset cannot be read by worker processes of a DataLoader: one subscription has one "
                 "reader. Set num_workers=0; Trainer(prefetch=1) fetches ahead instead."
             )
-        # Checked here, in this process; the generator begins later.
+        # Checked now and not at the first item: the generator starts later.
         return self._items()
 
     def _items(self) -> Iterator[dict[str, Any]]:
@@ -89,9 +89,9 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
             done += 1
 
     def commit(self, batch: int) -> None:
-        """Every batch up to number ``batch`` is trained. Blocks for a round trip each; committing twice is harmless.
+        """Commit every batch up to number ``batch``. Blocks for a round trip each; committing twice is harmless.
 
-        Raises ProtocolError for a batch that this dataset has not handed out.
+        Raises ProtocolError for a batch that this dataset has not yielded.
         """
         if batch > self.trainer.position:
             raise ProtocolError(f"Batch {batch} was not handed out yet; the last one was {self.trainer.position}.")

@@ -1,6 +1,6 @@
-"""Prompts that a trainer chooses itself, as jobs of a run: admitted, watched, and taken back.
+"""Admit, watch and cancel prompts that a trainer chooses itself, as jobs of a run.
 
-Jobs are named ``NAME/0/NUMBER``. They belong to the subscription that asked; nobody else may read their lane.
+Jobs are named ``NAME/0/NUMBER``. They belong to the subscription that submitted them; no other may read their lane.
 """
 
 import time
@@ -22,7 +22,7 @@ from penstock.redis.commands import Client
 
 #: Jobs admitted per verb.
 CHUNK = 128
-#: Between two looks at whether Redis has room.
+#: Seconds between two checks whether Redis has room.
 LOOK_S = 0.5
 
 #: Lanes that such jobs may be admitted to.
@@ -31,13 +31,13 @@ AskedLane = Literal["train", "eval"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be answered ``n`` times; fields as of ``penstock.Job``."""
+    """One prompt to be answered ``n`` times; its fields are those of ``penstock.Job``."""
 
     prompt: str | None = None
     prompt_ids: list[int] | None = None
     n: int = 1
     label: str = ""
-    #: The label where it is not text; ``label`` is it as JSON then.
+    #: The label if it is not text; ``label`` is then its JSON.
     label_value: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class Request:
 
 
 class Prompts:
-    """The jobs of one subscription that asks for itself.
+    """Jobs of one subscription that submits its own prompts.
 
     Args:
-        session: whose they are; its name is the dataset.
-        lane: where they wait for a worker.
+        session: the owner of the jobs; its name is the dataset.
+        lane: the lane of the jobs.
     """
 
     def __init__(self, session: Session, lane: AskedLane) -> None:
@@ -62,16 +62,16 @@ class Prompts:
         self._lane: AskedLane = lane
 
     def ensure_lanes(self) -> None:
-        """Make the run's lanes before the first job is admitted; parts that start later would take them for lost.
+        """Create the run's lanes before the first job is admitted; parts that start later would drop it otherwise.
 
-        Blocks for a round trip. Raises ConfigError where the run is of another schema.
+        Blocks for a round trip. Raises ConfigError if the run has another schema.
         """
         self._control.do(lambda client: scripts.ensure_lanes(client, self._keys))
 
     def admit(self, requests: Sequence[Request], deadline: float) -> list[str]:
-        """Admit all; their ids. Blocks for room in Redis; raises WaitTimeout past ``deadline`` (monotonic).
+        """Admit all requests; return their ids. Blocks for room in Redis.
 
-        ProtocolError where Redis holds the position as no verb writes it.
+        Raises WaitTimeout past ``deadline`` (monotonic), ProtocolError if Redis holds an invalid position.
         """
         jobs: list[str] = []
         for first in range(0, len(requests), CHUNK):
@@ -89,7 +89,7 @@ class Prompts:
         return jobs
 
     def admit_now(self, requests: Sequence[Request]) -> list[str] | None:
-        """Admit at most ``CHUNK``; their ids, or None where Redis has no room. Blocks for a round trip or two."""
+        """Admit at most ``CHUNK``; return their ids, or None if Redis is full. Blocks for a round trip or two."""
         position = self._admit_chunk(requests)
         if position < 0:
             self._subscriber.waiting.blocked_on(RedisFull("admit"))
@@ -97,7 +97,7 @@ class Prompts:
         return [self._id(position + i) for i in range(len(requests))]
 
     def check_buried(self, jobs: Iterable[str]) -> None:
-        """Raise ProtocolError where workers gave up one of ``jobs``, with its reason. Blocks for one round trip."""
+        """Raise ProtocolError with the reason if any of ``jobs`` is dead-lettered. Blocks for one round trip."""
         jobs = list(jobs)
         if buried := self.buried(jobs):
             raise ProtocolError(
@@ -106,7 +106,7 @@ class Prompts:
             )
 
     def buried(self, jobs: Sequence[str]) -> list[str]:
-        """Those of ``jobs`` that workers gave up, sorted. Blocks for one round trip."""
+        """Return the dead-lettered ones of ``jobs``, sorted. Blocks for one round trip."""
 
         def states(client: Client) -> list[bytes | None]:
             pipe = client.pipeline(transaction=False)
@@ -118,7 +118,7 @@ class Prompts:
         return sorted(job for job, state in found if state == JobState.DEAD.encode())
 
     def check_alone(self) -> None:
-        """Raise ConfigError where another subscription reads this lane: it would be handed our answers, and hold them.
+        """Raise ConfigError if another subscription reads this lane: it would receive these answers, and keep them.
 
         Blocks for a round trip per subscription.
         """
@@ -131,7 +131,7 @@ class Prompts:
                 )
 
     def cancel(self, jobs: Iterable[str] | None = None) -> bool:
-        """Take back ``jobs``, None: every one that is live; False where a batch of some was cut meanwhile.
+        """Cancel ``jobs``, or with None every live job; return False if a batch of some was cut meanwhile.
 
         Blocks for a round trip each, and for a scan without ``jobs``.
         """
@@ -143,7 +143,7 @@ class Prompts:
         return scripts.HELD_BY_BATCH not in [self._control.call(call) for call in calls]
 
     def unread(self) -> Iterator[Batch]:
-        """Batches that were cut and are not committed, without their payloads. Blocks for a round trip each."""
+        """Yield batches that are cut but not committed, without payloads. Blocks for a round trip each."""
         sub = self._keys.sub(self._name)
         cut = read_count(self._control.do(lambda client: client.hget(sub, "cut")), "cut", self._name)
         for n in range(self._subscriber.cursor + 1, cut + 1):
@@ -154,7 +154,7 @@ class Prompts:
         return f"{self._name}/0/{number}"
 
     def _admit_chunk(self, requests: Sequence[Request]) -> int:
-        """Number of the first job, or -1 when Redis is full."""
+        """Admit one chunk; return the number of its first job, or -1 if Redis is full."""
         while True:
             raw = self._control.do(lambda client: client.hget(self._keys.source, self._name))
             position = count_of(raw, f"The position in {self._name}")

@@ -1,11 +1,10 @@
-"""Prompts of one's own, answered by a run's workers: for trainers that choose the prompts themselves (verl, TRL).
+"""Have a run's workers answer prompts that the trainer chooses itself (verl, TRL).
 
     answer: admit jobs ─> workers ─> read the batch that holds them ─> commit ─> samples, in the order of the prompts
 
-The answers form a subscription of their own that reads its lane alone: its groups are retired as soon as they are
-read, and those of a process that died are cancelled by the next one. Nothing bounds staleness here but the call
-itself: a job is started only on weights at least as new as those published before it (T12), which is checked again on
-every token.
+The answers form a subscription that reads its own lane only: its groups are retired as soon as they are read, and those
+of a dead process are cancelled by its successor. Staleness is bounded by the call itself: a job starts only on weights
+at least as new as the last publication before it (T12), and every token is checked again.
 """
 
 import logging
@@ -41,21 +40,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often a wait looks for prompts that were given up; how late a time-out is seen.
+#: Seconds between two checks for dead letters and for the deadline.
 LOOK_S = 0.5
 
 
 class Requests:
-    """Asks the workers of a run for answers to prompts of its own, and publishes the weights that they answer with.
+    """Submit prompts to the workers of a run, await their answers, and publish the weights that generate them.
 
     Args:
         config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer.
         name: subscription and dataset of the jobs; jobs are named ``NAME/0/NUMBER``.
-        lane: ``train`` refuses sampling that hides the distribution (T7); ``eval`` goes before it and allows any.
+        lane: ``train`` rejects sampling that hides the distribution (T7); ``eval`` has priority and allows any.
 
-    The subscription is taken on ``__enter__`` and given back on ``__exit__``. One process per name. Weights are
-    published by ``publish`` as by any trainer, also where nothing was asked since the last publication. Not
-    thread-safe.
+    ``__enter__`` acquires the subscription and ``__exit__`` releases it. One process per name. Weights are published by
+    ``publish`` as by any trainer, even if nothing was submitted since the last publication. Not thread-safe.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Requests:
         self.name = name
         self.lane = lane
         check_reading(self.config, ALONE, None)
-        #: What this process is made of, and the jobs that it admits.
+        #: Connections of this process, and the jobs that it admits.
         self.session = Session(
             self.config,
             name,
@@ -81,15 +79,15 @@ class Requests:
             records=lane == "train",
         )
         self.prompts = Prompts(self.session, lane)
-        #: The batch of the last answers, until it is recorded: it is trained after they are returned.
+        #: The batch of the last answers, until it is recorded: the caller trains it after ``answer`` returns.
         self._answered: Batch | None = None
         #: True while jobs of a call may be live.
         self._busy = True
-        #: Batches behind the last publication.
+        #: Batches covered by the last publication.
         self._published = -1
 
     def definition(self, size: int = 1) -> Definition:
-        """A subscription whose batch is the next ``size`` groups of this lane; no model, so no bound."""
+        """Define a subscription whose batch is the next ``size`` groups of this lane; it has no model and no bound."""
         return Definition(mode=ASKED, lanes=(self.lane,), size=size, bound=UNBOUNDED)
 
     def __enter__(self) -> Self:
@@ -105,7 +103,7 @@ class Requests:
         self.close(finished=kind is None)
 
     def close(self, *, finished: bool = True) -> None:
-        """Give the subscription back. Blocks shortly.
+        """Release the subscription. Blocks shortly.
 
         Args:
             finished: as of ``Trainer.close``.
@@ -115,23 +113,23 @@ class Requests:
 
     @property
     def keys(self) -> Keys:
-        """Names of the run's keys."""
+        """Return the names of the run's keys."""
         return self.session.keys
 
     @property
     def version(self) -> int:
-        """Version of the last publication; 0 before the first. Blocks for one round trip."""
+        """Return the version of the last publication; 0 before the first. Blocks for one round trip."""
         return self.session.clock.read()
 
     def answer(self, requests: Sequence[Request], timeout: float | None = None) -> list[list[RowArrays]]:
-        """The samples of every request, in order, k ascending; blocks until all are there (`penstock why`).
+        """Return the samples of every request, in order, by k; blocks until all are complete (`penstock why`).
 
         Raises:
-            ProtocolError: a prompt was given up (buried, with its reason), or a sample's payload is lost. Nothing
-                of this call comes later; asking again asks anew.
-            ConfigError: lane train, and a sample was not drawn at the temperature that its request, or else this
+            ProtocolError: a prompt is dead-lettered (with its reason), or a sample's payload is lost. The call's other
+                answers are discarded; call again to submit new jobs.
+            ConfigError: lane train, and a sample was not sampled at the temperature that its request, or else this
                 process's ``rollout.sampling``, names; or its logprobs cannot be trained on (T6).
-            WaitTimeout: not all were there in ``timeout`` seconds; likewise.
+            WaitTimeout: not complete after ``timeout`` seconds; its answers are discarded likewise.
             OwnershipLost: another process has this name.
         """
         if not requests:
@@ -163,9 +161,9 @@ class Requests:
         return [groups[job] for job in jobs]
 
     def record_evaluation(self, dataset: str, groups: Sequence[Sequence[RowArrays]]) -> None:
-        """Write the result of a complete evaluation of the newest version to ``eval.jsonl``, if it has no row yet.
+        """Append the result of a complete evaluation of the newest version to ``eval.jsonl``, unless it has a row.
 
-        Blocks for the disk and a round trip. A file that cannot be written is logged, and stops no training.
+        Blocks for the disk and a round trip. A failed write is logged and does not stop training.
 
         Args:
             groups: what ``answer`` returned for all prompts of ``dataset``.
@@ -179,12 +177,12 @@ class Requests:
             log.warning("the evaluation of version %d on %s is not in %s: %s", version, dataset, file, exc)
 
     def publish(self, weights: "Weights", *, step: int | None = None, timeout: float = 600.0) -> int:
-        """As ``Trainer.publish``, but nothing need have been asked since the last publication; lane train only."""
+        """Publish like ``Trainer.publish``, with or without answers since the last publication; lane train only."""
         if self.lane != "train":
             raise ConfigError("Publish with the requests of lane train: one subscription moves the clock.")
         self._record_step()
         if self._published == self.session.progress.position:
-            # To Redis it is a trainer that was restored to where it stands.
+            # To Redis this looks like a trainer restored to its current position.
             self.session.go_back(self._published, self.session.clock.seen)
         with self.session.steps.publishing():
             version = self.session.publications.publish(weights, step=step, timeout_s=timeout)
@@ -192,53 +190,53 @@ class Requests:
         return version
 
     def temperature(self, sampling: Mapping[str, Any]) -> float:
-        """What a request of such a ``sampling`` is to be drawn at, by the configuration of this process."""
+        """Return the temperature of a request with ``sampling``, by the configuration of this process."""
         return temperature_of(self.config.rollout.sampling | dict(sampling))
 
     def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """As ``Trainer.offload_engines``."""
+        """Release GPU memory of the engines, see ``Trainer.offload_engines``."""
         self.session.engines.offload(tags, timeout)
 
     def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
-        """As ``Trainer.onload_engines``."""
+        """Restore GPU memory of the engines, see ``Trainer.onload_engines``."""
         self.session.publications.settle()
         self.session.engines.onload(tags, timeout)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
-        """As ``Trainer.watch_engines``."""
+        """Enable or disable health checks, see ``Trainer.watch_engines``."""
         self.session.engines.watch(watched, timeout)
 
     def revive_engines(self, *, timeout: float = 600.0) -> None:
-        """As ``Trainer.revive_engines``."""
+        """Restart lost engines, see ``Trainer.revive_engines``."""
         self.session.engines.revive(timeout)
 
     def workers(self) -> list[WorkerPresence]:
-        """As ``Trainer.workers``."""
+        """Return the live workers, see ``Trainer.workers``."""
         return self.session.engines.workers()
 
     def pin(self, version: int, name: str) -> Path:
-        """As ``Trainer.pin``."""
+        """Keep a version's folder, see ``Trainer.pin``."""
         return self.session.publications.pin(version, name)
 
     def unpin(self, name: str) -> None:
-        """As ``Trainer.unpin``."""
+        """Remove a pin, see ``Trainer.unpin``."""
         self.session.publications.unpin(name)
 
     @property
     def weights_dir(self) -> Path:
-        """Folder of published versions."""
+        """Return the folder of published versions."""
         return self.session.publications.folder
 
     def tell_wait(self, what: str | Cause | None) -> None:
-        """As ``Trainer.tell_wait``."""
+        """Report what the caller is blocked on, see ``Trainer.tell_wait``."""
         self.session.subscriber.waiting.blocked_on(user_wait(what))
 
     def report(self, **figures: Any) -> None:
-        """Add figures to the row of the last answers, see ``Trainer.report``."""
+        """Add metrics to the row of the last answers, see ``Trainer.report``."""
         self.session.report(figures)
 
     def _await(self, jobs: set[str], deadline: float) -> Batch:
-        """The batch that holds just ``jobs``; one cut for a call before this one is passed over."""
+        """Wait for the batch that holds exactly ``jobs``; skip one cut for an earlier call."""
         while True:
             n = self.session.subscriber.cursor + 1
             self.session.subscriber.ask(n)
@@ -270,13 +268,13 @@ class Requests:
                     ) from None
 
     def _check_temperatures(self, groups: Mapping[str, Sequence[RowArrays]], requests: Mapping[str, Request]) -> None:
-        """The worker's configuration is another file: what it drew at must be what the trainer will divide by."""
+        """Check the temperatures of the samples: workers read another configuration file than the trainer does."""
         for job, rows in groups.items():
             wanted = self.temperature(requests[job].sampling)
             behaviour.check_temperature([one.row for one in rows], wanted, "This call", "what was asked for")
 
     def _done(self, batch: Batch) -> None:
-        """Read, and never to be read again."""
+        """Commit a batch whose answers are read, so that it is never read again."""
         self.session.commit(batch, is_trained=False)
         self.session.progress.state()
         self.session.progress.checkpointed()
@@ -288,21 +286,21 @@ class Requests:
             self._answered = None
 
     def _clean(self, jobs: Sequence[str] | None = None) -> None:
-        """Let go of cut batches, then of ``jobs``, None: of whatever an earlier call or process left, by a scan."""
+        """Commit cut batches, then cancel ``jobs``, or with None all that earlier calls or processes left (by scan)."""
         while True:
             for batch in self.prompts.unread():
                 self._done(batch)
-            # What was asked before stands: the buffer may have cut a batch of these jobs since, and none again
-            # once that is read.
+            # Order matters: the buffer may have cut a batch of these jobs meanwhile, but cuts none after it was
+            # committed.
             if self.prompts.cancel(jobs):
                 return
 
 
 def eval_sampling(sampling: Mapping[str, Any], rollout: RolloutConfig, most_new_tokens: int | None) -> dict[str, Any]:
-    """``sampling`` of requests for lane eval: what ``rollout.eval_sampling`` names is left to it.
+    """Return the ``sampling`` of requests for lane eval; keys of ``rollout.eval_sampling`` are left out.
 
     Args:
-        most_new_tokens: what an answer must not be longer than, whatever ``eval_sampling`` says; None: no limit.
+        most_new_tokens: limit of an answer's length that ``eval_sampling`` may not exceed; None: no limit.
     """
     own = {name: value for name, value in sampling.items() if name not in rollout.eval_sampling}
     named = rollout.eval_sampling.get("max_new_tokens")
@@ -312,7 +310,7 @@ def eval_sampling(sampling: Mapping[str, Any], rollout: RolloutConfig, most_new_
 
 
 def groups_of(batch: Batch, wanted: Mapping[str, int], version: int) -> dict[str, list[RowArrays]]:
-    """Job -> its samples, k ascending, checked: all there, none older than the weights they were asked of (T12)."""
+    """Return the samples by job, ordered by k; raise if one is missing or older than ``version`` (T12)."""
     groups: dict[str, list[RowArrays]] = {job: [] for job in wanted}
     for one in rows_of(batch):
         groups[one.row.job].append(one)

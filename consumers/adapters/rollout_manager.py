@@ -1,4 +1,4 @@
-"""A facade with the methods of slime's ``RolloutManager``, so that a slime-shaped loop calls penstock.
+"""An equivalent of slime's ``RolloutManager``, for loops written for slime.
 
     manager.load(start - 1); manager.publish(model, start - 1)
     for rollout_id in range(start, num_rollout):
@@ -8,10 +8,10 @@
         manager.publish(model, rollout_id)             # where slime calls actor_model.update_weights()
 
 Rollout i is batch i + 1 of the subscription. A loop that generates ahead (slime's ``train_async``) calls
-``generate(i + 1)`` before it has trained rollout i; nothing is committed before ``publish`` or ``save`` names it.
+``generate(i + 1)`` before it has trained rollout i; a rollout is committed when ``publish`` or ``save`` names it.
 
-What slime's ``process_rollout_data`` does with a share is ``ray.get(shares[rank].inner)``: in a process that has
-joined Ray (the actor that slime's loop calls) ``inner`` is a reference in its object store, elsewhere the dict itself.
+slime's ``process_rollout_data`` reads a share by ``ray.get(shares[rank].inner)``: in a process connected to Ray (the
+actor that slime's loop calls) ``inner`` is an object reference, elsewhere the dict itself.
 """
 
 import json
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Longest wait for an evaluation.
 EVAL_TIMEOUT_S = 3600.0
-#: What slime's ``onload_kv`` brings back.
+#: Tags that slime's ``onload_kv`` restores.
 KV_TAGS = ("kv_cache", "cuda_graph")
 
 
@@ -49,12 +49,12 @@ KV_TAGS = ("kv_cache", "cuda_graph")
 class Box:
     """One rank's share of a rollout."""
 
-    #: The train data (``penstock.consumers.adapters.slime``), or Ray's reference to it.
+    #: The train data (``penstock.consumers.adapters.slime``), or a Ray reference to it.
     inner: Any
-    #: Where each of its samples comes from: job, k, versions, temperature and kind of the logprobs; fillers too.
+    #: Origin of each sample, fillers included: job, k, versions, temperature and kind of the logprobs.
     lineage: list[dict[str, Any]] = field(default_factory=list)
-    #: slime's ``train_metadata`` of each sample, a dict or None; [] if the batch has none. Beside the train data, for
-    #: slime takes a mean of every key there that it does not know.
+    #: slime's ``train_metadata`` of each sample, a dict or None; [] if the batch has none. Kept apart from the train
+    #: data, because slime averages every key that it does not know.
     metadata: list[dict[str, Any] | None] = field(default_factory=list)
 
 
@@ -63,16 +63,16 @@ class RolloutManager:
 
     Args:
         config, run, name: as of ``Trainer``.
-        dp_size: data-parallel ranks that train; ``generate`` returns a share for each. Payloads of all ranks are read
-            by this process, as in slime.
+        dp_size: number of data-parallel ranks; ``generate`` returns a share for each. This process reads the payloads
+            of all ranks, as in slime.
         folder: where ``save`` writes; None: the run's ``rollout`` folder.
         prefetch: batches cut and fetched ahead, see ``Trainer``.
-        temperature: what slime's trainer divides logits by, its ``--rollout-temperature``; None takes the run's
-            ``rollout.sampling``. Another one than the run's is refused here, and batches of any other by ``generate``.
-        metrics_host: where ``get_metrics_router_addr`` listens.
+        temperature: temperature by which slime's trainer divides logits, ``--rollout-temperature``; None: that of the
+            run's ``rollout.sampling``. Any other is rejected here, and batches of another by ``generate``.
+        metrics_host: address at which ``get_metrics_router_addr`` listens.
         options: further arguments of ``penstock.consumers.adapters.slime.train_data``.
 
-    The subscription is taken when it is made; ``dispose`` (or the end of a ``with`` block) gives it back. Not
+    The constructor acquires the subscription; ``dispose`` (or the end of a ``with`` block) releases it. Not
     thread-safe: a Ray actor around it serves one call at a time.
     """
 
@@ -107,15 +107,15 @@ class RolloutManager:
         if (path := self.config.hooks.convert) is not None:
             self._options["convert"] = Converter(self.config, path)
         self._folder = folder or self.config.run_dir / "rollout"
-        #: Rollouts that were handed out and are not committed, by id; in their order.
+        #: Uncommitted rollouts handed out, by id, in order.
         self._open: dict[int, Batch] = {}
         self._metrics_host = metrics_host
         self._metrics: EngineMetrics | None = None
-        #: True while health checks are left out because this process asked for it.
+        #: True while health checks are paused by this process.
         self._unwatched = False
         self._trainer.__enter__()
         self._next = self._trainer.position
-        #: Samples of all rollouts handed out before ``_next``, as far as this process knows.
+        #: Samples of all rollouts handed out before ``_next``, if this process knows.
         self._samples = 0
 
     def __enter__(self) -> Self:
@@ -125,7 +125,7 @@ class RolloutManager:
         self.dispose()
 
     def dispose(self) -> None:
-        """Give the subscription back; what is not committed comes again. Blocks shortly."""
+        """Release the subscription; uncommitted rollouts are generated again. Blocks shortly."""
         if self._metrics is not None:
             self._metrics.close()
         if self._unwatched:
@@ -134,18 +134,18 @@ class RolloutManager:
 
     @property
     def version(self) -> int:
-        """Version of the last publication; 0 before the first. Blocks for one round trip."""
+        """Return the version of the last publication; 0 before the first. Blocks for one round trip."""
         return self._trainer.version
 
     def generate(self, rollout_id: int) -> list[Box]:
-        """Train data of a rollout, a ``Box`` per rank; blocks until its batch is cut. Health checks are resumed.
+        """Return a rollout's train data, a ``Box`` per rank; blocks until its batch is cut. Resumes health checks.
 
-        Asked again before it is committed, it returns the same rollout.
+        Called again before the commit, it returns the same rollout.
 
         Raises:
-            ProtocolError: ``rollout_id`` is neither the next one nor one that is not committed yet.
-            ConfigError: not all of it was drawn at the run's temperature, or logprobs are from before it (T6).
-            HookError: ``hooks.convert`` raised, or gave what cannot be taken.
+            ProtocolError: ``rollout_id`` is neither the next one nor an uncommitted one.
+            ConfigError: a sample has another temperature than the run's, or logprobs from before it was applied (T6).
+            HookError: ``hooks.convert`` raised, or returned an invalid value.
         """
         self.health_monitoring_resume()
         batch = self._open.get(rollout_id)
@@ -160,7 +160,7 @@ class RolloutManager:
         return self._shares(batch)
 
     def eval(self, rollout_id: int) -> dict[str, float]:
-        """Have the last publication evaluated: ``eval/DATASET`` -> mean reward. Blocks until it is.
+        """Evaluate the last publication; return ``eval/DATASET`` -> mean reward. Blocks until all is evaluated.
 
         Raises:
             ConfigError: the run has no ``data.eval``.
@@ -171,9 +171,9 @@ class RolloutManager:
         return {f"eval/{dataset}": value for dataset, value in found.accuracy.items()} if found is not None else {}
 
     def save(self, rollout_id: int) -> Path:
-        """The trainer's own checkpoint of ``rollout_id`` is safe on disk: commit, note the place, let groups go.
+        """Commit and write down the position once the trainer's own checkpoint of ``rollout_id`` is on disk.
 
-        Returns the file written. Blocks shortly.
+        Returns the file written. Groups behind it are retired. Blocks shortly.
         """
         self._commit(rollout_id)
         state = self._trainer.state_dict() | {"samples": self._samples}
@@ -183,20 +183,20 @@ class RolloutManager:
         return path
 
     def load(self, rollout_id: int | None = None) -> int:
-        """Go back to behind ``rollout_id`` (-1, or None: before the first); returns the rollout that comes next.
+        """Rewind to the state after ``rollout_id`` (-1 or None: the beginning); return the next rollout's id.
 
         The weights must be those saved with it, and ``publish`` must be the next call. Blocks shortly.
 
         Raises:
             ConfigError: ``save`` was never called with this rollout.
-            ProtocolError: the buffer no longer has what comes after it.
+            ProtocolError: the buffer no longer holds the groups that follow it.
         """
         last = -1 if rollout_id is None else rollout_id
         state: dict[str, Any] = {"run": self.config.run, "subscription": self._trainer.name, "batch": 0, "samples": 0}
         if last >= 0:
             path = self._file(f"state_{last}.json")
             if not path.exists():
-                raise ConfigError(f"{path} is not there: rollout {last} was never saved. Load one that was.")
+                raise ConfigError(f"{path} does not exist: rollout {last} was never saved. Load a saved one.")
             state = json.loads(path.read_text(encoding="utf-8"))
         self._trainer.load_state_dict(state)
         self._open.clear()
@@ -205,10 +205,10 @@ class RolloutManager:
         return self._next
 
     def get_num_rollout_per_epoch(self) -> int:
-        """Rollouts that one pass over the prompts makes. Blocks for one round trip.
+        """Return the number of rollouts in one pass over the prompts. Blocks for one round trip.
 
-        Raises ProtocolError before the producer has said how many prompts there are, ConfigError where a batch is so
-        many samples or tokens, which tells no number of prompts.
+        Raises ProtocolError before the producer has reported the number of prompts, ConfigError if batches are sized in
+        samples or tokens, which determines no number of prompts.
         """
         groups = self.config.trainer.groups_per_batch
         if not groups:
@@ -220,20 +220,20 @@ class RolloutManager:
         return lines // groups
 
     def publish(self, weights: "torch.nn.Module | Mapping[str, torch.Tensor]", rollout_id: int) -> int:
-        """Publish the weights that have seen everything up to ``rollout_id``; returns their version. Blocks.
+        """Publish weights trained on all rollouts up to ``rollout_id``; return their version. Blocks.
 
-        Before the first rollout, and after ``load``, that is the rollout before the next one. As in slime with
+        Before the first rollout, and after ``load``, that is the one before the next. As in slime with
         ``--update-weights-interval``, call it after every ``trainer.batches_per_version`` rollouts.
         """
         self._commit(rollout_id)
         return self._trainer.publish(weights, step=rollout_id + 1)
 
     def report(self, **figures: Any) -> None:
-        """Add figures to the row of a rollout, see ``Trainer.report``."""
+        """Add metrics to the row of a rollout, see ``Trainer.report``."""
         self._trainer.report(**figures)
 
     def _commit(self, rollout_id: int) -> None:
-        """Everything up to ``rollout_id`` is trained. ProtocolError for a rollout that was not handed out."""
+        """Commit all rollouts up to ``rollout_id``. Raises ProtocolError for one that was not handed out."""
         if rollout_id >= self._next:
             raise ProtocolError(f"Rollout {rollout_id} was not generated yet; the next one is {self._next}.")
         for number in [number for number in self._open if number <= rollout_id]:
@@ -243,7 +243,7 @@ class RolloutManager:
             del self._open[number]
 
     def set_train_parallel_config(self, config: "Mapping[str, Any]") -> None:
-        """How the trainer is split, as slime's first rank says it: ``dp_size``, ``vpp_size``,
+        """Set the trainer's parallelism, as reported by slime's first rank: ``dp_size``, ``vpp_size``,
         ``microbatch_group_size_per_vp_stage``."""
         dp_size = int(config["dp_size"])
         if dp_size < 1:
@@ -253,28 +253,28 @@ class RolloutManager:
             self._options["multiple"] = int(config["microbatch_group_size_per_vp_stage"])
 
     def offload(self) -> None:
-        """Every engine gives up its GPU memory; running requests return first. Blocks until all have followed.
+        """Release the GPU memory of every engine, after running requests have returned. Blocks until all have done so.
 
-        Engines need ``enable-memory-saver``. Raises WaitTimeout; names the worker.
+        Engines need ``enable-memory-saver``. Raises WaitTimeout, which names the worker.
         """
         self._trainer.offload_engines()
 
     def onload(self, tags: Sequence[str] | None = None) -> None:
-        """Engines have that memory again, all of it without ``tags``; with weights they load the newest publication."""
+        """Restore engine memory, all of it without ``tags``; with weights, engines load the newest publication."""
         self._trainer.onload_engines(tags) if tags is not None else self._trainer.onload_engines()
 
     def onload_weights(self) -> None:
-        """Memory for weights; what is published from now on is loaded into it."""
+        """Restore memory for weights; publications from now on are loaded into it."""
         self._trainer.onload_engines(("weights",))
 
     def onload_kv(self) -> None:
-        """Memory for KV cache and CUDA graphs: engines go on."""
+        """Restore memory for KV cache and CUDA graphs, and resume the engines."""
         self._trainer.onload_engines(KV_TAGS)
 
     def recover(self, timeout: float = 600.0) -> None:
-        """Have engines that are lost started at once, and block until all serve; before the first rollout: nothing.
+        """Restart lost engines at once, and block until all serve; before the first rollout, do nothing.
 
-        Workers start them again without being asked; this cuts their waits short. Raises WaitTimeout.
+        Workers restart them anyway; this skips their backoff. Raises WaitTimeout.
         """
         if self._next > 0:
             self._trainer.revive_engines(timeout=timeout)
@@ -283,28 +283,28 @@ class RolloutManager:
     recover_updatable_engines = recover
 
     def health_monitoring_pause(self) -> None:
-        """No health check of an engine counts until ``health_monitoring_resume``, ``generate`` or ``eval``. Blocks
-        until all workers follow. One whose process ends is lost all the same."""
+        """Ignore failed health checks until ``health_monitoring_resume``, ``generate`` or ``eval``. Blocks until all
+        workers have applied it. An engine whose process exits is lost all the same."""
         self._trainer.watch_engines(False)
         self._unwatched = True
 
     def health_monitoring_resume(self) -> None:
-        """Health checks count again. Nothing where this process had not paused them."""
+        """Resume health checks. Does nothing unless this process has paused them."""
         if self._unwatched:
             self._trainer.watch_engines(True)
             self._unwatched = False
 
     def check_weights(self, action: str) -> list[dict[str, Any]]:
-        """Have each engine ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum`` its weights; their answers.
+        """Have each engine ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum`` its weights; return answers.
 
         Raises:
-            ConfigError: no such action, or it would reset weights that are served.
+            ConfigError: no such action, or it would reset weights that are being served.
             EngineError: an engine refuses, or finds a difference.
         """
         return check_weights(self._trainer.workers(), action)
 
     def get_metrics_router_addr(self) -> str:
-        """``http://HOST:PORT``, where ``/engine_metrics`` has those of all engines, until ``dispose``."""
+        """Return ``http://HOST:PORT``; ``/engine_metrics`` there serves all engines' metrics until ``dispose``."""
         if self._metrics is None:
             self._metrics = EngineMetrics(self._trainer.workers, self._metrics_host)
         return self._metrics.address
@@ -323,7 +323,7 @@ class RolloutManager:
 
 
 def _check_hooks(config: Config) -> None:
-    """Raise ConfigError for hooks that change what is trained and that only the reference trainer calls."""
+    """Raise ConfigError for hooks that change the training data and are called by the reference trainer only."""
     for key in ("rewards", "samples"):
         if (path := getattr(config.hooks, key)) is not None:
             raise ConfigError(
@@ -333,13 +333,13 @@ def _check_hooks(config: Config) -> None:
 
 
 def _put(share: dict[str, Any]) -> Any:
-    """In Ray's object store, where this process has joined one."""
+    """Put a share into Ray's object store, if this process is connected to Ray."""
     ray = sys.modules.get("ray")
     return ray.put(share) if ray is not None and ray.is_initialized() else share
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or nothing, on disk when this returns."""
+    """Write a file atomically and durably."""
     temporary = path.with_name(f".writing-{path.name}")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)

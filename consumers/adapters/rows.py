@@ -1,4 +1,4 @@
-"""This rank's samples of a batch one by one, without padding: what adapters convert."""
+"""Iterate over this rank's samples of a batch without padding; adapters convert these."""
 
 from dataclasses import dataclass
 
@@ -23,29 +23,29 @@ class RowArrays:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     lost: bool
-    #: Of a teacher (``rollout.teacher``); None where no sample of the batch has them.
+    #: Teacher logprobs (``rollout.teacher``); None if no sample of the batch has them.
     teacher_logprobs: NDArray[np.float32] | None = None
-    #: Of a reference policy (``rollout.reference``), likewise.
+    #: Reference policy logprobs (``rollout.reference``), likewise.
     reference_logprobs: NDArray[np.float32] | None = None
 
     @property
     def prompt(self) -> NDArray[np.int64]:
-        """[P]"""
+        """Return the prompt tokens, [P]."""
         return self.tokens[: self.row.prompt_length]
 
     @property
     def divisor(self) -> int:
-        """What a mean over the tokens of this sample divides by: tokens that were generated, whatever bears loss."""
+        """Return the divisor of a mean over this sample's tokens: all generated ones, whether or not they bear loss."""
         return max(1, int(self.generated.sum()))
 
     def response(self, name: str) -> NDArray[np.generic]:
-        """Array ``name`` behind the prompt, [L - P]."""
+        """Return array ``name`` without the prompt, [L - P]."""
         array: NDArray[np.generic] = getattr(self, name)[self.row.prompt_length :]
         return array
 
 
 def rows_of(batch: Batch) -> list[RowArrays]:
-    """This rank's samples in the order of ``batch.rows``. Decodes the batch. Raises PayloadError."""
+    """Return this rank's samples in the order of ``batch.rows``. Decodes the batch. Raises PayloadError."""
     if not batch.rows:
         return []
     names = ["tokens", "loss_mask", "generated", "logprobs", "versions"]

@@ -1,11 +1,10 @@
-"""A batch as the train data that slime's trainers take: one dict per data-parallel rank, a list entry per sample.
+"""Convert a batch to the train data of slime's trainers: one dict per data-parallel rank, a list entry per sample.
 
 Keys, their meaning and the tensors' dtypes are slime's (Apache-2.0), with three differences on purpose: rewards are
 normalised by group id whatever the sizes of the groups; a side array that only some samples have is an error instead of
-being left out or taken from whoever comes first; and ``rollout_mask_sums``, by which slime divides a rollout's sum,
-counts the tokens that were generated, as ``aggregation: sample`` does, not those whose loss expiry has left: what is
-left of a stale answer weighs no more than it did. It needs no slime, and blocks only for side arrays that lie in keys
-of their own.
+being dropped or taken from the first sample; and ``rollout_mask_sums``, the divisor of a rollout's sum, counts
+generated tokens, as ``aggregation: sample`` does, not those that still bear loss after expiry: the rest of a stale
+answer does not gain weight. slime need not be installed. Blocks only for side arrays stored under keys of their own.
 
 | key | per sample of this rank | |
 |---|---|---|
@@ -19,9 +18,9 @@ of their own.
 | ``source_names`` | str | dataset |
 | ``rollout_mask_sums`` | one float32 tensor [samples] | tokens generated in the sample's rollout; 1 of a filler |
 
-Of the whole batch, to be indexed by ``partition``: ``raw_reward`` and ``total_lengths``. Of the step:
+For the complete batch, indexed by ``partition``: ``raw_reward`` and ``total_lengths``. For the step:
 ``global_batch_sizes``, ``num_microbatches`` (one entry each) and ``micro_batch_indices`` (positions in this rank's
-lists). Nothing is None, but where a sample has no ``multimodal_train_inputs``.
+lists). Only ``multimodal_train_inputs`` may be None, for a sample without any.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +55,7 @@ from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample import SampleStatus
 
-#: Estimators whose rewards are normalised by group -> divided by the standard deviation too.
+#: Estimators whose rewards are normalised by group -> whether they are also divided by the standard deviation.
 NORMALISED = {"grpo": True, "gspo": True, "cispo": True, "reinforce_plus_plus_baseline": False}
 
 #: Keys that every share has.
@@ -69,14 +68,14 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a batch becomes train data; see :func:`train_data`."""
+    """Options of the conversion, see :func:`train_data`."""
 
     estimator: str = "grpo"
     normalize: bool = True
     std: bool = True
     max_tokens: int | None = None
     max_samples: int | None = None
-    #: ``num_microbatches`` is a multiple of it, as virtual pipeline stages want.
+    #: ``num_microbatches`` is a multiple of this, as virtual pipeline stages require.
     multiple: int = 1
     first_index: int = 0
     columns: Columns | None = None
@@ -85,34 +84,34 @@ class Options:
 
 
 def train_data(batch: Batch, **options: Any) -> dict[str, Any]:
-    """This rank's share of a batch as slime's train data; keys, shapes and dtypes at the head of this file.
+    """Return this rank's share of a batch as slime's train data; the module docstring lists keys, shapes and dtypes.
 
-    A sample whose payload is lost, and what evens out the number of micro-batches, is a filler: a copy of a real row
-    with loss mask 0. A rank that has no real row takes one token of prompt and one of response instead; with side
-    arrays, which nobody can make up, use :func:`train_shares`.
+    A filler, a copy of a real row with loss mask 0, replaces a sample whose payload is lost and evens out the number of
+    micro-batches. A rank without real rows gets one prompt token and one response token instead; if there have to be
+    side arrays, which cannot be invented, use :func:`train_shares`.
 
     Args:
         estimator: ``grpo``, ``gspo`` and ``cispo`` subtract the mean of the group and divide by its unbiased standard
             deviation + 1e-6; ``reinforce_plus_plus_baseline`` subtracts the mean; any other leaves rewards as they
             are. A group of one has reward 0.
-        normalize, std: False leaves that part out, as ``--disable-rewards-normalization`` and
+        normalize, std: False disables that part, as ``--disable-rewards-normalization`` and
             ``--disable-grpo-std-normalization`` do.
-        max_tokens, max_samples: limits of a micro-batch; every rank gets equally many of them.
+        max_tokens, max_samples: limits of a micro-batch; every rank gets the same number of micro-batches.
         multiple: the number of micro-batches is a multiple of it.
-        first_index: ``sample_indices`` count from here.
+        first_index: number of the first sample in ``sample_indices``.
         columns: further keys: name -> sample id -> a number or an array of floats, for every sample;
             ``multimodal_train_inputs`` -> dict, for any. ``metadata`` -> dict, for any: slime's ``train_metadata``,
-            which slime's own split leaves out, for its metrics cannot read it. ``rollout_ids`` -> int, for every
-            sample: samples of one id are one rollout, whose tokens are divided by together. ``raw_reward`` -> a number
-            in place of the reward, for any.
-        temperature: what the trainer divides logits by, slime's ``--rollout-temperature``; None: whatever the batch
-            was drawn at, if that is one number.
+            which slime's own split omits, because its metrics cannot read it. ``rollout_ids`` -> int, for every
+            sample: samples of one id are one rollout with a common divisor. ``raw_reward`` -> a number that replaces
+            the reward, for any.
+        temperature: temperature by which the trainer divides logits, slime's ``--rollout-temperature``; None: the
+            temperature of the batch, if it has a single one.
 
     Raises:
-        PayloadError: a payload is not what its row says.
-        ProtocolError: a sample that bears loss lacks a side array that others have, or it has another length.
-        ConfigError: a column has the name of a key that is there already, or no value for a sample; the batch was
-            drawn at another temperature, or at several, or its logprobs are from before it (T6).
+        PayloadError: a payload does not match its row.
+        ProtocolError: a sample that bears loss lacks a side array that others have, or its length is wrong.
+        ConfigError: a column has the name of an existing key, or no value for a sample; the batch was sampled at
+            another temperature, or at several, or its logprobs are from before it was applied (T6).
     """
     maker = _Maker(batch, Options(**options))
     limits = (maker.options.max_tokens, maker.options.max_samples, maker.options.multiple)
@@ -121,13 +120,13 @@ def train_data(batch: Batch, **options: Any) -> dict[str, Any]:
 
 
 def train_shares(batch: Batch, dp_size: int, **options: Any) -> list[dict[str, Any]]:
-    """The shares of all ranks, of a batch whose payloads are all here (``dp_size`` 1); as :func:`train_data`.
+    """Return the shares of all ranks of a batch with all payloads (``dp_size`` 1); options of :func:`train_data`.
 
-    Side arrays that any sample has are there on every rank, and any real row of the batch may stand as a filler.
-    ``convert``, a ``Converter``, is asked of the whole batch.
+    Every rank gets the side arrays that any sample has, and any real row of the batch may be copied as a filler.
+    ``convert``, a ``Converter``, is called once with the complete batch.
 
     Raises:
-        HookError: what it gave cannot be taken.
+        HookError: its result is invalid.
     """
     maker = _Maker(batch, Options(**options))
     shares = [batch.share(rank, dp_size).indices for rank in range(dp_size)]
@@ -135,9 +134,9 @@ def train_shares(batch: Batch, dp_size: int, **options: Any) -> list[dict[str, A
 
 
 def lineage(batch: Batch, data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where each sample of a share comes from: job, k, versions, temperature and kind of its logprobs.
+    """Return the origin of each sample of a share: job, k, versions, temperature and kind of its logprobs.
 
-    Beside the train data, not in it: slime takes means of all that it does not know.
+    Kept apart from the train data, because slime averages every key that it does not know.
     """
     rows = [batch.all_rows[place] for place in data["partition"]]
     return [
@@ -155,14 +154,14 @@ def lineage(batch: Batch, data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_temperature(batch: Batch, temperature: float | None) -> None:
-    """Raise ConfigError where not all of a batch was drawn at what slime's trainer divides by; None: at one number."""
+    """Raise ConfigError unless a batch was sampled at the trainer's temperature; None: at any single one."""
     what = f"batch {batch.n} of {batch.manifest.sub}"
     wanted = batch.temperature if temperature is None else temperature
     behaviour.check_temperature(batch.all_rows, wanted, what, "the trainer's --rollout-temperature")
 
 
 class _Maker:
-    """Makes shares of one batch. ``source``: the batch whose payloads are here, all of them or one rank's."""
+    """Makes shares of one batch. ``source``: the batch with payloads, of all ranks or of one."""
 
     def __init__(self, source: Batch, options: Options) -> None:
         check_temperature(source, options.temperature)
@@ -195,11 +194,11 @@ class _Maker:
         for key in columns.keys() & (_KEYS | sides.keys() | images.keys()):
             raise ConfigError(f"columns[{key!r}]: the train data has a key of that name already.")
         self.columns: dict[str, Mapping[str, Any]] = {**sides, **images, **checked_columns(found, columns)}
-        #: Rows that are no fillers, the shortest first.
+        #: Rows that are not fillers, shortest first.
         self.real = sorted((row for row in found if self._is_real(row)), key=lambda row: len(row.tokens))
 
     def share(self, bins: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """One rank's dict, of its micro-batches, each a list of indices into ``all_rows``; empty ones get fillers."""
+        """Return one rank's dict for its micro-batches, lists of indices into ``all_rows``; empty ones get fillers."""
         entries = [self._entry(index) for members in bins for index in members]
         indices = self._tile(bins, entries)
         data: dict[str, Any] = {key: [entry[key] for entry in entries] for key in entries[0]}
@@ -214,18 +213,18 @@ class _Maker:
         return data
 
     def _is_real(self, row: RowArrays) -> bool:
-        """False where its payload is lost, or it lacks what others have; it bears no loss then."""
+        """Return False if a payload or side array is missing; the sample bears no loss then."""
         needed = [of for key, of in self.columns.items() if key not in (MULTIMODAL, METADATA)]
         return not row.lost and all(row.row.sample in of for of in needed)
 
     def _entry(self, index: int) -> dict[str, Any]:
-        """What stands for one sample, by key."""
+        """Return one sample's entry, by key: its arrays or a filler's."""
         row = self.rows[index]
         values = self._values(row) if self._is_real(row) else self._stand_in(row.row.length)
         return values | self._identity(index)
 
     def _values(self, row: RowArrays) -> dict[str, Any]:
-        """The arrays of a real row."""
+        """Return the arrays of a real row."""
         values: dict[str, Any] = {
             "tokens": slime_tensor("tokens", row.tokens),
             "response_lengths": row.row.length - row.row.prompt_length,
@@ -236,7 +235,7 @@ class _Maker:
         return values | {key: of.get(row.row.sample) for key, of in self.columns.items()}
 
     def _identity(self, index: int) -> dict[str, Any]:
-        """What a row says whether its payload is here or not."""
+        """Return the values that a row has with or without a payload."""
         row = self.all_rows[index]
         return {
             "rewards": self.rewards[index],
@@ -251,14 +250,14 @@ class _Maker:
         }
 
     def _stand_in(self, most: int) -> dict[str, Any]:
-        """Arrays for a row without any: those of the longest real row of at most ``most`` tokens, with loss mask 0."""
+        """Copy the longest real row of at most ``most`` tokens, with loss mask 0, for a row without arrays."""
         if not self.real:
             return self._made_up()
         fits = [row for row in self.real if len(row.tokens) <= most]
         return self._copy(fits[-1] if fits else self.real[0])
 
     def _filler(self) -> dict[str, Any]:
-        """The shortest real row once more, with loss mask 0."""
+        """Copy the shortest real row, with loss mask 0."""
         if not self.real:
             return self._made_up() | self._identity(0)
         return self._copy(self.real[0]) | self._identity(self.real[0].index)
@@ -268,7 +267,7 @@ class _Maker:
         return values | {"loss_masks": torch.zeros_like(values["loss_masks"]), "rollout_mask_sums": 1}
 
     def _made_up(self) -> dict[str, Any]:
-        """One token of prompt, one of response: there is no real row to copy."""
+        """Return one prompt token and one response token, for ranks without a real row to copy."""
         named = {SIDES[side[0]] for row in self.all_rows for side in row.sides if side[0] in SIDES}
         if wanted := named | self.columns.keys():
             raise ProtocolError(
@@ -284,7 +283,7 @@ class _Maker:
         }
 
     def _tile(self, bins: Sequence[Sequence[int]], entries: list[dict[str, Any]]) -> list[list[int]]:
-        """Positions of ``entries`` by micro-batch; fillers are appended where one has no sample."""
+        """Return positions of ``entries`` by micro-batch; append fillers to micro-batches without samples."""
         indices: list[list[int]] = []
         at = 0
         for members in bins:
@@ -297,7 +296,7 @@ class _Maker:
 
 
 def _rewards(rows: Sequence[Row], options: Options) -> list[float]:
-    """Normalised reward of every sample of the batch."""
+    """Return the normalised reward of every sample of the batch."""
     raw = [row.reward for row in rows]
     if not options.normalize or options.estimator not in NORMALISED:
         return raw
@@ -307,7 +306,7 @@ def _rewards(rows: Sequence[Row], options: Options) -> list[float]:
 
 
 def _micro_batches(batch: Batch, shares: Sequence[Sequence[int]], options: Options) -> Schedule:
-    """The micro-batches of every rank; rows stay with the rank of a batch that is dealt out (``strided``)."""
+    """Return the micro-batches of every rank; rows stay on their rank if the batch is dealt out (``strided``)."""
     lengths = [row.length for row in batch.all_rows]
     make = split_first if batch.manifest.split == Split.STRIDED else schedule
     return make(lengths, shares, options.max_tokens, options.max_samples, options.multiple)

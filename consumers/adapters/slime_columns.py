@@ -1,4 +1,4 @@
-"""Values of slime's train data that a sample has beside its arrays: side arrays, images, columns, rollouts."""
+"""Convert a sample's data other than its arrays to slime's train data: side arrays, images, columns, rollouts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from penstock.words import shown
 #: Payload side arrays that slime has a key for: name -> key.
 SIDES = {"routed_experts": "rollout_routed_experts", "teacher_logprobs": "teacher_log_probs"}
 
-#: dtypes of slime's tensors; experts of uint8 would divide by zero where a model has 256 of them.
+#: dtypes of slime's tensors; experts are not uint8, which would divide by zero in a model with 256 of them.
 DTYPES = {
     "tokens": torch.int64,
     "loss_masks": torch.int32,
@@ -26,9 +26,9 @@ DTYPES = {
     "teacher_log_probs": torch.float32,
     "rollout_routed_experts": torch.int32,
 }
-#: Keys whose entries may be None: a sample without images, and one without slime's ``train_metadata``.
+#: Keys whose entries may be None: a sample without images or without ``train_metadata``.
 MULTIMODAL, METADATA = "multimodal_train_inputs", "metadata"
-#: Columns that replace what a share has otherwise.
+#: Columns that replace default values of a share.
 ROLLOUT_IDS, RAW_REWARD = "rollout_ids", "raw_reward"
 
 #: Key -> sample id -> value.
@@ -36,12 +36,12 @@ Columns = Mapping[str, Mapping[str, Any]]
 
 
 def slime_tensor(key: str, values: Any) -> Tensor:
-    """A tensor of its own, of slime's dtype."""
+    """Return a copy as a tensor of slime's dtype."""
     return torch.tensor(np.asarray(values), dtype=DTYPES[key])
 
 
 def sides_of(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Tensor]]:
-    """Key -> sample id -> tensor, of the side arrays that any sample has."""
+    """Return key -> sample id -> tensor, for the side arrays that any sample has."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, key in SIDES.items():
         arrays = zip(rows, batch.side(name), strict=True)
@@ -51,7 +51,7 @@ def sides_of(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Ten
 
 
 def images_of(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, dict[str, Tensor]]]:
-    """What slime hands to a model beside the tokens, by sample, where the batch has images."""
+    """Return by sample the image inputs that slime passes to a model, if the batch has images."""
     found: dict[str, dict[str, Tensor]] = {}
     for name in (PIXEL_VALUES, IMAGE_GRID):
         for row, array in zip(rows, batch.side(name) if batch.has_side(name) else (), strict=False):
@@ -61,7 +61,7 @@ def images_of(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, di
 
 
 def check_sides(batch: Batch, rows: Sequence[RowArrays], sides: Columns) -> None:
-    """Raise ProtocolError for a sample that bears loss, and lacks what others have."""
+    """Raise ProtocolError for a sample that bears loss and lacks a side array that others have."""
     for name, values in ((name, sides[key]) for name, key in SIDES.items() if key in sides):
         for row in rows:
             if row.row.sample not in values and not row.lost and row.loss_mask.any():
@@ -72,21 +72,21 @@ def check_sides(batch: Batch, rows: Sequence[RowArrays], sides: Columns) -> None
 
 
 def _side(key: str, row: RowArrays, array: NDArray[Any] | Sequence[float]) -> Tensor:
-    """One sample's side array as slime has it. Raises ProtocolError for one of another length."""
+    """Convert one sample's side array for slime. Raises ProtocolError for a wrong length."""
     length, response = row.row.length, row.row.length - row.row.prompt_length
-    # Teachers: of the whole sequence, or of the response alone.
+    # Teachers: of the complete sequence, or of the response alone.
     wanted = {length, response} if key == "teacher_log_probs" else {length - 1}
     if len(array) not in wanted:
         raise ProtocolError(
-            f"sample {row.row.sample}: {key} has {len(array)} entries for {length} tokens, {response} of them drawn; "
-            f"it needs {' or '.join(map(str, sorted(wanted)))}."
+            f"sample {row.row.sample}: {key} has {len(array)} entries for {length} tokens, {response} of them in the "
+            f"response; it needs {' or '.join(map(str, sorted(wanted)))}."
         )
     whole = key == "teacher_log_probs" and len(array) == length
     return slime_tensor(key, array[row.row.prompt_length :] if whole else array)
 
 
 def checked_columns(rows: Sequence[RowArrays], columns: Columns) -> dict[str, Mapping[str, Any]]:
-    """Columns as slime can take means of them; those that no sample has are left out. Raises ConfigError."""
+    """Check that slime can average the columns; return those that some sample has. Raises ConfigError."""
     found: dict[str, Mapping[str, Any]] = {}
     for key, values in columns.items():
         if not values:
@@ -125,7 +125,7 @@ def _column(key: str, row: RowArrays, values: Mapping[str, Any]) -> Any:
 def rollouts_of(
     rows: Sequence[Row], given: Mapping[str, Any] | None, first_index: int
 ) -> tuple[list[int], Mapping[int, int]]:
-    """The rollout of each sample, and by what the tokens of a rollout are divided; each sample is one by default."""
+    """Return the rollout of each sample, and the divisor of each rollout; by default a sample is a rollout."""
     if given is None:
         return [first_index + index for index in range(len(rows))], {}
     ids, sums = [], dict[int, int]()

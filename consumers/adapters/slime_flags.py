@@ -1,6 +1,6 @@
-"""What slime's flags ask of rollouts: which of them hold, and which are refused by name.
+"""Check slime's rollout flags: translate those that apply, reject by name those that have no effect.
 
-Flags of slime's data source, its trainer, its own engines and its logs are none of a rollout function's.
+Flags of slime's data source, trainer, engines and logs do not concern a rollout function.
 """
 
 from argparse import Namespace
@@ -10,7 +10,7 @@ from penstock.config import Config
 from penstock.config.sampling import hidden_by
 from penstock.errors import ConfigError
 
-#: Flags that generate or reward by slime's own means, and what does the same here; None: nothing does.
+#: Flags that generate or reward by slime's own means -> the equivalent here; None: there is no equivalent.
 ELSEWHERE: dict[str, str | None] = {
     "custom_generate_function_path": "hooks.generate",
     "rollout_sample_hook_path": "hooks.sample",
@@ -22,9 +22,9 @@ ELSEWHERE: dict[str, str | None] = {
     "multimodal_keys": None,
     "sglang_enable_deterministic_inference": None,
 }
-#: The same of one of slime's data sets for evaluation.
+#: The same for one of slime's evaluation datasets.
 ELSEWHERE_OF_EVAL = ("custom_generate_function_path", "custom_rm_path", "multimodal_keys")
-#: Parameter of sampling -> slime's flag.
+#: Sampling parameter -> slime's flag.
 _TRAIN = {
     "temperature": "rollout_temperature",
     "top_p": "rollout_top_p",
@@ -33,7 +33,7 @@ _TRAIN = {
     "stop": "rollout_stop",
     "stop_token_ids": "rollout_stop_token_ids",
 }
-#: Parameter -> attribute of a data set, and the flag that stands for it where that is None.
+#: Sampling parameter -> attribute of a dataset, and the flag used in its absence.
 _EVAL: dict[str, tuple[str, str | None]] = {
     "temperature": ("temperature", None),
     "top_p": ("top_p", None),
@@ -63,13 +63,13 @@ def check_flags(args: Namespace) -> None:
 
 
 def check_weights(args: Namespace) -> None:
-    """Raise ConfigError where slime would write differences in place of weights."""
+    """Raise ConfigError if slime would write deltas instead of complete weights."""
     if getattr(args, "update_weight_mode", "full") != "full":
         raise ConfigError("penstock publishes whole weights: set --update-weight-mode full.")
 
 
 def check_eval_dataset(dataset: Any, config: Config) -> None:
-    """Raise ConfigError for what one of slime's ``eval_datasets`` asks for and does not get."""
+    """Raise ConfigError for settings of one of slime's ``eval_datasets`` that would have no effect."""
     for name in ELSEWHERE_OF_EVAL:
         if getattr(dataset, name, None):
             raise ConfigError(_no_effect(f"{name} of slime's data set {dataset.name!r}", ELSEWHERE[name]))
@@ -81,12 +81,12 @@ def check_eval_dataset(dataset: Any, config: Config) -> None:
 
 
 def train_sampling(args: Namespace) -> dict[str, Any]:
-    """Parameters of sampling of training, in SGLang's names."""
+    """Return the sampling parameters of training, in SGLang's names."""
     return _given({name: getattr(args, flag, None) for name, flag in _TRAIN.items()})
 
 
 def eval_sampling(args: Namespace, dataset: Any) -> dict[str, Any]:
-    """The same of one of ``eval_datasets``."""
+    """Return the sampling parameters of one of ``eval_datasets``, in SGLang's names."""
     values = {}
     for name, (attribute, flag) in _EVAL.items():
         own = getattr(dataset, attribute, None)
@@ -95,7 +95,7 @@ def eval_sampling(args: Namespace, dataset: Any) -> dict[str, Any]:
 
 
 def rewarded(args: Namespace, reward: float, *, evaluating: bool) -> Any:
-    """A reward as slime takes it: the number, or a map of it where ``--reward-key`` and its like look for one."""
+    """Return a reward as slime expects it: the number, or a map if ``--reward-key`` or the like names a key."""
     keys = {args.reward_key, getattr(args, "eval_reward_key", None) if evaluating else None}
     return {key: reward for key in keys if key} or reward
 

@@ -1,13 +1,13 @@
-"""The rollout function of slime's own RolloutManager.
+"""A rollout function for slime's own RolloutManager.
 
     --rollout-function-path penstock.consumers.adapters.slime_rollout.generate_rollout
 
     slime's data source ─> a prompt per group ─> a run's workers ─> slime's Samples, which slime converts and splits
     slime's trainer ─weights on disk─> weights_written (links) ─> published before the next prompts are asked
 
-Of slime's configuration (``--custom-config-path``, a YAML file) it reads ``penstock_run``, the name of a run, or
-``penstock_config``, the path of its run.yaml. The run has a Redis, ``penstock buffer`` and ``penstock worker``s, and
-neither producer nor trainer. Its workers give the rewards.
+From slime's configuration (``--custom-config-path``, a YAML file) it reads ``penstock_run``, the name of a run, or
+``penstock_config``, the path of its run.yaml. The run needs a Redis, ``penstock buffer`` and ``penstock worker``s, and
+neither producer nor trainer. Its workers compute the rewards.
 """
 
 import atexit
@@ -37,30 +37,30 @@ from penstock.redis.saved_config import config_of
 
 #: Name of the subscription, and of the dataset of its prompts.
 NAME = "slime"
-#: Folders of linked weights, beside slime's own.
+#: Folders of linked weights, next to slime's own.
 LINKED = "penstock_"
 
 
 def generate_rollout(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """Groups for one rollout, or slime's evaluation; slime calls it. Blocks until all answers are there.
+    """Return the groups of one rollout, or slime's evaluation; called by slime. Blocks until all answers arrived.
 
     Training: ``rollout_batch_size`` groups of ``data_source`` that pass ``dynamic_sampling_filter_path``. Evaluation:
     all of ``eval_datasets``, as lane eval. ``rollout_sample_filter_path`` and ``rollout_all_samples_process_path`` are
     called as slime calls them.
 
     Raises:
-        ConfigError: no run is named, or a flag would have no effect (slime_flags.py); workers drew at another
+        ConfigError: no run is named, or a flag would have no effect (slime_flags.py); workers sampled at another
             temperature than ``--rollout-temperature`` (T6); a prompt holds more than text, or has an answer already.
-        ProtocolError: a prompt was given up by the workers, with the reason.
+        ProtocolError: a prompt is dead-lettered, with the reason.
     """
     return _rollouts(args).evaluate() if evaluation else _rollouts(args).generate(rollout_id, data_source)
 
 
 def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence[Any]) -> None:
-    """``--custom-update-weight-post-write-path``: keep what slime wrote until it is published. Every rank calls it.
+    """Link the weights that slime wrote until they are published (``--custom-update-weight-post-write-path``).
 
-    slime deletes its folder once its own engines have loaded it; these are links, beside it. Raises ConfigError where
-    slime writes differences in place of weights.
+    slime deletes its folder once its own engines have loaded it; the links are next to it. Every rank calls this.
+    Raises ConfigError if slime writes deltas instead of complete weights.
     """
     import torch.distributed as dist
 
@@ -69,7 +69,7 @@ def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence
         return
     written = Path(version_dir)
     linked = written.with_name(LINKED + written.name)
-    # Those of processes that were killed here: one alone writes.
+    # Links of killed processes on this host: only one process writes.
     for left in written.parent.glob(f".{LINKED}*"):
         shutil.rmtree(left, ignore_errors=True)
     temporary = linked.with_name(f".{linked.name}")
@@ -81,7 +81,7 @@ def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence
 
 
 class SlimeRollouts:
-    """The places of slime's rollouts at a run's buffer, for as long as its process lives."""
+    """Connections of slime's rollouts to a run's buffer, for the life of the process."""
 
     def __init__(self, args: Namespace, config: Config) -> None:
         from slime.utils.processing_utils import load_tokenizer
@@ -94,12 +94,12 @@ class SlimeRollouts:
         self._eval.__enter__()
 
     def close(self) -> None:
-        """Give the places back. Blocks shortly."""
+        """Release the subscriptions. Blocks shortly."""
         self._eval.close()
         self._train.close()
 
     def generate(self, rollout_id: int, data_source: Any) -> Any:
-        """A ``RolloutFnTrainOutput``."""
+        """Return a ``RolloutFnTrainOutput``."""
         from slime.rollout.base_types import RolloutFnTrainOutput
         from slime.utils.misc import load_function
 
@@ -116,7 +116,7 @@ class SlimeRollouts:
             everything += groups
             for group in groups:
                 found = passes(args, group)
-                # What is asked for is just what is missing, so that dropping any leaves too few.
+                # Only the missing groups were submitted, so dropping any leaves too few.
                 if getattr(found, "keep", found) or getattr(found, "keep_when_insufficient", False):
                     kept.append(group)
                 elif reason := getattr(found, "reason", None):
@@ -130,7 +130,7 @@ class SlimeRollouts:
         return RolloutFnTrainOutput(samples=kept, metrics=dict(dropped))
 
     def evaluate(self) -> Any:
-        """A ``RolloutFnEvalOutput``: of each dataset ``rewards``, ``truncated`` and ``samples``; also in eval.jsonl."""
+        """Return a ``RolloutFnEvalOutput``: ``rewards``, ``truncated``, ``samples`` by dataset; also in eval.jsonl."""
         from slime.rollout.base_types import RolloutFnEvalOutput
         from slime.utils.types import Sample
 
@@ -176,7 +176,7 @@ class SlimeRollouts:
         return groups
 
     def _publish(self, rollout_id: int) -> None:
-        """The newest weights that slime wrote, if they are not published yet."""
+        """Publish the newest weights that slime wrote, unless they are published already."""
         folder = self._args.update_weight_disk_dir
         found = _linked(Path(folder)) if folder else []
         if not found:
@@ -197,7 +197,7 @@ class SlimeRollouts:
     def _answer(
         self, lane: Requests, groups: Sequence[Sequence[Any]], sampling: dict[str, Any]
     ) -> list[list[RowArrays]]:
-        """Fill the samples of ``groups``, which have their prompts; return what was answered."""
+        """Fill the samples of ``groups``, which have their prompts; return the answers."""
         requests = [
             Request(
                 prompt_ids=self._ids(group[0]),
@@ -245,12 +245,12 @@ class SlimeRollouts:
 
 
 def _number(reward: Any) -> Any:
-    """The reward that stands under every key."""
+    """Return the reward, or the first value of a map of rewards, which are all equal."""
     return next(iter(reward.values())) if isinstance(reward, dict) else reward
 
 
 def _linked(folder: Path) -> list[Path]:
-    """Weights that were kept, the newest last: by time, for slime counts from 1 again after a restart."""
+    """Return linked weights, newest last: by time, because slime counts from 1 again after a restart."""
     return sorted(folder.glob(f"{LINKED}*"), key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -258,7 +258,7 @@ _made: dict[str, SlimeRollouts] = {}
 
 
 def _rollouts(args: Namespace) -> SlimeRollouts:
-    """Made at the first call of a process, and closed at its end."""
+    """Return the process's rollouts, created at the first call and closed at exit."""
     run, path = getattr(args, "penstock_run", None), getattr(args, "penstock_config", None)
     key = f"{path}:{run}"
     if key not in _made:

@@ -1,10 +1,10 @@
-"""Processes that train together, and one that speaks to the run for all: prompts are gathered, answers handed out.
+"""Let rank 0 talk to the run for all training processes: gather prompts, scatter answers.
 
     every rank: its items ─> rank 0: of all, in the order of the ranks ─> an answer each ─> every rank: its own
 
-Bytes (msgpack) go over a gloo group of its own, whose waits have no end while all live, unless one is given: a rollout
-may take longer than a collective may. A rank that dies ends the call of every other. Before anything is gathered rank 0
-hears each of the others by itself, so that it can name the one that hangs; the others name rank 0.
+Bytes (msgpack) go over a separate gloo group without a time limit by default: a rollout may take longer than a
+collective's timeout. A rank that dies ends the call of every other. Before a gather rank 0 receives from each other
+rank separately, so that it can name the one that hangs; the others name rank 0.
 """
 
 import datetime
@@ -24,21 +24,21 @@ from penstock.protocol.records.codec import pack, unpack
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for another rank where none is given.
+#: Longest wait for another rank by default.
 TIMEOUT_S = 30 * 24 * 3600.0
-#: Between two confirmations of a wait, and between two lines of the log.
+#: Seconds between two reports of a wait, and between two log lines.
 TELL_S, LOG_S = 1.0, 60.0
-#: What a rank may raise, by name.
+#: Errors that a rank may raise on the others, by name.
 ERRORS: dict[str, Callable[..., PenstockError]] = {
     kind.__name__: kind for kind in (ConfigError, ProtocolError, WaitTimeout)
 }
 
 
 class Together:
-    """The ranks of one training, as torch's launchers start them (RANK, WORLD_SIZE). One alone needs no group.
+    """The ranks of one training, as started by torch's launchers (RANK, WORLD_SIZE). A single rank needs no group.
 
     Args:
-        blocked_on: called on rank 0 with the cause of its wait, again and again, None at the end; in a thread.
+        blocked_on: called on rank 0 with the cause of its wait, repeatedly, None at the end; in a thread.
         timeout_s: longest wait for another rank; None: 30 days.
     """
 
@@ -53,23 +53,23 @@ class Together:
 
     @property
     def leads(self) -> bool:
-        """True for the one that speaks to the run."""
+        """Return True on the rank that talks to the run."""
         return self._rank == 0
 
     def share(
         self, items: Callable[[], Sequence[Any]], answer: Callable[[list[Any]], list[dict[str, Any]]]
     ) -> dict[str, list[Any]]:
-        """What ``answer`` on rank 0 makes of the items of all, as columns of this rank's. Every rank calls it; blocks.
+        """Call ``answer`` on rank 0 with all ranks' items; return this rank's part as columns. Collective, blocks.
 
-        Raises what ``items`` raises on any rank, or ``answer``, on every rank; RuntimeError where another rank dies, or
-        is waited for too long.
+        Raises on every rank the errors of ``items`` on any rank, or of ``answer``; RuntimeError if another rank dies or
+        times out.
         """
         if self._size == 1:
             return _columns(answer([_plain(item) for item in items()]))
         raised: BaseException | None = None
         try:
             asked = {"items": list(items())}
-        except BaseException as exc:  # the others are to hear of it before it goes on
+        except BaseException as exc:  # sent to the other ranks before it is raised
             raised, asked = exc, _error(exc, self._rank)
         every = [unpack(data, "What another rank asks") for data in self._gather(pack(asked))]
         parts: list[bytes] = []
@@ -99,7 +99,7 @@ class Together:
         return self._group
 
     def _call_roll(self, group: dist.ProcessGroup) -> None:
-        """Wait until every rank is there; rank 0 hears them one by one."""
+        """Wait until every rank is present; rank 0 receives from them one by one."""
         here = torch.zeros(1)
         if not self.leads:
             with self._naming(RanksAbsent(("rank 0",), "gather")):
@@ -111,7 +111,7 @@ class Together:
 
     @contextmanager
     def _naming(self, cause: Cause) -> Iterator[None]:
-        """Report, and log each minute, what this rank waits for inside of the ``with``, where that takes a moment."""
+        """Report, and log each minute, what this rank waits for inside of the ``with`` block, if it takes a moment."""
         ended = threading.Event()
         teller = threading.Thread(target=self._name, args=(cause, ended), name="whom ranks wait for", daemon=True)
         teller.start()
@@ -134,7 +134,7 @@ class Together:
             self._blocked_on(None)
 
     def _gather(self, data: bytes) -> list[bytes]:
-        """Of all ranks, on rank 0; elsewhere nothing."""
+        """Gather the bytes of all ranks on rank 0; return [] elsewhere."""
         group = self._open()
         self._call_roll(group)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
@@ -146,7 +146,7 @@ class Together:
         return [bytes(one[: int(size)].numpy()) for one, size in zip(all_ or [], sizes, strict=False)]
 
     def _scatter(self, parts: Sequence[bytes]) -> bytes:
-        """This rank's of ``parts``, which rank 0 has."""
+        """Send each rank its entry of ``parts``, which rank 0 has; return this rank's."""
         group = self._open()
         sizes = torch.tensor([len(part) for part in parts] if self.leads else [0] * self._size)
         with self._naming(RanksAbsent(("rank 0",), "answer")):
@@ -176,7 +176,7 @@ def _error(exc: BaseException, rank: int) -> dict[str, Any]:
 
 
 def _parts(every: Sequence[Sequence[Any]], answer: Callable[[list[Any]], list[dict[str, Any]]]) -> list[bytes]:
-    """For each rank the answers to its items."""
+    """Encode for each rank the answers to its items."""
     answers = answer([_plain(item) for items in every for item in items])
     parts, begin = [], 0
     for items in every:
@@ -190,5 +190,5 @@ def _columns(answers: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _plain(item: Any) -> Any:
-    """A tuple as it comes off the wire."""
+    """Convert a tuple as msgpack would."""
     return tuple(item)

@@ -1,14 +1,14 @@
-"""Rollouts for TRL's ``GRPOTrainer`` (1.16), by its ``rollout_func``.
+"""Rollouts for TRL's ``GRPOTrainer`` (1.16), through its ``rollout_func``.
 
     with TrlRollouts(run="math", label=answers.get) as rollouts:
         trainer = GRPOTrainer(model, reward_funcs=[rollouts.reward], rollout_func=rollouts, train_dataset=..., args=...)
         trainer.train()
 
-TRL chooses the prompts and trains; penstock's workers answer and reward them. Whenever TRL's step has moved on, its
-weights are published before the next prompts are asked, so that every answer is of the present policy.
+TRL chooses the prompts and trains; penstock's workers answer and reward them. After each step of TRL its weights are
+published before the next prompts are submitted, so every answer is from the current policy.
 
-Where TRL trains with several processes, the first has the place at the buffer, asks for all of them and hands each its
-own; a group may lie across two.
+If TRL trains with several processes, the first holds the subscription, submits for all and scatters the answers; a
+group may span two processes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,22 +36,22 @@ SAMPLING: dict[str, tuple[str, Any]] = {
 }
 #: TRL's settings of its own engines.
 ENGINES = ("generation_kwargs", "vllm_structured_outputs_regex")
-#: Kinds of training by accelerate's names in which a process holds a part of the model.
+#: Settings of TRL's own engines.
 SHARDED = {"FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"}
-#: One prompt: its tokens, and the label that a reward compares with.
+#: One prompt: its tokens, and the label for the reward.
 Asked: TypeAlias = tuple[list[int], Any]
 
 
 class TrlRollouts:
-    """What ``GRPOTrainer(rollout_func=...)`` calls.
+    """A ``rollout_func`` for ``GRPOTrainer``.
 
     Args:
         config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer or trainer.
-        label: prompt (as the dataset has it) -> label that the run's reward compares with, which is text, a number, a
-            list or a map; None: no label.
-        name: subscription and dataset of the prompts; evaluation takes NAME-validation.
-        timeout: longest wait for the workers' answers, in seconds; another process is waited for twice as long. None:
-            without end.
+        label: prompt (as in the dataset) -> label for the run's reward: text, a number, a list or a map; None: no
+            label.
+        name: subscription and dataset of the prompts; evaluation uses NAME-validation.
+        timeout: longest wait for the workers' answers, in seconds; the wait for another process is twice as long.
+            None: no limit.
     """
 
     def __init__(
@@ -83,31 +83,30 @@ class TrlRollouts:
         self.close()
 
     def close(self) -> None:
-        """Give both subscriptions back. Blocks shortly."""
+        """Release both subscriptions. Blocks shortly."""
         if self._together.leads:
             self._validation.close()
             self._train.close()
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """One completion per entry of ``prompts``; blocks until all are there (`penstock why` says for what).
+        """Return one completion per entry of ``prompts``; blocks until all are complete (`penstock why` shows causes).
 
-        Neighbours that are equal form a group, also over the processes' borders, in whose order they are asked; every
-        process calls this. Prompts are text or chat messages; TRL's ``temperature`` and ``max_completion_length`` go
-        before the run's.
+        Equal neighbours form a group, also across processes, in rank order; every process must call this. Prompts are
+        text or chat messages; TRL's ``temperature`` and ``max_completion_length`` override the run's.
 
         Returns:
             ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` (0 on tokens that bear no loss), and, for
-            the reward function, ``penstock_reward`` and ``penstock_version`` (oldest version of the completion); where
-            the run has such, ``penstock_teacher_logprobs`` and ``penstock_reference_logprobs`` of each token.
+            the reward function, ``penstock_reward`` and ``penstock_version`` (oldest version of the completion); if
+            the run has them, ``penstock_teacher_logprobs`` and ``penstock_reference_logprobs`` of each token.
 
         Raises:
-            ConfigError: the processes hold parts of the model (FSDP, DeepSpeed), or a prompt holds images; workers drew
-                at another temperature than TRL's, by which it divides, or with logprobs from before it (T6).
-            ProtocolError: a prompt was given up by the workers, with the reason.
+            ConfigError: the processes hold parts of the model (FSDP, DeepSpeed), or a prompt holds images; workers
+                sampled at another temperature than TRL's, by which it divides, or with logprobs from before it (T6).
+            ProtocolError: a prompt is dead-lettered, with the reason.
             WaitTimeout: ``timeout`` is over.
-            RuntimeError: another process died, or was waited for too long.
+            RuntimeError: another process died or timed out.
 
-        All processes raise what one does.
+        All processes raise the error of any of them.
         """
         named = trainer.chat_template_kwargs
 
@@ -117,7 +116,7 @@ class TrlRollouts:
         return self._together.share(asked, lambda everyone: self._answer(everyone, trainer))
 
     def _answer(self, asked: Sequence[Asked], trainer: Any) -> list[dict[str, Any]]:
-        """The first process's part: a column dict for each of ``asked``."""
+        """Answer all prompts, on the first process: return a column dict for each of ``asked``."""
         if str(trainer.accelerator.distributed_type).rpartition(".")[2] in SHARDED:
             raise ConfigError("TrlRollouts publishes whole models, and these processes hold parts: train with DDP.")
         if self._step != trainer.state.global_step:
@@ -138,14 +137,14 @@ class TrlRollouts:
         return plain(self.label(prompt), "the label") if self.label is not None else None
 
     def reward(self, completions: Sequence[Any], penstock_reward: Sequence[float], **_: Any) -> list[float]:
-        """A reward function for ``GRPOTrainer``: the rewards that the run's workers gave."""
+        """Return the rewards of the run's workers: a reward function for ``GRPOTrainer``."""
         return [float(value) for value in penstock_reward]
 
 
 def sampling_of(trainer: Any) -> dict[str, Any]:
-    """TRL's sampling settings in SGLang's names; those that change nothing are left out.
+    """Translate TRL's sampling settings to SGLang's names; omit those without effect.
 
-    Raises ConfigError for what TRL hands to its own engine.
+    Raises ConfigError for settings of TRL's own engine.
     """
     for name in ENGINES:
         if getattr(trainer.args, name, None):

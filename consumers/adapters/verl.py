@@ -2,7 +2,7 @@
 
     with VerlRollout(run="math", tokenizer=tokenizer, prompt_length=512, response_length=2048) as rollout:
         rollout.update_weights(model)
-        output = rollout.generate_sequences(gen_batch)     # verl's loop goes on: old_log_probs, advantages, update
+        output = rollout.generate_sequences(gen_batch)     # then verl's loop: old_log_probs, advantages, update
 
 Tensors, padded as verl pads them (prompts on the left, responses on the right):
 
@@ -10,15 +10,15 @@ Tensors, padded as verl pads them (prompts on the left, responses on the right):
 |---|---|---|
 | ``prompts``, ``responses`` | [B, P], [B, R] int64 | |
 | ``input_ids``, ``attention_mask``, ``position_ids`` | [B, P + R] int64 | |
-| ``response_mask`` | [B, R] int64 | 1 on tokens that bear loss: not on observations, nor on tokens that are too old |
-| ``rollout_log_probs`` | [B, R] float32 | log-probability each token was drawn with (T6) |
-| ``rollout_versions`` | [B, R] int64 | version each token was drawn with, -1 where nothing was |
-| ``teacher_log_probs``, ``ref_log_prob`` | [B, R] float32 | of ``rollout.teacher``, ``reference``, if there are such |
+| ``response_mask`` | [B, R] int64 | 1 on tokens that bear loss: not on observations, nor on tokens beyond the bound |
+| ``rollout_log_probs`` | [B, R] float32 | log-probability with which each token was sampled (T6) |
+| ``rollout_versions`` | [B, R] int64 | version that generated each token, -1 for tokens not generated |
+| ``teacher_log_probs``, ``ref_log_prob`` | [B, R] float32 | of ``rollout.teacher``, ``reference``, if set |
 | ``rm_scores`` | [B, R] float32 | the reward, on the last token of the response |
 
 Beside them ``uid`` (the group), ``min_global_steps`` and ``max_global_steps`` (oldest and newest version of the row),
-and in ``meta_info`` the ``temperature`` they were drawn at: verl's ``union`` with a batch that names another one fails.
-A ``DataProto`` is only ever made in memory here; nothing is unpickled.
+and in ``meta_info`` the sampling ``temperature``: verl's ``union`` fails with a batch that names another one.
+A ``DataProto`` is made in memory only; nothing is unpickled.
 """
 
 import time
@@ -44,26 +44,27 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.scorer import Scorer
 from penstock.errors import ConfigError, ProtocolError
 
-#: Columns of verl's data sets that a reward is given as metadata.
+#: Columns of verl's datasets that a reward gets as metadata.
 HANDED_ON = ("data_source", "extra_info", "index")
 
 
 class VerlRollout:
-    """Where verl has a rollout worker group: ``generate_sequences``, ``compute_log_prob``, ``update_weights``.
+    """A replacement of verl's rollout worker group: ``generate_sequences``, ``compute_log_prob``, ``update_weights``.
 
     Args:
         config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer or trainer.
-        tokenizer: renders ``raw_prompt`` messages with its chat template and names the padding; None where prompts
-            come as token ids and ``pad_id`` is given.
+        tokenizer: renders ``raw_prompt`` messages with its chat template and names the padding; None if prompts are
+            token ids and ``pad_id`` is given.
         prompt_length, response_length: P and R; None: the longest of the call. ``response_length`` is also the most
-            new tokens, unless ``sampling`` says otherwise.
-        pad_id: token of the padding; None takes the tokenizer's.
-        sampling: SGLang names, over the run's ``rollout.sampling``; in validation ``rollout.eval_sampling`` is over it.
-        temperature: what verl divides logits by, ``actor_rollout_ref.rollout.temperature``; answers to train on are
-            drawn at it. verl's loop leaves it out of what it gives to ``generate_sequences``, so name it here; None
-            takes that of ``sampling`` or the run.
-        name: subscription and dataset of the prompts; validation takes NAME-validation.
-        timeout: longest wait of a call, in seconds; None: without end.
+            new tokens, unless ``sampling`` sets another limit.
+        pad_id: token of the padding; None: the tokenizer's.
+        sampling: SGLang names; overrides the run's ``rollout.sampling``. In validation ``rollout.eval_sampling``
+            overrides it.
+        temperature: temperature by which verl divides logits, ``actor_rollout_ref.rollout.temperature``; training
+            answers are sampled at it. verl's loop does not pass it to ``generate_sequences``, so set it here; None:
+            that of ``sampling`` or the run.
+        name: subscription and dataset of the prompts; validation uses NAME-validation.
+        timeout: longest wait of a call, in seconds; None: no limit.
     """
 
     def __init__(
@@ -94,10 +95,10 @@ class VerlRollout:
         named = self._sampling.get("temperature")
         if temperature is not None and named is not None and not behaviour.same(temperature, float(named)):
             raise ConfigError(
-                f"temperature is {temperature:g} and sampling names {float(named):g}: verl would divide by the one "
-                "what is drawn at the other. Give one of them."
+                f"temperature is {temperature:g} and sampling names {float(named):g}: verl divides logits by the "
+                "first, engines sample at the second. Give one of them."
             )
-        #: What answers to train on are drawn at, and verl divides by.
+        #: Temperature of training answers, by which verl divides logits.
         self.temperature = self._train.temperature(
             self._sampling if temperature is None else {"temperature": temperature}
         )
@@ -115,37 +116,37 @@ class VerlRollout:
         self.close()
 
     def close(self) -> None:
-        """Give both subscriptions back. Blocks shortly."""
+        """Release both subscriptions. Blocks shortly."""
         if self._scorer is not None:
             self._scorer.close()
         self._validation.close()
         self._train.close()
 
     def update_weights(self, weights: Any, *, step: int | None = None) -> int:
-        """Publish a module, or named tensors; returns the version. Blocks until the files are on disk.
+        """Publish a module, or named tensors; return the version. Blocks until the files are on disk.
 
-        What is generated after it is drawn with this version or a later one (T12).
+        Later calls generate with this version or a later one (T12).
         """
         return self._train.publish(weights, step=step)
 
     def report(self, **figures: Any) -> None:
-        """Add figures to the row of the last answers, see ``Trainer.report``."""
+        """Add metrics to the row of the last answers, see ``Trainer.report``."""
         self._train.report(**figures)
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """One answer per row, in the order of the rows. Blocks until all are there (`penstock why` says for what).
+        """Return one answer per row, in order. Blocks until all are complete (`penstock why` shows causes).
 
         Prompts are taken from ``input_ids`` with ``attention_mask``, else from ``raw_prompt_ids``, else from
-        ``raw_prompt`` (chat messages, or text). Rows of one ``uid`` with the same prompt are one group. A reward is
-        given ``reward_model["ground_truth"]`` as its label, and ``data_source``, ``extra_info`` and ``index`` as
-        metadata. ``meta_info["validate"]`` true: the prompts go to lane eval, where greedy sampling is allowed, and
-        are drawn as ``rollout.eval_sampling`` says.
+        ``raw_prompt`` (chat messages, or text). Rows of one ``uid`` with the same prompt are one group. The reward
+        gets ``reward_model["ground_truth"]`` as its label, and ``data_source``, ``extra_info`` and ``index`` as
+        metadata. ``meta_info["validate"]`` true: the prompts go to lane eval, which allows greedy sampling, and
+        ``rollout.eval_sampling`` applies.
 
         Raises:
             ConfigError: the prompts are in none of these forms, hold images or the like, or are longer than
-                ``prompt_length``; ``meta_info["temperature"]`` is not :attr:`temperature`; the workers drew at
+                ``prompt_length``; ``meta_info["temperature"]`` is not :attr:`temperature`; the workers sampled at
                 another one.
-            ProtocolError: a prompt was given up by the workers, with the reason.
+            ProtocolError: a prompt is dead-lettered, with the reason.
             WaitTimeout: ``timeout`` is over.
         """
         began_s = time.monotonic()
@@ -170,15 +171,15 @@ class VerlRollout:
         return output
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """The engines' log-probabilities of given responses, by scoring jobs. Blocks until all are there.
+        """Have the engines score given responses; return log-probabilities. Blocks until all are complete.
 
         Takes ``input_ids``, ``attention_mask`` and ``responses`` of any rows. Returns ``old_log_probs`` [B, R] float32
-        (0 on padding) and the column ``scored_version`` (-1: the weights that the engine started with). Observations
-        are scored too; ``response_mask`` says what bears loss.
+        (0 on padding) and the column ``scored_version`` (-1: the engine's initial weights). Observations are scored
+        too; ``response_mask`` marks the tokens that bear loss.
 
         Raises:
-            ConfigError: ``meta_info["temperature"]`` is not 1, at which scores are taken.
-            ScoreError: the engine refuses a sequence.
+            ConfigError: ``meta_info["temperature"]`` is not 1, the temperature of scores.
+            ScoreError: an engine rejects a sequence.
             WaitTimeout: ``timeout`` is over.
         """
         if float(data.meta_info.get("temperature", 1.0)) != 1.0:
@@ -196,7 +197,7 @@ class VerlRollout:
         )
 
     def _requests(self, prompts: DataProto) -> tuple[list[Request], list[list[int]]]:
-        """What is asked, and the rows that each answers."""
+        """Return the requests, and the rows that each answers."""
         ids = self._prompt_ids(prompts)
         columns = prompts.non_tensor_batch
         groups: dict[Any, list[int]] = {}
@@ -268,21 +269,21 @@ def from_batch(
     temperature: float | None = None,
     processor: Any = None,
 ) -> DataProto:
-    """This rank's share of a batch for a verl trainer that penstock feeds: as above, and ``advantages`` [B, R].
+    """Convert this rank's share of a batch for a verl trainer fed by penstock: as above, plus ``advantages`` [B, R].
 
-    Lost samples are left out, and tokens that are too old have response mask 0. ``uid`` is the job.
+    Lost samples are left out, and tokens beyond the bound have response mask 0. ``uid`` is the job.
 
     Args:
-        processor: ``verl.utils.hf_processor`` of a model that sees images: positions and images are then as verl has
-            them for such a model (inside_verl/images.py), also of prompts without any.
-        temperature: ``actor_rollout_ref.rollout.temperature``, which the batch must have been drawn at; None takes the
-            batch's, as ``meta_info["temperature"]``.
+        processor: ``verl.utils.hf_processor`` of a vision model: positions and images then have verl's format for
+            such a model (inside_verl/images.py), also for prompts without images.
+        temperature: ``actor_rollout_ref.rollout.temperature``; the batch must have been sampled at it. None: the
+            batch's own, returned as ``meta_info["temperature"]``.
 
     Raises:
-        ConfigError: the batch was drawn at another temperature, or at several, or with logprobs from before it (T6);
-            or from prompts with images, and the processor is none for them.
+        ConfigError: the batch was sampled at another temperature, or at several, or its logprobs are from before it
+            was applied (T6); or its prompts have images, and the processor is not that of a vision model.
         ProtocolError: a sample is too long.
-        PayloadError: images are gone, or are not what was committed.
+        PayloadError: images are gone, or are not those that were committed.
     """
     images = images_of(batch, processor)
     drawn_at = batch.temperature
@@ -306,7 +307,7 @@ def from_batch(
 def data_proto(
     rows: Sequence[RowArrays], *, pad_id: int, prompt_length: int | None = None, response_length: int | None = None
 ) -> DataProto:
-    """Samples as verl has them; see the head of this file. Raises ProtocolError for one that is too long."""
+    """Convert samples to verl's format, see the module docstring. Raises ProtocolError for one that is too long."""
     if not rows:
         raise ProtocolError("There is no sample to make a DataProto of.")
     prompts = [row.prompt for row in rows]
@@ -325,7 +326,7 @@ def data_proto(
         "rollout_log_probs": _right([row.response("logprobs") for row in rows], width_r, 0.0, torch.float32),
         "rollout_versions": _right([row.response("versions") for row in rows], width_r, -1, torch.int64),
         "attention_mask": attention,
-        # As verl counts them: from 0 at the first token; the last one goes on through the padding.
+        # verl's convention: from 0 at the first token; padding repeats the last position.
         "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
         "rm_scores": torch.zeros(len(rows), width_r),
     }
@@ -361,7 +362,7 @@ def _width(lengths: Sequence[int], most: int | None, what: str, rows: Sequence[R
 
 
 def _right(parts: Sequence[NDArray[Any]], width: int, blank: float, dtype: torch.dtype) -> Tensor:
-    """[B, width], padded on the right."""
+    """Pad on the right; return [B, width]."""
     out = torch.full((len(parts), width), blank, dtype=dtype)
     for row, part in zip(out, parts, strict=True):
         row[: len(part)] = torch.from_numpy(np.ascontiguousarray(part)).to(dtype)
@@ -375,6 +376,6 @@ def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
 
 
 def label_of(columns: Mapping[str, Any], place: int) -> Any:
-    """``reward_model["ground_truth"]`` of a row, of whatever type; None where there is none."""
+    """Return ``reward_model["ground_truth"]`` of a row, of whatever type; None if it is missing."""
     reward_model = columns["reward_model"][place] if "reward_model" in columns else {}
     return reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None

@@ -1,6 +1,6 @@
 """verl's agent loop with the run's own rewards: ``actor_rollout_ref.rollout.agent.default_agent_loop=penstock``.
 
-verl's other loops work as well; rewards then are verl's, for its server is asked for tokens alone.
+verl's other loops work as well, but compute rewards in verl: they ask its server for tokens alone.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from penstock.consumers.adapters.verl import HANDED_ON, label_of
 
 @register("penstock")
 class PenstockAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """One job of the run per answer: rewards, and environments of several turns, are its workers'."""
+    """Run one job per answer; the run's workers compute rewards and run environments of several turns."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """The answer to ``raw_prompt``; the reward is given ``reward_model["ground_truth"]`` as its label.
+        """Return the answer to ``raw_prompt``; the reward gets ``reward_model["ground_truth"]`` as its label.
 
-        Raises ConfigError where the prompt holds images or the like; further as ``PenstockServer.generate``.
+        Raises ConfigError if the prompt holds images or the like, and the errors of ``PenstockServer.generate``.
         """
         messages = list(kwargs["raw_prompt"])
         prompt_ids = await self.ct_build_initial_tokens(messages)

@@ -1,8 +1,8 @@
-"""verl's agent loop manager, whose workers tell their loops what a prompt is for.
+"""verl's agent loop manager, whose workers pass on whether a prompt is for training or validation.
 
     +actor_rollout_ref.rollout.agent.agent_loop_manager_class=penstock.consumers.adapters.verl_manager.PenstockAgentLoopManager
 
-The setting is verl's own; verl itself tells loops nothing of validation (inside_verl/sampling.py).
+Set verl's option above; verl itself does not pass this on (inside_verl/sampling.py).
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ from penstock.errors import ConfigError
 
 
 class PenstockAgentLoopWorker(AgentLoopWorker):  # type: ignore[misc]
-    """verl's, which says in the sampling parameters of each prompt whether it is for training."""
+    """verl's worker; adds to each prompt's sampling parameters whether it is for training."""
 
     _run_agent_loop = told(AgentLoopWorker._run_agent_loop)
 
 
 class PenstockAgentLoopManager(AgentLoopManager):  # type: ignore[misc]
-    """verl's, with such workers. Raises ConfigError under verl's newer trainer, which has a manager of another kind."""
+    """verl's manager with such workers. Raises ConfigError under verl's newer trainer, whose manager differs."""
 
     def __init__(self, config: Any, *given: Any, **named: Any) -> None:
         if config.trainer.get("use_v1"):

@@ -1,7 +1,7 @@
-"""Penstock's names in verl's registries (0.9): ``actor_rollout_ref.rollout.name=penstock``. Importing it is all.
+"""Register penstock in verl (0.9) on import: ``actor_rollout_ref.rollout.name=penstock``.
 
-verl imports this module in every process that reads its model's configuration, where that says so:
-``actor_rollout_ref.model.external_lib``. The rollout's two sides are imported when verl asks for them.
+verl imports this module in every process that reads its model configuration, if
+``actor_rollout_ref.model.external_lib`` names it. The rollout's two sides are imported when verl needs them.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-#: What verl's configuration says.
+#: Name in verl's configuration.
 NAME = "penstock"
 
 
@@ -20,7 +20,7 @@ def _replica() -> Any:
     return PenstockReplica
 
 
-# verl has a function that registers a replica, and none for the worker's side of it.
+# verl has a function that registers a replica, but none for the worker's side of it.
 _ROLLOUT_REGISTRY[(NAME, "async")] = "penstock.consumers.adapters.verl_replica.PenstockAdapter"
 RolloutReplicaRegistry.register(NAME, _replica)
 # Its agent loop, which registers itself.

@@ -1,9 +1,9 @@
-"""verl's two sides of a rollout, for penstock: what its trainer asks for answers, and what its workers give weights to.
+"""The two sides of a verl rollout: the replica called by its trainer, and the adapter that its workers send weights to.
 
     AgentLoop ─generate─> PenstockServer (one Ray actor, verl_server.py) ─> Redis ─> penstock's workers
     actor's rank 0 ─update_weights─> a file in the run's folder of weights ─> PenstockServer publishes it
 
-verl counts replicas by its own GPUs; penstock's engines are its workers', so that all replicas are one server.
+verl counts replicas by its own GPUs; penstock's engines belong to its workers, so all replicas share one server.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class PenstockReplica(RolloutReplica):  # type: ignore[misc]
     """The trainer's side. All replicas of a run share one server."""
 
     async def launch_servers(self) -> None:
-        """Start the server, or find it. Returns once it holds its place at the run's buffer."""
+        """Start or find the server. Returns once it holds its subscription."""
         if self.is_reward_model or self.is_teacher_model:
             raise ConfigError(
                 "rollout.name=penstock serves the policy: give reward models and teachers an own rollout."
@@ -39,12 +39,12 @@ class PenstockReplica(RolloutReplica):  # type: ignore[misc]
         server = actor.options(**named).remote(settings, temperature=self.config.temperature, **limits)
         self._server_address = await server.where.remote(self.replica_rank)
         self._server_handle = server
-        # Whatever verl asks of every replica it asks the one server once.
+        # verl calls every replica; call the shared server once.
         self.servers = [self._server_handle] if self.replica_rank == 0 else []
 
 
 class PenstockAdapter(BaseRollout):  # type: ignore[misc]
-    """The workers' side: rank 0 of the actor hands over weights. Memory of penstock's engines is not verl's to free."""
+    """The workers' side: rank 0 of the actor hands over weights. verl does not manage the memory of the engines."""
 
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, *_: object, replica_rank: int = 0, **__: object
@@ -55,10 +55,10 @@ class PenstockAdapter(BaseRollout):  # type: ignore[misc]
         self._name = settings_of(self.config.engine_kwargs)["name"]
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing: the engines have their own memory."""
+        """Do nothing: engines manage their own memory."""
 
     async def release(self) -> None:
-        """Nothing: the engines have their own memory."""
+        """Do nothing: engines manage their own memory."""
 
     async def update_weights(
         self,
@@ -69,11 +69,11 @@ class PenstockAdapter(BaseRollout):  # type: ignore[misc]
         peft_config: Any = None,
         **_: object,
     ) -> None:
-        """Publish ``weights``, pairs of name and whole tensor. Every rank walks through them; rank 0 blocks until the
-        version is announced.
+        """Publish ``weights``, pairs of name and complete tensor. Every rank iterates over them; rank 0 blocks until
+        the version is announced.
 
         Raises:
-            ConfigError: an adapter (LoRA) comes apart from its model, or a difference to the last weights.
+            ConfigError: a LoRA adapter separate from its model, or a delta to the last weights.
         """
         if wire_format != "named_tensors":
             raise ConfigError(
@@ -84,7 +84,7 @@ class PenstockAdapter(BaseRollout):  # type: ignore[misc]
         whole: dict[str, torch.Tensor] = {}
         async for name, tensor in ensure_async_iterator(weights):
             if self.is_leader_rank:
-                # A copy: verl may reuse the bucket that it lies in.
+                # A copy: verl may reuse the bucket.
                 whole[name] = tensor.detach().to("cpu", copy=True).contiguous()
         if not self.is_leader_rank:
             return
@@ -99,5 +99,5 @@ class PenstockAdapter(BaseRollout):  # type: ignore[misc]
 
 
 def actor_name(name: str) -> str:
-    """What Ray calls the server of a subscription."""
+    """Return the name of a subscription's server in Ray."""
     return f"penstock_rollout_{name}"

@@ -1,8 +1,8 @@
-"""The server that verl's agent loops ask for tokens: a Ray actor that hands their prompts to a run's workers.
+"""The server that verl's agent loops ask for tokens: a Ray actor that submits their prompts to a run's workers.
 
     generate (many at once) ─> calls ─> one thread: submit, poll, publish ─> a future each
 
-Redis is spoken to by that thread alone.
+That thread alone uses Redis.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.redis.saved_config import config_of
 
-#: Longest wait for an answer before new calls are looked at, in seconds.
+#: Longest wait for an answer before new calls are accepted, in seconds.
 LOOK_S = 0.05
 #: Keys of ``rollout.engine_kwargs.penstock`` and their defaults.
 SETTINGS: dict[str, Any] = {"config": None, "run": None, "name": "verl"}
@@ -46,11 +46,11 @@ def settings_of(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PenstockServer:
-    """What verl takes for an inference server (an actor of Ray).
+    """An inference server for verl (a Ray actor).
 
     Args:
         settings: as of :func:`settings_of`.
-        prompt_length, response_length: verl's; the latter is also the most new tokens.
+        prompt_length, response_length: verl's limits; the latter is also the most new tokens.
         temperature: ``actor_rollout_ref.rollout.temperature``, by which verl divides the logits.
     """
 
@@ -67,7 +67,7 @@ class PenstockServer:
         #: Version -> verl's step.
         self._steps: dict[int, int] = {}
         self._waiting: dict[str, Future[Any]] = {}
-        #: Calls that Redis had no room for: lane and what is asked.
+        #: Calls for which Redis had no room: lane and request.
         self._no_room: deque[tuple[Future[Any], str, Request]] = deque()
         self._calls: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...], Future[Any]]] = queue.SimpleQueue()
         self._broken: BaseException | None = None
@@ -75,12 +75,12 @@ class PenstockServer:
         threading.Thread(target=self._serve, name="penstock", daemon=True).start()
 
     async def where(self, rank: int) -> str:
-        """A name for a replica, once the server has its place at the buffer. It is no HTTP address."""
+        """Return a name for a replica, once the server holds its subscription. It is not an HTTP address."""
         await asyncio.wrap_future(self._joined)
         return f"penstock-{rank}"
 
     async def weights_dir(self) -> str:
-        """Folder of the run's weights, which actor and server share; made where it is not there."""
+        """Return the folder of the run's weights, shared by actor and server; create it if it is missing."""
         folder = self._lanes["train"].weights_dir.absolute()
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         return str(folder)
@@ -99,23 +99,23 @@ class PenstockServer:
         takes_mask: bool = False,
         **others: object,
     ) -> TokenOutput:
-        """One answer, when it is there. ``label`` and ``metadata`` are what the run's reward is given.
+        """Return one answer, once it is complete. The run's reward gets ``label`` and ``metadata``.
 
         Args:
             sampling_params: vLLM's names or SGLang's, with the lane that the plugin puts there
                 (inside_verl/sampling.py).
-            takes_mask: the caller looks at ``penstock_mask``.
+            takes_mask: the caller reads ``penstock_mask``.
 
         ``extra_fields``: ``penstock_reward``, ``penstock_mask`` (0 on observations), verl's steps of the oldest and
-        newest weights that it was drawn with, and where the run has a teacher or a reference policy their
-        log-probabilities, ``penstock_teacher_logprobs`` and ``penstock_reference_logprobs``, an entry per token.
-        ``stop_reason`` is "aborted" for what verl itself took back.
+        newest weights of its tokens, and, if the run has a teacher or a reference policy, their log-probabilities,
+        ``penstock_teacher_logprobs`` and ``penstock_reference_logprobs``, an entry per token. ``stop_reason`` is
+        "aborted" for calls that verl cancelled.
 
         Raises:
-            ConfigError: the prompt holds more than text, or is too long; how it is to be drawn is not known to
-                penstock, or training would take it for something else (T6, T7); it was drawn at another temperature
-                than asked; the run has an environment, whose tokens this caller would train on.
-            ProtocolError: the workers gave it up, with the reason.
+            ConfigError: the prompt holds more than text, or is too long; a sampling parameter is unknown or unsuitable
+                for training (T6, T7); the answer was sampled at another temperature than requested; the run has an
+                environment, whose tokens this caller would train on.
+            ProtocolError: the prompt is dead-lettered, with the reason.
         """
         if image_data or video_data or audio_data:
             raise ConfigError("The prompt holds images, video or audio: rollout.name=penstock carries text alone.")
@@ -141,20 +141,20 @@ class PenstockServer:
         return output
 
     async def update_weights(self, file: str, step: int) -> int:
-        """Publish a file of tensors (safetensors) as verl's ``step``; the version. Later calls are of it (T12)."""
+        """Publish a file of tensors (safetensors) as verl's ``step``; return the version. Later calls use it (T12)."""
         return int(await self._call(self._publish, file, step))
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Take back whatever has no answer: its ``generate`` returns as aborted."""
+        """Cancel all calls without an answer: their ``generate`` returns as aborted."""
         await self._call(self._abort)
 
     async def resume_generation(self) -> None:
-        """Nothing: calls are taken at any time."""
+        """Do nothing: calls are accepted at any time."""
 
     sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = resume_generation
 
     async def start_profile(self, **_: object) -> None:
-        """Nothing: engines are penstock's."""
+        """Do nothing: the engines are penstock's."""
 
     stop_profile = start_profile
 
@@ -186,7 +186,7 @@ class PenstockServer:
             extra_fields=fields,
         )
 
-    # From here on: the thread.
+    # Methods of the thread.
 
     def _serve(self) -> None:
         try:
@@ -206,13 +206,13 @@ class PenstockServer:
             self._break(exc)
 
     def _take(self) -> None:
-        """Do what was asked for since; waits for it where nothing is under way."""
+        """Execute queued calls; wait for one if no request is live."""
         idle = not self._num_live and not self._no_room
         while idle or not self._calls.empty():
             of, given, future = self._calls.get()
             idle = False
             if not future.set_running_or_notify_cancel():
-                continue  # whoever asked has gone; from here on it cannot be cancelled
+                continue  # the caller is gone; a running future cannot be cancelled
             try:
                 of(future, *given)
             except PenstockError as exc:
@@ -233,7 +233,7 @@ class PenstockServer:
         return sum(lane.num_live for lane in self._lanes.values())
 
     def _submit_again(self) -> None:
-        """Calls for which Redis had no room, the first first; answers that are read meanwhile make some."""
+        """Submit the calls for which Redis had no room, oldest first; answers read meanwhile make room."""
         while self._no_room:
             future, lane, request = self._no_room.popleft()
             num = len(self._no_room)
@@ -268,7 +268,7 @@ class PenstockServer:
             future.set_result(answer)
 
     def _break(self, exc: BaseException) -> None:
-        """Nothing is served any more: everyone who waits is told why."""
+        """Stop serving; fail every pending call with ``exc``."""
         self._broken = exc
         waiting = [*self._waiting.values(), *(one[0] for one in self._no_room)]
         while not self._calls.empty():

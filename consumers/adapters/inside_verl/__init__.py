@@ -1,1 +1,1 @@
-"""What stands between penstock and verl: sampling, weights on their way, images."""
+"""Conversions between penstock and verl: sampling parameters, weight files, images."""

@@ -1,7 +1,7 @@
-"""Images of a batch as verl 0.9 has them: what a model is called with beside the tokens, and where tokens stand.
+"""Images of a batch in verl 0.9's format: a model's image inputs, and token positions.
 
 ``multi_modal_inputs``: a dict for each row: ``pixel_values``, ``image_grid_thw``, ``images_seqlens``; {} without images
-``position_ids``: [B, 4, P + R] int64: place in the text, then time, row and column, by the model's ``get_rope_index``
+``position_ids``: [B, 4, P + R] int64: index in the text, then time, row and column, by the model's ``get_rope_index``
 
 verl binds that function to the processor that its ``hf_processor`` returns.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from verl import DataProto
 
 _READS = "prompts of verl's own are text alone: have penstock's producer read them, and take verl.from_batch."
-#: What the model is called with for the images of one row; empty: it has none.
+#: Image inputs of the model for one row; empty: it has no images.
 Inputs = Mapping[str, Tensor]
 
 
 def check_text_alone(columns: Mapping[str, Any]) -> None:
-    """Raise ConfigError where prompts of verl's own hold images or the like: their tokens alone would be drawn from."""
+    """Raise ConfigError if verl's own prompts hold images or the like: only their tokens would reach the engine."""
     for place, data in enumerate(columns.get("multi_modal_data", ())):
         if data and any(value is not None and len(value) for value in data.values()):
             raise ConfigError(f"Prompt {place} holds {', '.join(sorted(data))}, and {_READS}")
@@ -40,17 +40,17 @@ def check_text_alone(columns: Mapping[str, Any]) -> None:
 
 
 def images_of(batch: Batch, processor: Any) -> dict[str, Inputs]:
-    """What each sample of this rank that has images is given to a model as. Blocks for their bytes.
+    """Return the image inputs of each sample of this rank that has images. Blocks for their bytes.
 
     Raises:
-        ConfigError: there are images, and no processor that tells where their tokens stand.
-        PayloadError: they are gone, or are not what was committed.
+        ConfigError: the batch has images, and the processor cannot compute the positions of their tokens.
+        PayloadError: images are gone, or are not those that were committed.
     """
     if not batch.has_side(PIXEL_VALUES):
         return {}
     if not hasattr(processor, "get_rope_index"):
         raise ConfigError(
-            f"batch {batch.n} was drawn from prompts with images, whose tokens stand in rows and columns: give "
+            f"batch {batch.n} has prompts with images, whose tokens have positions in rows and columns: give "
             "from_batch(processor=...) what verl.utils.hf_processor returns for the model."
         )
     found: dict[str, Inputs] = {}
@@ -68,21 +68,21 @@ def add_images(
 ) -> None:
     """Give a ``DataProto`` of ``rows`` its images and its positions of four numbers.
 
-    The place of an image that was drawn is one without an image: it is given as padding, and bears no loss.
+    A generated image placeholder has no image: it is treated as padding, and bears no loss.
 
     Raises:
-        ConfigError: the images have other tokens than their places: the processor is another model's.
-        ProtocolError: a prompt without images holds the place of one.
+        ConfigError: the number of placeholders does not fit the images: the processor is another model's.
+        ProtocolError: a prompt without images holds an image placeholder.
     """
     tensors, width = output.batch, output.batch["prompts"].shape[1]
-    _blank_drawn(output, processor.image_token_id, pad_id)
+    _mask_generated_placeholder(output, processor.image_token_id, pad_id)
     inputs = [images.get(row.row.sample, {}) for row in rows]
     seen = tensors["attention_mask"]
     kinds = torch.zeros_like(tensors["input_ids"])
     kinds[:, :width] = (tensors["prompts"] == processor.image_token_id) & seen[:, :width].bool()
     for row, kind, given in zip(rows, kinds, inputs, strict=True):
         _check_places(row, int(kind.sum()), given, processor)
-    # verl counts the places in the text from 0, and writes 1 on padding.
+    # verl counts the index in the text from 0, and writes 1 on padding.
     text = torch.where(seen.bool(), seen.cumsum(dim=1) - 1, 1)
     spatial = torch.cat([_spatial(processor, output, kinds, i, given) for i, given in enumerate(inputs)], dim=1)
     tensors["position_ids"] = torch.cat([text[:, None], spatial.transpose(0, 1)], dim=1)
@@ -90,8 +90,8 @@ def add_images(
         column.update(given)
 
 
-def _blank_drawn(output: "DataProto", place: int, pad_id: int) -> None:
-    """Take the loss off an image's place that was drawn, and off what stands behind it and has seen it."""
+def _mask_generated_placeholder(output: "DataProto", place: int, pad_id: int) -> None:
+    """Remove the loss from a generated image placeholder, and from all tokens after it, which attended to it."""
     tensors, width = output.batch, output.batch["prompts"].shape[1]
     drawn = tensors["responses"] == place
     tensors["response_mask"] *= drawn.cumsum(dim=1) == 0
@@ -114,7 +114,7 @@ def _check_places(row: RowArrays, num_places: int, given: Inputs, processor: Any
 
 
 def _spatial(processor: Any, output: "DataProto", kinds: Tensor, i: int, given: Inputs) -> Tensor:
-    """[3, 1, P + R]"""
+    """Return the positions of one row, [3, 1, P + R]."""
     one = slice(i, i + 1)
     found, _ = processor.get_rope_index(
         input_ids=output.batch["input_ids"][one],

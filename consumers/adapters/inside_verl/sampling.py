@@ -1,9 +1,9 @@
-"""What verl's agent loops say beside a prompt: how to draw, and whether it is to be trained on.
+"""Translate the sampling parameters of verl's agent loops, and find out whether a prompt is trained on.
 
-    PenstockAgentLoopWorker ─told─> sampling_params with LANE ─agent loop─> PenstockServer.generate ─> lane_of
+    PenstockAgentLoopWorker ─lane─> sampling_params with LANE ─agent loop─> PenstockServer.generate ─> lane_of
 
-verl tells its agent loops nothing of validation, whose prompts may be drawn just as those of training are. Its worker
-knows (verl_manager.py); what it hands every loop, and every loop hands on, is the sampling parameters.
+verl does not pass on to its agent loops whether a prompt is for validation, and validation may sample with the same
+parameters. verl's worker knows (verl_manager.py), and sampling parameters are what every loop receives and passes on.
 """
 
 import functools
@@ -15,18 +15,18 @@ from penstock.consumers.adapters.handed_on import plain
 from penstock.consumers.batch import behaviour
 from penstock.errors import ConfigError
 
-#: The lane, among verl's sampling parameters.
+#: Key of the lane in verl's sampling parameters.
 LANE = "penstock_lane"
-#: Parameter of vLLM's, in whose names verl speaks -> SGLang's.
+#: vLLM's parameter, as used by verl -> SGLang's.
 _NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
 }
-#: Parameters that say nothing of what is drawn, and the values at which they ask for nothing more than there is.
+#: Parameters that do not affect sampling -> the values that ask for no additional output.
 _SILENT: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False, True),  # of the drawn token, which are always there
+    "logprobs": (False, True),  # logprobs of the sampled token are always returned
     "prompt_logprobs": (False,),
     "detokenize": (False, True),
     "do_sample": (True,),
@@ -35,22 +35,22 @@ _SILENT: dict[str, tuple[Any, ...]] = {
 
 
 def told(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """``AgentLoopWorker._run_agent_loop``, whose loops are told the lane of their prompts."""
+    """Wrap ``AgentLoopWorker._run_agent_loop``: add the lane of a prompt to its sampling parameters."""
 
     @functools.wraps(run)
-    async def telling(
+    async def with_lane(
         worker: Any, sampling_params: Mapping[str, Any], trajectory: Mapping[str, Any], **given: Any
     ) -> Any:
-        # ReMax's baselines: verl draws them greedily beside training, takes their rewards and drops the tokens.
+        # ReMax's baselines: verl samples them greedily during training, uses their rewards and drops the tokens.
         baseline = _is_greedy(sampling_params) and not _is_greedy({"temperature": worker.rollout_config.temperature})
         lane = "eval" if trajectory["validate"] or baseline else "train"
         return await run(worker, {**sampling_params, LANE: lane}, trajectory, **given)
 
-    return telling
+    return with_lane
 
 
 def lane_of(sampling_params: Mapping[str, Any]) -> str:
-    """``train`` or ``eval``. Raises ConfigError where verl did not say."""
+    """Return ``train`` or ``eval``. Raises ConfigError if the lane is missing."""
     lane = sampling_params.get(LANE)
     if lane not in ("train", "eval"):
         raise ConfigError(
@@ -62,9 +62,9 @@ def lane_of(sampling_params: Mapping[str, Any]) -> str:
 
 
 def sampling_of(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """verl's sampling parameters in SGLang's names; those that change nothing are left out.
+    """Translate verl's sampling parameters to SGLang's names; omit those without effect.
 
-    Raises ConfigError for one that no engine of penstock's knows, or a value that none takes.
+    Raises ConfigError for a parameter that penstock's engines do not know, or an invalid value.
     """
     sampling: dict[str, Any] = {"temperature": temperature_of(sampling_params)}
     for called, given in sampling_params.items():
@@ -85,7 +85,7 @@ def sampling_of(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_trained(sampling: Mapping[str, Any], temperature: float) -> None:
-    """Raise ConfigError for what is drawn to be trained on otherwise than verl takes it to be.
+    """Raise ConfigError if samples to train on would have another distribution than verl assumes.
 
     Args:
         temperature: ``actor_rollout_ref.rollout.temperature``, by which verl divides the logits (T6).
@@ -108,7 +108,7 @@ def _is_greedy(sampling: Mapping[str, Any]) -> bool:
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
-    """Whether a parameter is at the value at which it has no effect. 0 is vLLM's ``top_k`` without a limit."""
+    """Return whether a parameter has its neutral value. 0 is vLLM's ``top_k`` without a limit."""
     if name in _SILENT:
         return value in _SILENT[name]
     neutral = (NEUTRAL.get(_NAMES.get(name, name)), 0 if name == "top_k" else None)

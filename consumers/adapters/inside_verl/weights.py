@@ -1,4 +1,4 @@
-"""Files of weights on their way from verl's actor to its server: who is killed leaves one, the next removes it."""
+"""Manage files of weights in transit from verl's actor to its server; remove those that killed processes left."""
 
 import logging
 import uuid
@@ -8,19 +8,19 @@ from penstock.words import said
 
 log = logging.getLogger(__name__)
 
-#: Of a name that ``uuid`` gives.
+#: The part of a name made by ``uuid``.
 _HEX = "[0-9a-f]" * 32
 
 
 def new_file(folder: Path, name: str) -> Path:
-    """A path in ``folder`` that nothing has, for weights of the subscription ``name``."""
+    """Return an unused path in ``folder`` for weights of the subscription ``name``."""
     return folder / f"verl-{name}-{uuid.uuid4().hex}.safetensors"
 
 
 def remove_left(folder: Path, name: str) -> None:
-    """Remove files that were on their way for subscription ``name``; whoever calls it holds its place at the buffer.
+    """Remove leftover files of subscription ``name``; the caller must hold it at the buffer.
 
-    One that cannot be removed stays, and is told of in the log.
+    A file that cannot be removed is logged and kept.
     """
     for left in folder.glob(f"verl-{name}-{_HEX}.safetensors"):
         try:
