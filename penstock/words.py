@@ -5,7 +5,6 @@ Such texts are made writable where they enter.
 """
 
 import os
-import re
 import reprlib
 import traceback
 import unicodedata
@@ -57,16 +56,6 @@ def shown(value: object, most: int = 80) -> str:
         return writable(_SHORT.repr(head)[:most])
     except BaseException:
         return f"<{name_of(value)} that cannot be shown>"
-
-
-def should_be(message: str) -> str:
-    """What pydantic says that a value should be, without what it tried to make of it."""
-    said = message.removeprefix("Input should be ").removeprefix("Value should ")
-    if re.match("a valid dictionary", said):
-        return "a map of keys"
-    if few := re.match(r"List should have at least (\d+) item", said):
-        return f"a list of at least {few[1]} entr{'y' if few[1] == '1' else 'ies'}"
-    return re.split(", (?:unable to|got) ", said)[0]
 
 
 def name_of(value: object) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Final
 import typer
 
 from penstock.errors import ConfigError
-from penstock.words import should_be
 
 #: What click raises for a mistake of the user.
 UsageMistake: Final[type[Exception]] = next(
@@ -21,14 +20,20 @@ UsageMistake: Final[type[Exception]] = next(
 
 def sentence(mistake: Exception) -> str:
     """What is wrong with the command line and what to write; ``mistake`` is a ``UsageMistake``."""
+    # Not imported before a mistake is made: both are slow to import.
+    from pydantic_core import ValidationError
+
+    from penstock.config.reading.validation_errors import explain
+
     context: Any = getattr(mistake, "ctx", None)
     path = _path(context) if context is not None else "penstock"
-    # A choice that is none comes with the name of Python's error.
-    said = " ".join(mistake.format_message().split()).replace(": Value error, ", ": ")  # type: ignore[attr-defined]
+    # Newer releases of typer check values with pydantic.
+    if isinstance(mistake, typer.BadParameter) and isinstance(mistake.__cause__, ValidationError):
+        mistake.message = explain(mistake.__cause__.errors()[0])
+    said = " ".join(mistake.format_message().split())  # type: ignore[attr-defined]
     if said == "Missing command.":
         names = context.command.list_commands(context)
         return f"Give a command: {_or(names)}; `{path} --help` describes them."
-    said = re.sub("Input should be (.*)", lambda found: f"it should be {should_be(found[1])}", said)
     said, _, near = said.partition(" Did you mean ")
     said = said.rstrip(".")
     if not near:

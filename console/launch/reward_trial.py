@@ -16,6 +16,7 @@ import uvloop
 from pydantic import ValidationError
 
 from penstock.config import Config, DatasetConfig, RewardConfig
+from penstock.config.reading.validation_errors import explain
 from penstock.console.launch.trial import until_stopped
 from penstock.errors import ConfigError, RewardError
 from penstock.history.row import WHOLE_JOB, SampleRow, place_of
@@ -99,7 +100,7 @@ def rewards_of(config: Config | None, function: str) -> tuple[RewardConfig, froz
     try:
         return RewardConfig.model_validate({**values, "function": function}), frozenset()
     except ValidationError as exc:
-        reasons = "; ".join(str(error.get("ctx", {}).get("error") or error["msg"]) for error in exc.errors())
+        reasons = "; ".join(explain(error) for error in exc.errors())
         raise ConfigError(f"--function {function} cannot be tried: {reasons.rstrip('.')}.") from None
 
 

@@ -21,8 +21,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from penstock.config.buffer import OnFilterError
+from penstock.config.reading.validation_errors import explain
 from penstock.config.section import Positive, Section, checked_name
 from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler, places
 from penstock.errors import ConfigError, ProtocolError
@@ -372,14 +374,8 @@ def _reasons(exc: ValidationError) -> str:
     return "; ".join(found.values())
 
 
-def _reason(field: str, error: Any) -> str:
-    said = str(error["msg"])
-    match error["type"]:
-        case "extra_forbidden":
-            return f"{field}: there is no such field"
-        case "value_error":
-            return f"{field}: {error['ctx']['error']}".removeprefix(": ")
-    return f"{field} is {shown(error['input'])}, and should be {said.removeprefix('Input should be ')}"
+def _reason(field: str, error: ErrorDetails) -> str:
+    return f"{field}: {explain(error, shown(error['input']))}".removeprefix(": ")
 
 
 def _text(value: Any) -> str:

@@ -592,7 +592,7 @@ def test_I8_a_subscription_that_cannot_be_read_is_named_and_others_go_on_until_i
         client.hset(keys.sub("rm"), "size", "many")
         client.hincrby(keys.subs, "rev", 1)
         assert rm.next_nowait() is None
-        until_waits(client, keys, "buffer:rm", RecordUnreadable, error="size is 'many', and should be a valid integer")
+        until_waits(client, keys, "buffer:rm", RecordUnreadable, error="size: it should be an integer, not 'many'")
         assert [len(jobs_of(step(actor))) for _ in range(2)] == [2, 2]
         durable(actor)
         by_name = {row["name"]: row for row in call(redis_server, keys, "ls")}

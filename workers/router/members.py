@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from penstock.config import Config
 from penstock.config.fleet import MemberConfig
+from penstock.config.reading.validation_errors import explain
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol import scripts
@@ -62,7 +63,7 @@ def member_of(value: object, what: str) -> MemberConfig:
     except ValidationError as exc:
         error = exc.errors(include_url=False)[0]
         at = ".".join(map(str, error["loc"])) or shown(value)
-        raise ProtocolError(f"{what} cannot be read: {at}: {error['msg']}.") from exc
+        raise ProtocolError(f"{what} cannot be read: {at}: {explain(error).rstrip('.')}.") from exc
 
 
 async def follow_members(

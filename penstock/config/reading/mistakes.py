@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from penstock.config.reading.declared import nearest
 from penstock.config.reading.key_hints import hint as hint_of
 from penstock.config.reading.nested import Key
+from penstock.config.reading.validation_errors import explain
 from penstock.redaction import redact
-from penstock.words import should_be, shown
+from penstock.words import shown, writable
 
 
 def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterator[str]:
@@ -57,14 +58,13 @@ def _sentence(key: Key, error: Any, source: str) -> str:
         case "missing":
             return f"{name} is missing in {source}; set it."
         case "value_error":
-            text = str(error["ctx"]["error"]).rstrip(".")
+            text = explain(error).rstrip(".")
             end = "" if text.endswith("?") else "."
             return f"{name} ({source}): {text}{end}" if name else f"{text} ({source})."
         case "list_type" if isinstance(error["input"], str | int | float | dict) and key[:1] != ("redis",):
             return f"{name} ({source}): it should be a list: write {_shown([error['input']])}."
-    said = should_be(error["msg"])
-    shown = "" if key[:1] == ("redis",) or "env" in key else f", not {_shown(error['input'])}"
-    return f"{name} ({source}): it should be {said}{shown}."
+    is_secret = key[:1] == ("redis",) or "env" in key
+    return f"{name} ({source}): {explain(error, '' if is_secret else _shown(error['input']))}."
 
 
 def _shown(value: Any) -> str:
@@ -72,4 +72,4 @@ def _shown(value: Any) -> str:
         text = redact(json.dumps(value, default=str))
     except (TypeError, ValueError, RecursionError):  # a map whose keys are dates, say
         text = redact(shown(value))
-    return text if len(text) <= 60 else text[:57] + "..."
+    return writable(text, 60)

@@ -105,8 +105,11 @@ def refused(path: Path, *overrides: str) -> str:
         ("report_to=wandb", "here it is trainer.report_to (a list, such as [wandb])."),
         ("trainer.logger=wandb", "here it is trainer.report_to (a list, such as [wandb])."),
         ("trainer.report_to=wandb", '(the argument --trainer.report_to): it should be a list: write ["wandb"].'),
-        ("history.max_bytes=10GB", 'it should be a valid integer, not "10GB".'),
-        ("history.enabled=maybe", 'it should be a valid boolean, not "maybe".'),
+        ("history.max_bytes=10GB", 'it should be an integer, not "10GB".'),
+        pytest.param(
+            f"worker.slots={'9' * 5000}", 'it should be an integer with fewer digits, not "999', id="too_many_digits"
+        ),
+        ("history.enabled=maybe", 'it should be true or false, not "maybe".'),
         ("telemetry.traces=localhost:4318", "is no address that spans can be sent to: give http://HOST:PORT"),
         ("telemetry.traces=10.0.0.7:4318/v1/traces", "is no address that spans can be sent to"),
         ("trainer.learning_rate=1", "here it is trainer.lr."),
@@ -147,7 +150,7 @@ def refused(path: Path, *overrides: str) -> str:
         ("serving=true", "it should be a map of keys, not true."),
         ("reward.parts=[math,f1]", 'it should be a map of keys, not ["math", "f1"].'),
         ("reward.parts={maths: 1}", "reward.parts (the argument --reward.parts): there is no reward 'maths'"),
-        ("data.train=[]", "it should be a list of at least 1 entry, not []."),
+        ("data.train=[]", "it should be a list of 1 or more entries, not []."),
         ("data.train={name: a, path: b}", 'it should be a list: write [{"name": "a", "path": "b"}].'),
         ("reward.jail.readable=[data]", "it should be an absolute path, not 'data'."),
         (

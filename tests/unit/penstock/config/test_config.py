@@ -107,7 +107,7 @@ def test_paths_of_the_file_are_relative_to_it_and_the_rest_to_the_current_folder
         ("lr=1", "did you mean trainer.lr?"),
         ("data.train.0.paht=x", "did you mean data.train.0.path?"),
         ("worker.slots=-3", "worker.slots (the argument --worker.slots): it should be greater than 0, not -3."),
-        ("worker.slots=many", "it should be a valid integer"),
+        ("worker.slots=many", "it should be an integer"),
         ("worker.apply=foo", "it should be 'in_place', 'abort' or 'drain', not \"foo\"."),
         ("worker=3", "worker (the argument --worker): it should be a"),
         ("data.train.4.n=1", "'4' is not an index of a list of 1"),

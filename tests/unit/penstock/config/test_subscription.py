@@ -83,16 +83,16 @@ def test_what_nobody_has_set_is_read_as_its_default_and_verbs_fields_are_not_tak
 @pytest.mark.parametrize(
     ("key", "text", "said"),
     [
-        (b"size", b"many", "size is 'many', and should be a valid integer"),
-        (b"size", b"0", "size is '0', and should be greater than 0"),
+        (b"size", b"many", "size: it should be an integer, not 'many'"),
+        (b"size", b"0", "size: it should be greater than 0, not '0'"),
         (b"size", b"9" * 19, "size: it must be at most 9223372036854775807"),
-        (b"bound", b"9" * 5000, "bound is '9999"),
-        (b"quota", b"nan", "quota is 'nan', and should be"),
-        (b"keep_s", b"1e999", "keep_s is '1e999', and should be a finite number"),
-        (b"driving", b"perhaps", "driving is 'perhaps', and should be a valid boolean"),
-        (b"unit", b"litres", "unit is 'litres', and should be 'groups', 'samples' or 'tokens'"),
-        (b"mode", b"someday", "mode is 'someday', and should be 'sync', 'one_step' or 'async'"),
-        (b"on_expiry", b"\xff\xfe", "on_expiry is"),
+        (b"bound", b"9" * 5000, "bound: it should be an integer with fewer digits, not '9999"),
+        (b"quota", b"nan", "quota: it should be a finite number, not 'nan'"),
+        (b"keep_s", b"1e999", "keep_s: it should be a finite number, not '1e999'"),
+        (b"driving", b"perhaps", "driving: it should be true or false, not 'perhaps'"),
+        (b"unit", b"litres", "unit: it should be 'groups', 'samples' or 'tokens', not 'litres'"),
+        (b"mode", b"someday", "mode: it should be 'sync', 'one_step' or 'async', not 'someday'"),
+        (b"on_expiry", b"\xff\xfe", "on_expiry: it should be 'wait'"),
         (b"lanes", b"train,tarin", r"lanes: nothing is ever admitted to \['tarin'\]"),
         (b"lanes", b",", "lanes: nothing is ever admitted to"),
         (b"share", b"a b", "share: pool 'a b' is not a name"),
@@ -108,14 +108,16 @@ def test_a_field_that_redis_holds_wrongly_is_named(key: bytes, text: bytes, said
 
 
 def test_several_wrong_fields_are_told_at_once() -> None:
-    with pytest.raises(ProtocolError, match=r"size is 'x', .*; reuse is '-1', .*; correct it with `penstock subs set`"):
+    with pytest.raises(
+        ProtocolError, match=r"size: .*, not 'x'; reuse: .*, not '-1'; correct it with `penstock subs set`"
+    ):
         Definition.read({b"size": b"x", b"reuse": b"-1"}, "actor")
 
 
 def test_what_is_asked_for_is_checked_as_a_whole() -> None:
     bad = {
-        "sized: there is no such field": {"sized": 4},
-        "lanes: there is no such field": {"lanes": "eval"},
+        "sized: there is no such key": {"sized": 4},
+        "lanes: there is no such key": {"lanes": "eval"},
         "use each group once": {"share": "pool", "reuse": 2},
         "cannot be divided": {"share": "pool", "sampler": "cohort"},
         "can never be cut while at most 2 are held": {"size": 4, "keep_groups": 2},
