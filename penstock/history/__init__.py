@@ -1,13 +1,13 @@
-"""What became of each sample, kept in a run's folder after its group left Redis.
+"""The history of a run: each sample and its fate, kept in the run's folder after its group left Redis.
 
-| file | what it is |
+| file | content |
 |---|---|
-| `row.py` | a row a sample, and where a sample was used |
-| `packing.py`, `logprobs.py` | its arrays in few bytes |
-| `pieces.py` | what tokens stand for |
-| `bodies.py`, `blocks.py` | what of a row nobody looks for; of some rows together, as bytes |
+| `row.py` | a row for each sample, and the batches that used a sample |
+| `packing.py`, `logprobs.py` | compression of arrays |
+| `pieces.py` | texts of token ids |
+| `bodies.py`, `blocks.py` | the fields of a row that are not searched; those of several rows together, as bytes |
 | `text.py` | words of texts, as they are indexed |
-| `part.py`, `open_part.py`, `read_part.py` | one file of a history, SQLite: what is in it; as it is written, and read |
+| `part.py`, `open_part.py`, `read_part.py` | one SQLite file of a history: its schema; writing it, and reading it |
 | `writer.py`, `reader.py` | all files of one recorder; of all recorders |
-| `filters.py`, `cursor.py` | which rows are asked for, and behind which one |
+| `filters.py`, `cursor.py` | which rows are requested, and the page after which they begin |
 """

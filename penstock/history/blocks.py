@@ -1,6 +1,6 @@
-"""Samples of a job that were written at once, as three values: what they say, their tokens, their logprobs.
+"""Samples of a job that were written together, as three values: their fields, their tokens, their logprobs.
 
-Together they are much smaller than each by itself: answers to one prompt are alike.
+Together they compress much better than each alone: answers to one prompt are similar.
 """
 
 import sqlite3
@@ -20,25 +20,25 @@ from penstock.history.row import SampleRow
 from penstock.payloads.format import MAX_TOKENS, Array
 from penstock.protocol.records.codec import MAX_ITEMS, MAX_RECORD_BYTES, pack, unpack
 
-#: Most samples of a block, and about how many bytes they have at most together: one is read for each of them.
+#: Most samples of a block, and about the most bytes of all of them: reading one sample reads its complete block.
 MAX_SAMPLES, MAX_BYTES = 32, 1024 * 1024
 
 _NONE = np.zeros(0, "<i4")
-#: Arrays of a row, one value a token.
+#: Arrays of a row, one value per token.
 ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
 
 
 class Packed(NamedTuple):
     """A block as bytes."""
 
-    #: What ``Body`` has of each sample, and whether logprobs are those of drawn tokens alone.
+    #: The ``Body`` of each sample, and whether logprobs are those of generated tokens only.
     bodies: bytes
     tokens: bytes
     logprobs: bytes
 
 
 def blocks_of(rows: Sequence[SampleRow]) -> Iterator[list[SampleRow]]:
-    """``rows`` in pieces that are a block each."""
+    """Split ``rows`` into blocks."""
     block: list[SampleRow] = []
     size = 0
     for row in rows:
@@ -53,7 +53,7 @@ def blocks_of(rows: Sequence[SampleRow]) -> Iterator[list[SampleRow]]:
 
 
 def pack_block(rows: Sequence[SampleRow], group: Group, spelling: Spelling) -> Packed:
-    """Raises ValueError where arrays of a row have different lengths, or only some are there."""
+    """Pack a block. Raises ValueError if arrays of a row have different lengths, or only some of them exist."""
     kept = [_is_kept(row) for row in rows]
     own = [_own_tokens(row, group) if there else None for row, there in zip(rows, kept, strict=True)]
     marked = [row for row, there in zip(rows, kept, strict=True) if there]
@@ -72,7 +72,7 @@ def pack_block(rows: Sequence[SampleRow], group: Group, spelling: Spelling) -> P
 
 
 class Block:
-    """A block that is read. Raises ProtocolError everywhere, where its bytes are none."""
+    """A block that is read. Every method raises ProtocolError if its bytes are invalid."""
 
     def __init__(self, packed: Packed, group: Group) -> None:
         self._packed = packed
@@ -89,7 +89,8 @@ class Block:
         self._logprobs: list[Array] | None = None
 
     def fields(self, at: int, spelling: Spelling, *, arrays: bool) -> dict[str, Any]:
-        """What the ``at``-th sample has beside what is looked for, by name; without ``arrays`` these are None."""
+        """Return the fields of the ``at``-th sample that are not searched, by name; without ``arrays`` those are
+        None."""
         if not 0 <= at < len(self.bodies):
             raise ProtocolError(f"{WHAT} is not in its block.")
         body = self.bodies[at]
@@ -130,10 +131,10 @@ class Block:
 
 
 def read_block(connection: sqlite3.Connection, sample: int, group: Group, *, logprobs: bool) -> tuple[int, Block]:
-    """The block that a sample is in, and the number of its first one.
+    """Read the block of a sample; return it with the number of its first sample.
 
     Raises:
-        ProtocolError: what is there is none.
+        ProtocolError: the block is missing or invalid.
         sqlite3.Error: the file cannot be read.
     """
     found = connection.execute(
@@ -157,12 +158,12 @@ def _is_kept(row: SampleRow) -> bool:
 
 
 def _num_runs(row: SampleRow) -> int:
-    """How many marks it would have; a list of more than ``MAX_ITEMS`` nobody could read."""
+    """Count the marks of a row; a list of more than ``MAX_ITEMS`` could not be read."""
     return len(run_ends(*_marked([row])))
 
 
 def _own_tokens(row: SampleRow, group: Group) -> Array:
-    """Those that are not the group's; all where they begin otherwise."""
+    """Return the tokens that are not the group's; all of them if they do not begin with the group's."""
     assert row.tokens is not None
     tokens, shared = row.tokens.astype("<i4", copy=False), group.tokens
     if shared is not None and 0 < len(shared) <= len(tokens) and np.array_equal(tokens[: len(shared)], shared):
@@ -171,7 +172,7 @@ def _own_tokens(row: SampleRow, group: Group) -> Array:
 
 
 def _marks(rows: Sequence[SampleRow]) -> list[list[int]]:
-    """Length, version and flags of each run of each row."""
+    """Return length, version and flags of each run of each row."""
     if not rows:
         return []
     versions, flags = _marked(rows)
@@ -183,7 +184,7 @@ def _marks(rows: Sequence[SampleRow]) -> list[list[int]]:
 
 
 def _marked(rows: Sequence[SampleRow]) -> tuple[Array, Array]:
-    """Version, and 1 for drawn plus 2 for loss, of each token of all rows."""
+    """Return, for each token of all rows, its version, and 1 for generated plus 2 for loss."""
     drawn, loss = (_joined(rows, name, "u1") != 0 for name in ("generated", "loss_mask"))
     return _joined(rows, "versions", "<i4"), drawn + 2 * loss.astype(np.uint8)
 
@@ -198,7 +199,7 @@ def _joined(rows: Sequence[SampleRow], name: str, dtype: str) -> Array:
 
 
 def _length_of(body: Body, group: Group) -> int:
-    """Of a sample's arrays."""
+    """Return the length of a sample's arrays; raise ProtocolError if they do not match."""
     if body.num_tokens is None:
         return 0
     shared = 0 if group.tokens is None or not body.shares_tokens else len(group.tokens)
@@ -213,13 +214,13 @@ def _length_of(body: Body, group: Group) -> int:
 
 
 def _num_drawn(body: Body) -> int:
-    # Of a sample without arrays nobody has looked at the marks.
+    # The marks of a sample without arrays were not checked.
     marks = (body.num_tokens is not None and body.marks) or []
     return sum(length for length, flags in zip(marks[0::3], marks[2::3], strict=True) if flags & 1)
 
 
 def _unmarked(body: Body) -> tuple[Array, Array, Array]:
-    """Versions, drawn and loss of each token."""
+    """Return version, generated and loss of each token."""
     marks = body.marks or []
     lengths = np.array(marks[0::3], np.int64)
     versions = np.repeat(np.array(marks[1::3], np.int32), lengths)

@@ -1,4 +1,4 @@
-"""What of a row nobody looks for, as values: what the samples of a job share (``Group``), and the rest (``Body``)."""
+"""The fields of a row that are not searched: those shared by the samples of a job (``Group``), the rest (``Body``)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,27 +16,27 @@ from penstock.words import writable
 #: Arrays of longer samples, and the middle of longer texts, are not kept; so no block has arrays of more tokens.
 MAX_LENGTH, MAX_CHARS = 4 * 1024 * 1024, 1024 * 1024
 
-#: What an error calls a value that cannot be read.
+#: Name of an unreadable value in errors.
 WHAT = "A row of the history"
 _MICRO = 1_000_000
 #: Bytes of a packed integer.
 _MOST_BYTES = 6
-#: Later ones are none: the year 5138.
+#: Later times are invalid: the year 5138.
 _MAX_TIME_S = 1e11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """What the samples of a job share."""
+    """Fields shared by the samples of a job."""
 
-    #: None: it is what ``tokens`` spell.
+    #: None: the text of ``tokens``.
     prompt: str | None
     label: str
-    #: [P] int32, those of the prompt; None: not kept, or kept with those of each sample.
+    #: [P] int32, tokens of the prompt; None: not kept, or kept with those of each sample.
     tokens: Array | None
 
     def text(self, spelling: Spelling) -> str:
-        """Its prompt. Raises ProtocolError where its tokens are to spell it, and cannot."""
+        """Return the prompt. Raises ProtocolError if it is the text of tokens that are unknown."""
         if self.prompt is not None:
             return self.prompt
         if self.tokens is None:
@@ -49,7 +49,7 @@ class Group:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Group":
-        """Raises ProtocolError where ``data`` is none."""
+        """Parse ``data``; raise ProtocolError if it is invalid."""
         values = unpack(unsqueeze(data, MAX_RECORD_BYTES), WHAT)
         if not isinstance(values, list) or len(values) != 3:
             raise ProtocolError(f"{WHAT} is not what this version of penstock writes.")
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Body(Record):
-    """The rest of a sample; it travels as the list of its values. A field that is new goes to the end."""
+    """The other fields of a sample, stored as the list of their values. Add new fields at the end."""
 
     finish_reason: str
     worker: str
@@ -78,25 +78,25 @@ class Body(Record):
     generate_s: float
     reward_s: float
     reward_info: dict[str, Any]
-    #: Microseconds: the first one that is known since 1970, then between it and each of ``TIMES``; None: not known.
+    #: Microseconds: the first known time since 1970, then the difference to each of ``TIMES``; None: not known.
     times: list[Any]
-    #: None: what the tokens behind the prompt spell.
+    #: None: the text of the tokens after the prompt.
     answer: str | None
-    #: Where they are not those of the group.
+    #: Prompt and label, if they differ from the group's.
     prompt: str | None = None
     label: str | None = None
     #: Tokens of its own; None: no arrays are kept.
     num_tokens: int | None = None
-    #: True: these go on where the tokens of the group end.
+    #: True: they follow the tokens of the group.
     shares_tokens: bool = False
-    #: Length, version, and 1 for drawn plus 2 for loss, of each run of equal tokens.
+    #: Length, version, and 1 for generated plus 2 for loss, of each run of equal tokens.
     marks: list[Any] | None = None
     tries: str = ""
     pauses: list[list[float]] = field(default_factory=list)
 
 
 def group_of(row: SampleRow, spelling: Spelling) -> Group:
-    """What a job's first sample says of all of them."""
+    """Make the fields shared by a job's samples, from the first one."""
     is_kept = row.tokens is not None and len(row.tokens) <= MAX_LENGTH
     tokens = row.tokens[: row.prompt_length].astype("<i4") if is_kept and row.tokens is not None else None
     tokens = tokens if tokens is not None and _fits(tokens) else None
@@ -105,15 +105,15 @@ def group_of(row: SampleRow, spelling: Spelling) -> Group:
 
 
 def _fits(tokens: Array) -> bool:
-    """Whether a record takes them as one value: what it does not take nobody could read."""
+    """Return whether a record can hold the tokens as one value; a longer one could not be read."""
     return _MOST_BYTES * len(tokens) < MAX_TEXT_BYTES or len(pack_integers(tokens)) <= MAX_TEXT_BYTES
 
 
 def body_of(row: SampleRow, group: Group, spelling: Spelling, tokens: Array | None, marks: list[int] | None) -> Body:
-    """The rest of ``row``, what it shares with ``group`` left out.
+    """Make the body of ``row``, without the fields it shares with ``group``.
 
     Args:
-        tokens: its own, where they are kept: all, or those behind the group's.
+        tokens: the tokens to keep: all, or those after the group's; None: not kept.
         marks: see ``Body``.
     """
     label = _text(row.label)
@@ -146,12 +146,12 @@ def body_of(row: SampleRow, group: Group, spelling: Spelling, tokens: Array | No
 
 
 def values(body: Body) -> list[Any]:
-    """Names would be a fifth of a short row."""
+    """Return the values of a body, without names, which would be a fifth of a short row."""
     return list(values_of(Body)(body))
 
 
 def body_from(values: Any) -> Body:
-    """Raises ProtocolError where these are not the values of one."""
+    """Make a body of its values; raise ProtocolError if they are invalid."""
     known = defaults_of(Body)
     if not isinstance(values, list) or len(values) > len(known):
         raise ProtocolError(f"{WHAT} is not what this version of penstock writes.")
@@ -166,10 +166,10 @@ def body_from(values: Any) -> Body:
 
 
 def fields_of(body: Body, group: Group, spelling: Spelling, tokens: Array | None) -> dict[str, Any]:
-    """What of a ``SampleRow`` these hold, by name, but for its arrays. Raises ProtocolError.
+    """Return the fields of a ``SampleRow`` by name, except its arrays. Raises ProtocolError.
 
     Args:
-        tokens: [L] of the sample; None where they are not kept.
+        tokens: [L] of the sample; None if they are not kept.
     """
     found: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
     found["prompt"] = group.text(spelling) if body.prompt is None else body.prompt
@@ -200,7 +200,7 @@ _AS_THEY_ARE = (
 
 
 def spelled(spelling: Spelling, tokens: Array, *, special: bool) -> str:
-    """Raises ProtocolError where what one stands for is not known."""
+    """Return the text of tokens; raise ProtocolError if one is unknown."""
     found = spelling.text(tokens.tolist(), special=special)
     if found is None:
         raise ProtocolError(f"{WHAT} has tokens whose text is not there.")
@@ -221,7 +221,7 @@ def _text(text: str) -> str:
 
 
 def _times_of(row: SampleRow) -> list[int | None]:
-    # What a record calls a time may be anything that its type holds.
+    # A time in a record may be any value of its type.
     known = [round(time * _MICRO) if 0 < (time := getattr(row, name)) < _MAX_TIME_S else 0 for name in TIMES]
     first = min((time for time in known if time > 0), default=0)
     return [first, *(time - first if time > 0 else None for time in known)]

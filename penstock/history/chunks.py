@@ -1,10 +1,10 @@
-"""Blocks behind one another in chunks that fill a page each: of a value by itself half a page would stay unused."""
+"""Blocks stored back to back in chunks of one page each: stored one by one they would leave half of each page empty."""
 
 import sqlite3
 
 from penstock.errors import ProtocolError
 
-#: Bytes of a chunk: what a page of ``part.PAGE_BYTES`` has room for, as one row.
+#: Bytes of a chunk: a page of ``part.PAGE_BYTES`` fits one, as a row.
 CHUNK_BYTES = 16_344
 
 
@@ -13,13 +13,13 @@ class ChunkWriter:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        #: Bytes that are there; the last chunk as far as it is filled; bytes that the next ``flush`` writes.
+        #: Bytes written; content of the last chunk; bytes that the next ``flush`` writes.
         self._end = 0
         self._tail = b""
         self._pending: list[bytes] = []
 
     def append(self, data: bytes) -> int:
-        """The place where ``data`` begins."""
+        """Append ``data``; return the position where it begins."""
         place = self._end
         self._pending.append(data)
         self._end += len(data)
@@ -39,7 +39,7 @@ class ChunkWriter:
         self._tail = chunks[-1] if len(chunks[-1]) < CHUNK_BYTES else b""
 
     def recover(self) -> None:
-        """Go on behind what is committed."""
+        """Continue after the last commit."""
         found = self._connection.execute("SELECT n, data FROM chunks ORDER BY n DESC LIMIT 1").fetchone()
         number, data = found or (0, b"")
         self._pending, self._end = [], number * CHUNK_BYTES + len(data)
@@ -47,12 +47,12 @@ class ChunkWriter:
 
 
 def read_chunks(connection: sqlite3.Connection, begin: int, length: int) -> bytes:
-    """Bytes that were appended. Raises ProtocolError where they are not there; sqlite3.Error."""
+    """Return bytes that were appended. Raises ProtocolError if they are missing, or sqlite3.Error."""
     first, last = begin // CHUNK_BYTES, (begin + max(length, 1) - 1) // CHUNK_BYTES
     rows = connection.execute("SELECT n, data FROM chunks WHERE n BETWEEN ? AND ? ORDER BY n", (first, last)).fetchall()
     if [number for number, _ in rows] != list(range(first, last + 1)) or not all(type(one) is bytes for _, one in rows):
-        raise ProtocolError("the bytes of its block are not there.")
+        raise ProtocolError("the bytes of its block are missing.")
     data = b"".join(one for _, one in rows)[begin - first * CHUNK_BYTES :][:length]
     if len(data) != length:
-        raise ProtocolError("the bytes of its block are not all there.")
+        raise ProtocolError("some bytes of its block are missing.")
     return data

@@ -1,6 +1,6 @@
-"""The place behind which the next page of rows begins: a value and a row.
+"""The position after which the next page of rows begins: a value and a row.
 
-So rows that are written meanwhile shift nothing.
+So rows that are written meanwhile do not shift pages.
 """
 
 import math
@@ -16,19 +16,19 @@ _TEXT = re.compile(r"([a-z]+):([^:]{1,32}):([0-9]{1,10})-([0-9]{1,6}):([0-9]{1,1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A row in an order. Rows of one value stand in the order of their files, and there of their numbers."""
+    """A row in a sort order. Rows with equal values are ordered by file, then by number."""
 
     value: float
     part: PartName
     number: int
 
     def text(self, sort: Sort) -> str:
-        """As the user is given it, and gives it again."""
+        """Return the position as text, which :func:`place_of` parses."""
         return f"{sort}:{self.value!r}:{self.part.epoch}-{self.part.number}:{self.number}"
 
 
 def place_of(text: str, sort: Sort) -> Place:
-    """Raises ConfigError where ``text`` is no place in this order."""
+    """Parse a position; raise ConfigError if ``text`` is not one of this order."""
     found = _TEXT.fullmatch(text)
     try:
         if found is None or found[1] != sort:
@@ -45,7 +45,7 @@ def place_of(text: str, sort: Sort) -> Place:
 
 
 def beyond(place: Place | None, part: PartName, sort: Sort, *, ascending: bool, number: str = "s") -> Clause | None:
-    """Rows of ``part`` behind ``place``; None where it has none there."""
+    """Return the condition for rows of ``part`` after ``place``; None if it has none."""
     column, less = COLUMNS[sort][0], ">" if ascending else "<"
     if place is None:
         return Clause("reward IS NOT NULL", ()) if sort is Sort.REWARD else Clause("1", ())

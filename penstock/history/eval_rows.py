@@ -1,6 +1,6 @@
 """Rows of ``eval.jsonl``: the result of an evaluation, one row per dataset and version (T18).
 
-Whoever reads a finished evaluation writes its rows: the trainer's client, or the buffer where no consumer came.
+The reader of a finished evaluation writes its rows: the trainer's client, or the buffer if no consumer reads it.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ from penstock.system.disk import append
 
 log = logging.getLogger(__name__)
 
-#: What a reward returned beside its number, by job and k.
+#: Fields that a reward returned beside its number, by job and k.
 RewardInfo = Mapping[tuple[str, int], Mapping[str, Any]]
 NOTHING: RewardInfo = {}
 #: Name of the file in the run's folder.
@@ -39,7 +39,7 @@ def summarize(samples: Iterable[Row], asked: int, said: RewardInfo = NOTHING) ->
     ``pass@K`` and ``maj@K`` are as ``pass_rates`` and ``majority_rates``; ``categories`` has the scores of each one.
 
     Args:
-        said: what the reward returned beside its number, by job and k.
+        said: fields that the reward returned beside its number, by job and k.
     """
     by_set: dict[tuple[str, int], list[Row]] = {}
     for row in samples:

@@ -1,4 +1,4 @@
-"""What held-out answers come to: their mean reward, chances to pass, votes; of all of them, and by category."""
+"""Scores of held-out answers: mean reward, pass rates, majority votes; of all, and by category."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any, Protocol
 
-#: Categories that are told of by name; of more the largest, the rest together.
+#: Most categories that are reported by name: the largest; the others are combined.
 MAX_CATEGORIES = 64
-#: What the rest of many categories, and prompts without one, are called.
+#: Name of the combined categories, and of prompts without one.
 OTHERS, NONE = "(others)", "(none)"
 
 
@@ -28,14 +28,14 @@ class Answer:
     job: str
     k: int
     reward: float
-    #: What it comes to, in the spelling that is voted by; '' where it has no result.
+    #: Its result as it is compared in votes; '' if it has none.
     pred: str = ""
-    #: Of its prompt; '' where it has none.
+    #: Category of its prompt; '' if it has none.
     category: str = ""
 
 
 def scores_of(answers: Sequence[Answer]) -> dict[str, Any]:
-    """``accuracy`` (mean reward), ``num`` answers, ``prompts`` that they are to, ``pass@K`` and ``maj@K``."""
+    """Return ``accuracy`` (mean reward), ``num`` answers, ``prompts`` answered, ``pass@K`` and ``maj@K``."""
     return {
         "accuracy": sum(one.reward for one in answers) / len(answers),
         "num": len(answers),
@@ -45,13 +45,13 @@ def scores_of(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def rates_of(answers: Sequence[Answer]) -> dict[str, float]:
-    """``pass@K`` and ``maj@K``; {} where prompts have one answer."""
+    """Return ``pass@K`` and ``maj@K``; {} if prompts have one answer."""
     passed = {f"pass@{k}": rate for k, rate in pass_rates(answers).items()}
     return passed | {f"maj@{k}": rate for k, rate in majority_rates(answers).items()}
 
 
 def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """``scores_of`` of each category, by name; {} where no prompt has one."""
+    """Return ``scores_of`` of each category, by name; {} if no prompt has one."""
     if not any(one.category for one in answers):
         return {}
     sizes = Counter(one.category or NONE for one in answers)
@@ -64,7 +64,7 @@ def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
 
 
 def pass_rates(answers: Iterable[Rewarded]) -> dict[int, float]:
-    """k -> chance that one of k samples of a prompt has reward 1, mean over prompts; {} where prompts have one sample.
+    """Return k -> probability that one of k samples of a prompt has reward 1, mean over prompts; {} for one sample.
 
     k are 1, 2, 4, ..., up to the samples that each prompt has. Of n samples, c with reward 1, the unbiased estimate is
     1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
@@ -77,11 +77,11 @@ def pass_rates(answers: Iterable[Rewarded]) -> dict[int, float]:
 
 
 def majority_rates(answers: Iterable[Answer]) -> dict[int, float]:
-    """k -> reward of what most of k samples of a prompt come to, mean over prompts; {} where nothing was voted by.
+    """Return k -> reward of the majority result of k samples of a prompt, mean over prompts; {} without results.
 
-    k are 2, 4, 8, ..., up to the samples that each prompt has. Unbiased: the mean over the runs of k samples that do
-    not overlap, in their order. Of several that have the most votes each counts alike; a sample without a result has
-    no vote, unless none has one (self-consistency, arXiv 2203.11171).
+    k are 2, 4, 8, ..., up to the samples that each prompt has. Unbiased: the mean over disjoint runs of k samples, in
+    their order. If several results have the most votes, each counts alike; a sample without a result has no vote,
+    unless none has one (self-consistency, arXiv 2203.11171).
     """
     prompts: dict[str, list[Answer]] = {}
     for one in answers:
@@ -106,7 +106,7 @@ def _vote(answers: Sequence[Answer]) -> float:
 
 
 def _sizes(prompts: Iterable[Sequence[Any]]) -> list[int]:
-    """1, 2, 4, ..., up to the answers that each prompt has; none where that is one."""
+    """Return 1, 2, 4, ..., up to the answers that each prompt has; [] if that is one."""
     most = min(map(len, prompts), default=0)
     return [2**power for power in range(most.bit_length())] if most > 1 else []
 

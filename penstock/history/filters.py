@@ -1,7 +1,7 @@
-"""Which rows of a history are asked for, and how one file is asked for them.
+"""Filters of a history's rows, and the query for them in one file.
 
-An index that leads to few rows is followed, and these are put in order. Where none does, rows are gone through in their
-order until a page is full; where that takes long, for few of them are asked for, all rows are gone through as they lie.
+An index that selects few rows is used, and these are sorted. If there is no such index, rows are scanned in the
+requested order until a page is full; if that takes long because few match, the complete table is scanned.
 """
 
 import math
@@ -14,15 +14,15 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.history.text import match_of, phrases_of
 
-#: An index that leads to more rows than these, or more than one in ``SPARSE``, is not followed: to go through all rows
-#: as they lie takes a tenth of the time for each. Prompts that hold a word are followed up to as many.
+#: An index that selects more rows than this, or more than one in ``SPARSE``, is not used: a table scan takes a tenth
+#: of the time per row. Prompts that contain a word are looked up to as many.
 FEW, SPARSE, FEW_PROMPTS = 20_000, 16, 2_000
 
 
 class Sort(StrEnum):
-    """What rows are put in order by; the greatest first, unless the other way is asked for."""
+    """The sort order of rows; the greatest first by default."""
 
-    #: When they were written.
+    #: Time of writing.
     RECORDED = "recorded"
     #: Rows without a reward are left out.
     REWARD = "reward"
@@ -43,17 +43,17 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Rows of which all of this is true; what is None or '' asks for nothing."""
+    """Conditions that all have to hold; None or '' is no condition."""
 
     #: Id of a job.
     job: str = ""
     #: Words of the prompt, as ``text``.
     prompt: str = ""
-    #: Words that all occur in the answer, or all in the prompt; ``"as it stands"``, ``begin*``.
+    #: Words that all occur in the answer, or all in the prompt; ``"exact phrase"``, ``prefix*``.
     text: str = ""
-    #: A version that tokens were drawn with.
+    #: A version that generated tokens of it.
     version: int | None = None
-    #: A batch that it was in, and a subscription.
+    #: A batch that used it, and a subscription.
     batch: int | None = None
     subscription: str = ""
     least_reward: float | None = None
@@ -80,7 +80,7 @@ class Filters:
 
     @property
     def phrases(self) -> list[str]:
-        """What must stand in answer or prompt as it is: the index knows words alone."""
+        """Phrases that must occur in answer or prompt; the index knows only words."""
         return phrases_of(self.text)
 
     @property
@@ -94,9 +94,9 @@ class Clause:
 
     sql: str
     values: tuple[Any, ...]
-    #: The index that leads to its rows.
+    #: The index that selects its rows.
     index: str = ""
-    #: Leads to few rows for certain, by itself.
+    #: True if it always selects few rows.
     is_narrow: bool = False
 
 
@@ -106,13 +106,13 @@ class Query:
 
     source: str
     clauses: tuple[Clause, ...]
-    #: What stands for the row's number: it has another name in the index of words.
+    #: Column of the row's number: it has another name in the index of words.
     number: str = "s"
-    #: Where to go through all rows as they lie, once following the order has taken long; '' where it never does.
+    #: Source for a table scan if following the order takes long; '' if it never does.
     otherwise: str = ""
 
     def select(self, what: str, more: Sequence[Clause] = (), end: str = "") -> tuple[str, list[Any]]:
-        """The statement and its values."""
+        """Return the statement and its values."""
         clauses = (*self.clauses, *more)
         where = " AND ".join(clause.sql for clause in clauses) or "1"
         values = [value for clause in clauses for value in clause.values]
@@ -123,7 +123,7 @@ _AS_THEY_LIE = "samples NOT INDEXED"
 
 
 def queries(part: sqlite3.Connection, filters: Filters, sort: Sort = Sort.RECORDED) -> list[Query]:
-    """What finds the rows in one file: two queries where words may stand in answer or prompt. Raises sqlite3.Error."""
+    """Return the queries for rows in one file: two if words may be in answer or prompt. Raises sqlite3.Error."""
     clauses = _clauses(part, filters)
     if clauses is None:
         return []
@@ -133,14 +133,14 @@ def queries(part: sqlite3.Connection, filters: Filters, sort: Sort = Sort.RECORD
     in_answer = (Clause("answers MATCH ?", (match,)), *clauses)
     in_prompt = _in_prompt(part, match)
     return [
-        # This way round: the words first, then what else is asked of their rows.
+        # CROSS JOIN fixes the order: first the words, then the other conditions on their rows.
         Query("answers CROSS JOIN samples ON samples.s = answers.rowid", in_answer, "answers.rowid"),
         _query(part, (*clauses, in_prompt), sort),
     ]
 
 
 def counting(part: sqlite3.Connection, filters: Filters) -> Query | None:
-    """What counts the rows in one file, each once; None where it can have none. Raises sqlite3.Error."""
+    """Return the query that counts the rows in one file; None if it can have none. Raises sqlite3.Error."""
     clauses = _clauses(part, filters)
     if clauses is None:
         return None
@@ -155,7 +155,7 @@ def counting(part: sqlite3.Connection, filters: Filters) -> Query | None:
 
 
 def _clauses(part: sqlite3.Connection, filters: Filters) -> list[Clause] | None:
-    """None: a word that this file does not have is asked for."""
+    """Return the conditions; None if one needs a word that this file does not have."""
     found: list[Clause] = []
     for name in ("fate", "lane", "dataset", "status"):
         if word := getattr(filters, name):
@@ -225,11 +225,11 @@ def _query(part: sqlite3.Connection, clauses: Sequence[Clause], sort: Sort) -> Q
 
 
 def num_rows(part: sqlite3.Connection) -> int:
-    """About how many rows a file has."""
+    """Return about how many rows a file has."""
     return int(part.execute("SELECT max(s) FROM samples").fetchone()[0] or 0)
 
 
 def _size(part: sqlite3.Connection, clause: Clause, few: int) -> int:
-    """Rows that an index leads to, as far as they are ``few``."""
+    """Return the number of rows that an index selects, at most ``few``."""
     statement = f"SELECT count(*) FROM (SELECT 1 FROM samples WHERE {clause.sql} LIMIT {few})"
     return int(part.execute(statement, clause.values).fetchone()[0])

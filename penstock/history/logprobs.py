@@ -1,15 +1,15 @@
-"""Log-probabilities in few bytes, bit for bit as they were drawn with.
+"""Lossless compression of log-probabilities.
 
-An engine computes in float32 the logarithm of a probability that is a float32 itself. Of those near 1 there are few,
-all of them 1 - k / 2^24 for a whole k: where the logarithm is that of such a one, or one of its two neighbours among
-the float32 numbers, k is all that is kept of it.
+An engine computes in float32 the logarithm of a float32 probability. Near 1 few such probabilities exist, all equal to
+1 - k / 2^24 for an integer k: if the logarithm is that of such a probability, or one of its two neighbours in float32,
+only k is kept.
 
     class     a byte each: 0 for 0, 1 for -0; 2 to 191 the exponent of a number that is kept as it is; then, for each of
-              three neighbours (the next smaller magnitude, itself, the next greater), how many bits k has, less 1
-    bits      behind one another, the lowest first: the 23 of a mantissa, or those of k but for the highest
+              three neighbours (the next smaller magnitude, itself, the next greater), the number of bits of k, less 1
+    bits      back to back, the lowest first: the 23 of a mantissa, or those of k but for the highest
 
     packed    a byte 0, then length of the squeezed classes (four bytes, little endian), these, and the bits; or a byte
-              1 and planes, where one is of another form (above 0, below -2^65, subnormal, no number)
+              1 and planes, if a value has another form (above 0, below -2^65, subnormal, NaN)
 """
 
 import struct
@@ -22,10 +22,10 @@ from penstock.payloads.format import MAX_TOKENS, Array
 
 _CLASSES, _PLANES = b"\0", b"\1"
 _LENGTH = struct.Struct("<I")
-#: First class of those near 0, and bits that k has at most: so -log(1 - k / 2^24) is below 2^-5.
+#: First class of values near 0, and most bits of k: so -log(1 - k / 2^24) is below 2^-5.
 _NEAR, _MOST_BITS = 192, 19
 _MANTISSA, _SIGN, _MANTISSA_BITS = 2**23 - 1, 2**31, 23
-#: How many bits follow, by class; those of classes that there are not: -1.
+#: Number of bits that follow, by class; -1 for invalid classes.
 _WIDTHS = np.full(256, -1, np.int64)
 _WIDTHS[:2] = 0
 _WIDTHS[2:_NEAR] = _MANTISSA_BITS
@@ -34,7 +34,7 @@ _COLUMNS = np.arange(32)
 
 
 def pack_logprobs(values: Array) -> bytes:
-    """float32 [L]."""
+    """Pack float32 [L]."""
     bits = np.ascontiguousarray(values, "<f4").view("<u4")
     exponents, is_zero = bits >> _MANTISSA_BITS & 255, bits & (_SIGN - 1) == 0
     if ((exponents >= _NEAR) | ((bits < _SIGN) | (exponents < 2)) & ~is_zero).any():
@@ -51,7 +51,7 @@ def pack_logprobs(values: Array) -> bytes:
 
 
 def unpack_logprobs(packed: Any, count: int) -> Array:
-    """float32 [count]; ProtocolError where ``packed`` is none."""
+    """Unpack float32 [count]; raise ProtocolError if ``packed`` is invalid."""
     if not isinstance(packed, bytes) or not 0 <= count <= MAX_TOKENS:
         raise foreign("logprobs")
     if packed[:1] == _PLANES:
@@ -76,14 +76,16 @@ def unpack_logprobs(packed: Any, count: int) -> Array:
 
 
 def _whole_of(values: Array) -> Array:
-    """k of each, int64 [L]; 0 where it has none. Whoever reads does not compute it again."""
+    """Return k of each value, int64 [L]; 0 if it has none. Readers do not recompute it."""
     near = np.maximum(values.astype(np.float64), -(2.0**-4))
     return np.rint(-np.expm1(near) * 2.0**24).astype(np.int64)
 
 
 def _magnitudes(whole: Array) -> Array:
-    """-log(1 - k / 2^24) as the bits of float32, int64 [L]: by additions and multiplications alone, which give the same
-    on every machine, as a library's logarithm need not."""
+    """Return -log(1 - k / 2^24) as the bits of float32, int64 [L].
+
+    Uses only additions and multiplications, which give the same result on every machine; a library's logarithm may not.
+    """
     x = whole * 2.0**-24
     series = x / 6.0
     for divisor in (5.0, 4.0, 3.0, 2.0, 1.0):
@@ -92,13 +94,13 @@ def _magnitudes(whole: Array) -> Array:
 
 
 def _narrow(values: Array, widths: Array) -> bytes:
-    """The low bits of uint32 [L], as many of each as ``widths`` says."""
+    """Concatenate the low bits of uint32 [L], ``widths`` bits of each."""
     spread = np.unpackbits(values.view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
     return np.packbits(spread[widths[:, None] > _COLUMNS], bitorder="little").tobytes()
 
 
 def _wide(packed: bytes, widths: Array) -> Array:
-    """int64 [L] again."""
+    """Undo ``_narrow``; return int64 [L]."""
     total = int(widths.sum())
     if len(packed) != (total + 7) // 8:
         raise foreign("logprobs")

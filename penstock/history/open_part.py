@@ -1,4 +1,4 @@
-"""A file of a history that is written to: rows and uses, all of a call in one commit."""
+"""A file of a history that is written: rows and uses, all of a call in one commit."""
 
 import contextlib
 import math
@@ -16,15 +16,15 @@ from penstock.history.text import indexed
 from penstock.payloads.format import Array
 from penstock.words import writable
 
-#: Words whose numbers are kept at hand.
+#: Most words whose numbers are cached.
 MOST_WORDS = 4096
 
 
 class OpenPart:
-    """A file that is ours to write.
+    """A file of a history, opened for writing.
 
     Args:
-        look_up: says what tokens stand for.
+        look_up: returns the pieces of token ids.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class OpenPart:
         self.connection = connection
         self._spelling = Spelling(look_up)
         self._chunks = ChunkWriter(connection)
-        #: Number of the next sample; none is given twice, for readers have read what stood there.
+        #: Number of the next sample; numbers are never reused, for readers may have cached the old row.
         self._next = 1
         #: Numbers of words, and ids of pieces, that were committed.
         self._words: dict[str, int] = {}
@@ -55,7 +55,7 @@ class OpenPart:
             self._put_uses(uses, numbers)
 
     def note(self, gone: Iterable[tuple[str, int | None]]) -> None:
-        """Keep the names of deleted files and how many samples they had; None: nobody knows."""
+        """Record the names of deleted files and how many samples they had; None: unknown."""
         with self._commit():
             self.connection.executemany("INSERT OR REPLACE INTO gone(name, samples) VALUES(?, ?)", gone)
 
@@ -70,14 +70,14 @@ class OpenPart:
             except BaseException:
                 self._words.clear()
                 self._pieces.clear()
-                # A full disk may have ended it already.
+                # A full disk may have ended the transaction already.
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
                 self._chunks.recover()
                 raise
 
     def _put_job(self, job: str, rows: Sequence[SampleRow]) -> int:
-        """Write samples of a job, in place of those of theirs that are there; the number of its group."""
+        """Write samples of a job, replacing earlier rows of them; return the number of its group."""
         number = self._group_number(job)
         if number is None:
             number, group = self._add_group(job, rows[0])
@@ -96,7 +96,7 @@ class OpenPart:
         return number, group
 
     def _group(self, number: int, row: SampleRow) -> Group:
-        """What the group's first row made, and none changes."""
+        """Return the group as its first row made it."""
         (body,) = self.connection.execute("SELECT body FROM groups WHERE g = ?", (number,)).fetchone()
         if body is not None:
             return Group.from_bytes(body)
@@ -132,7 +132,7 @@ class OpenPart:
         return (sample, group, row.k, row.part, *words, reward, row.oldest, row.newest, row.num_generated)
 
     def _put_pieces(self, tokens: Sequence[Array]) -> None:
-        """Keep what tokens stand for, of those that this file does not have yet."""
+        """Store the pieces of tokens that this file does not have yet."""
         for fresh in filter(None, (set(one.tolist()) - self._pieces for one in tokens)):
             found = self._spelling.pieces(fresh)
             self.connection.executemany(
@@ -142,7 +142,7 @@ class OpenPart:
             self._pieces |= fresh
 
     def _forget(self, number: int, group: Group, rows: Iterable[SampleRow]) -> None:
-        """Delete what was kept of these samples."""
+        """Delete the rows of these samples."""
         for row in rows:
             found = self.connection.execute(
                 "SELECT s FROM samples WHERE g = ? AND k = ? AND part = ?", (number, row.k, row.part)
@@ -151,11 +151,11 @@ class OpenPart:
                 self._forget_one(found[0], group)
 
     def _forget_one(self, sample: int, group: Group) -> None:
-        # What this commit has written may be looked for already.
+        # Rows that this commit has written may be read already.
         self._chunks.flush()
         first, block = read_block(self.connection, sample, group, logprobs=False)
         if words := indexed(block.fields(sample - first, self._spelling, arrays=False)["answer"]):
-            # An index without the texts is told what it held.
+            # A contentless index needs the deleted text.
             self.connection.execute(
                 "INSERT INTO answers(answers, rowid, words) VALUES('delete', ?, ?)", (sample, words)
             )
@@ -184,7 +184,7 @@ class OpenPart:
         )
 
     def _number_for(self, job: str, numbers: dict[str, int]) -> int:
-        """The number of a job's group, which is made where only a use of it is known."""
+        """Return the number of a job's group, which is created if only a use of it is known."""
         if job not in numbers:
             self.connection.execute("INSERT OR IGNORE INTO groups(job) VALUES(?)", (job,))
             numbers[job] = self._group_number(job) or 0

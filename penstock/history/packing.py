@@ -1,12 +1,12 @@
-"""Bytes and arrays of integers in few bytes, without loss.
+"""Lossless compression of bytes and arrays of integers.
 
     squeezed  a byte 0 and the bytes, or a byte 1 and their raw deflate stream
     integers  a byte 0 and the squeezed varints (seven bits a byte, the lowest first; the high bit: more follows), or a
               byte 1, the lengths of four squeezed planes as varints, and these: the first byte of each number, the
               second, ...
 
-Token ids of a text are small more often than not, and come again, so varints deflate well. The low bytes of ids that
-have no such order do not deflate at all: planes keep these apart.
+Token ids of a text are usually small and repeat, so varints deflate well. The low bytes of other ids do not deflate at
+all: planes separate these.
 """
 
 import zlib
@@ -19,7 +19,7 @@ from penstock.payloads.format import MAX_TOKENS, Array
 
 _STORED, _DEFLATED = b"\0", b"\1"
 _VARINTS, _PLANES = b"\0", b"\1"
-#: Bytes of a number from which on planes are tried.
+#: Bytes per number from which planes are tried.
 _MANY = 2.1
 #: Longest varint of 32 bits.
 _MOST_BYTES = 5
@@ -33,7 +33,7 @@ def squeeze(data: bytes) -> bytes:
 
 
 def unsqueeze(packed: Any, most: int) -> bytes:
-    """The bytes again; ProtocolError where they are none, or more than ``most``."""
+    """Return the original bytes; raise ProtocolError if ``packed`` is invalid, or they are more than ``most``."""
     if not isinstance(packed, bytes) or packed[:1] not in (_STORED, _DEFLATED):
         raise foreign("bytes")
     if packed[:1] == _STORED:
@@ -51,7 +51,7 @@ def unsqueeze(packed: Any, most: int) -> bytes:
 
 
 def pack_integers(values: Array) -> bytes:
-    """int32 [L]."""
+    """Pack int32 [L]."""
     found = _VARINTS + squeeze(_varints(values.astype("<i4", copy=False).view("<u4")))
     if len(found) <= _MANY * len(values):
         return found
@@ -59,7 +59,7 @@ def pack_integers(values: Array) -> bytes:
 
 
 def unpack_integers(packed: Any, count: int) -> Array:
-    """int32 [count]; ProtocolError where ``packed`` is none."""
+    """Unpack int32 [count]; raise ProtocolError if ``packed`` is invalid."""
     if not isinstance(packed, bytes) or not 0 <= count <= MAX_TOKENS:
         raise foreign("an array")
     if packed[:1] == _PLANES:
@@ -70,7 +70,7 @@ def unpack_integers(packed: Any, count: int) -> Array:
 
 
 def pack_planes(values: Array) -> bytes:
-    """Values [L] of four bytes each."""
+    """Pack values [L] of four bytes each."""
     planes = values.view(np.uint8).reshape(-1, 4).T
     squeezed = [squeeze(plane.tobytes()) for plane in planes]
     lengths = _varints(np.array([len(plane) for plane in squeezed], "<u4"))
@@ -78,7 +78,7 @@ def pack_planes(values: Array) -> bytes:
 
 
 def unpack_planes(packed: bytes, count: int, dtype: str) -> Array:
-    """Values [count] of four bytes each; ProtocolError where ``packed`` holds others."""
+    """Unpack values [count] of four bytes each; raise ProtocolError if ``packed`` is invalid."""
     lengths, at = [], 0
     for _ in range(4):
         end = next((end for end in range(at, min(at + _MOST_BYTES, len(packed))) if packed[end] < 128), None)
@@ -99,7 +99,7 @@ def unpack_planes(packed: bytes, count: int, dtype: str) -> Array:
 
 
 def run_ends(*columns: Array) -> Array:
-    """Where the runs end in which no column [L] changes: int [number of runs], ascending, the last is L."""
+    """Return the ends of the runs in which no column [L] changes: int [number of runs], ascending, the last is L."""
     length = len(columns[0])
     if not length:
         return np.zeros(0, np.int64)
@@ -114,7 +114,7 @@ def foreign(what: str) -> ProtocolError:
 
 
 def _varints(values: Array) -> bytes:
-    """uint32 [L]."""
+    """Encode uint32 [L]."""
     shifted = values[:, None] >> (7 * np.arange(_MOST_BYTES, dtype="<u4"))
     there = shifted != 0
     there[:, 0] = True
@@ -124,7 +124,7 @@ def _varints(values: Array) -> bytes:
 
 
 def _integers(data: bytes, count: int) -> Array:
-    """uint32 [count] of that many varints; ProtocolError where there are others."""
+    """Decode uint32 [count] from as many varints; raise ProtocolError if ``data`` is invalid."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 128)
     if len(ends) != count or (len(raw) and not count) or (count and ends[-1] != len(raw) - 1):

@@ -1,19 +1,19 @@
-"""One file of a history: its name, what is in it, and how it is opened.
+"""One file of a history: its name, its schema, and how it is opened.
 
-SQLite, for a row must be found by its reward, version, fate or words while others are written: Parquet keeps columns in
-blocks that are whole only once they are closed, has no index of words, and a file of it that was cut off cannot be read
-at all. Each commit is synced; a journal of the pages before, not a write-ahead log, for that needs memory which all
-readers share, and a shared file system has none. One writer a file, any number of readers, each for an instant.
+SQLite, since rows are found by reward, version, fate or words while others are written: Parquet stores columns in
+blocks that are complete only when the file is closed, has no index of words, and a truncated file of it is unreadable.
+Each commit is synced; the rollback journal is used instead of a write-ahead log, which needs memory shared by all
+readers, impossible on a shared file system. One writer per file, any number of readers, each for a moment.
 
 | table | a row is |
 |---|---|
 | `groups` | a job: its id, prompt and label; no body while only a use of it is known |
-| `samples` | what samples are looked for by; `lane` to `reason` are numbers of `words` |
-| `blocks` | the rest of some samples of a job, those numbered from `b` on: its place in `chunks`, and its lengths |
-| `chunks` | blocks behind one another |
+| `samples` | the searched fields of a sample; `lane` to `reason` are numbers of `words` |
+| `blocks` | the other fields of samples of a job, numbered from `b` on: its place in `chunks`, and its lengths |
+| `chunks` | blocks back to back |
 | `pieces` | a token id, and the bytes that it stands for |
 | `uses` | a sample in a batch |
-| `answers`, `prompts` | words of a text, without their places |
+| `answers`, `prompts` | words of a text, without their positions |
 | `gone` | a part that was deleted to keep within `max_bytes`, and its number of rows |
 """
 
@@ -29,16 +29,16 @@ from penstock.errors import DiskFull, HistoryError
 from penstock.system.disk import fsync
 from penstock.words import said
 
-#: What is in these files; another number is another release's.
+#: Version of the schema; releases differ in it.
 FORMAT = 3
-#: "PSH1", of the header of each file.
+#: "PSH1", in the header of each file.
 APPLICATION = 0x50534831
-#: A chunk of blocks fills one; rows that are gone through one after another stand close together.
+#: A chunk of blocks fills one; rows that are scanned are close together.
 PAGE_BYTES = 16384
-#: Longest wait for whoever reads or writes the same file.
+#: Longest wait for another reader or writer of the same file.
 BUSY_S = 60.0
-#: Pages that a reader keeps at hand, of each file: an order by an index asks for rows all over their table, which of a
-#: million rows has 38 MB.
+#: Cache of a reader, for each file: an order by an index reads rows all over their table, which has 38 MB for a
+#: million rows.
 READ_CACHE_KIB = 48 * 1024
 #: Most bytes of one value.
 MAX_VALUE_BYTES = 512 * 1024 * 1024
@@ -55,7 +55,7 @@ SCHEMA = (
     "CREATE INDEX samples_newest ON samples(newest)",
     "CREATE INDEX samples_generated ON samples(generated)",
     "CREATE INDEX samples_fate ON samples(fate)",
-    # Of the few that hold more than one version: how far those lie apart at most.
+    # Of the few that have more than one version: the largest difference.
     "CREATE INDEX samples_span ON samples(newest - oldest) WHERE newest > oldest",
     "CREATE TABLE blocks(b INTEGER PRIMARY KEY, place INTEGER NOT NULL, bodies INTEGER NOT NULL, "
     "tokens INTEGER NOT NULL, logprobs INTEGER NOT NULL)",
@@ -75,9 +75,9 @@ _NAME = re.compile(r"([0-9]{10})-([0-9]{6})\.sqlite")
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
-    """Which file: of two that hold the same sample, the greater one has the row that counts."""
+    """Name of a file: of two files with the same sample, the row in the greater one is used."""
 
-    #: Of the recorder's election.
+    #: Epoch of the recorder's election.
     epoch: int
     #: Counts up.
     number: int
@@ -89,12 +89,12 @@ class PartName:
         return f"{self.epoch:010d}-{self.number:06d}.sqlite"
 
 
-#: Rows that no recorder has written yet: later than all that were.
+#: Rows that no recorder has written yet: later than all written ones.
 LIVE = PartName(10**10 - 1, 10**6 - 1)
 
 
 def parts_of(folder: Path) -> list[PartName]:
-    """The files of a history, oldest first; none where there is no such folder. Blocks; raises OSError."""
+    """List the files of a history, oldest first; [] if the folder does not exist. Blocks; raises OSError."""
     try:
         found = [_NAME.fullmatch(name) for name in os.listdir(folder)]
     except FileNotFoundError:
@@ -103,12 +103,12 @@ def parts_of(folder: Path) -> list[PartName]:
 
 
 def newest_epoch(folder: Path) -> int:
-    """The latest epoch that there is a file of; 0 for none. Blocks; raises OSError."""
+    """Return the latest epoch that has a file; 0 if none has. Blocks; raises OSError."""
     return max((name.epoch for name in parts_of(folder)), default=0)
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file and its journal; 0 where it is not there."""
+    """Return the bytes of a file and its journal; 0 if it does not exist."""
     total = 0
     for one in (path, journal_of(path)):
         with contextlib.suppress(FileNotFoundError):
@@ -117,12 +117,12 @@ def size_of(path: Path) -> int:
 
 
 def journal_of(path: Path) -> Path:
-    """Where the pages are that a commit changes, until it is done."""
+    """Return the path of the rollback journal, which exists during a commit."""
     return path.with_name(f"{path.name}-journal")
 
 
 def begin(folder: Path, epoch: int) -> tuple[PartName, sqlite3.Connection]:
-    """Make a file that nobody else has, and open it. Blocks; raises HistoryError, DiskFull, OSError."""
+    """Create a new file, and open it. Blocks; raises HistoryError, DiskFull, OSError."""
     number = max((name.number for name in parts_of(folder) if name.epoch == epoch), default=0)
     while True:
         number += 1
@@ -137,7 +137,7 @@ def begin(folder: Path, epoch: int) -> tuple[PartName, sqlite3.Connection]:
 
 
 def _made(path: Path) -> sqlite3.Connection:
-    """Open an empty file of ours, and make the tables in it; where that fails, nothing of it stays."""
+    """Open an empty file, and create the tables in it; delete it if that fails."""
     made = None
     try:
         with translated(path):
@@ -153,27 +153,27 @@ def _made(path: Path) -> sqlite3.Connection:
     except BaseException:
         if made is not None:
             made.close()
-        # A disk that is full must not be filled with what is left of each try, nor a process run out of files.
+        # Failed attempts must neither fill the disk nor use up file descriptors.
         for one in (path, journal_of(path)):
             one.unlink(missing_ok=True)
         raise
 
 
 def in_memory() -> sqlite3.Connection:
-    """What a file is, for as long as it is open: for rows that are nobody's history yet."""
+    """Open a file in memory, for rows that are in no history yet."""
     made = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     _make_tables(made)
     return made
 
 
 def open_to_read(path: Path) -> sqlite3.Connection | None:
-    """Open a file of a history; None where it is not there, or only just begun. Blocks.
+    """Open a file of a history; return None if it does not exist, or is still empty. Blocks.
 
-    A recorder that was killed in a commit left a journal, and the first who opens the file takes the commit back: that
-    needs the right to write there.
+    A recorder that was killed in a commit left a journal, and the first to open the file rolls the commit back: that
+    needs write permission.
 
     Raises:
-        HistoryError: it is damaged, of another release, or no part of a history.
+        HistoryError: it is damaged, of another release, or not part of a history.
     """
     try:
         if path.stat().st_size == 0:
@@ -214,7 +214,7 @@ def _make_tables(made: sqlite3.Connection) -> None:
 
 
 def _is_ours(found: sqlite3.Connection, path: Path) -> bool:
-    """Whether it holds our tables, and nothing else; False while they are being made."""
+    """Return whether it holds our tables, and nothing else; False while they are being created."""
     known = [sql for (sql,) in found.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")]
     (application,), (number,) = (
         found.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
@@ -223,7 +223,7 @@ def _is_ours(found: sqlite3.Connection, path: Path) -> bool:
         return False
     if application == APPLICATION and number != FORMAT:
         raise HistoryError(f"{path} is of format {number} of a history, and this release reads {FORMAT}.")
-    # Tables of our own alone: a trigger or a view would be somebody else's code.
+    # Only our own tables: a trigger or a view would be foreign code.
     ours = [sql for sql in known if not sql.startswith(("CREATE TABLE 'answers_", "CREATE TABLE 'prompts_"))]
     if application != APPLICATION or sorted(ours) != sorted(SCHEMA):
         raise HistoryError(f"{path} is no part of a history.")
@@ -232,10 +232,10 @@ def _is_ours(found: sqlite3.Connection, path: Path) -> bool:
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Errors of SQLite as ours: DiskFull where there is no room, else HistoryError; both name ``path``."""
+    """Translate errors of SQLite: DiskFull if the disk is full, else HistoryError; both name ``path``."""
     try:
         yield
-    # UnicodeDecodeError: what SQLite says of a damaged file may quote bytes of it.
+    # UnicodeDecodeError: SQLite's message about a damaged file may quote bytes of it.
     except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as exc:
         if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise DiskFull(f"{path} cannot grow: no room is left.") from exc

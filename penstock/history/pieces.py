@@ -1,6 +1,6 @@
-"""What token ids stand for: a text that is what its tokens spell is not kept beside them.
+"""Texts of token ids, so that a text which its tokens spell is not stored besides them.
 
-A file of a history has the pieces of all ids that occur in it, so it can be read where the model's tokenizer is not.
+A file of a history has the pieces of all ids that occur in it, so it can be read without the model's tokenizer.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,33 +9,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token id stands for."""
+    """The text of one token id."""
 
-    #: UTF-8; a letter may be spread over several pieces.
+    #: UTF-8; a character may be spread over several pieces.
     text: bytes
-    #: Part of a prompt as the policy sees it, and of no answer: the end of a turn, for example.
+    #: Part of the text of a prompt but not of an answer: the end of a turn, for example.
     is_special: bool = False
 
 
-#: The pieces of token ids, of those that are known. May block for a disk.
+#: Returns the pieces of the token ids that are known. May block for a disk.
 LookUp = Callable[[Collection[int]], Mapping[int, Piece]]
 
-#: Ids whose pieces are kept at hand.
+#: Most ids whose pieces are cached.
 MOST_PIECES = 2**18
 
 
 class Spelling:
-    """Spells token ids; asks for each piece once."""
+    """Spells token ids; looks up each piece once."""
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
-        #: With the text of special tokens, and without.
+        #: Including the text of special tokens, and without it.
         self._whole: dict[int, bytes] = {}
         self._plain: dict[int, bytes] = {}
         self._unknown: set[int] = set()
 
     def text(self, tokens: Sequence[int], *, special: bool) -> str | None:
-        """Their text; None where the piece of one is not known. ``special``: with that of special tokens."""
+        """Return their text; None if the piece of one is not known. ``special``: include special tokens."""
         pieces = self._whole if special else self._plain
         try:
             return b"".join(map(pieces.__getitem__, tokens)).decode("utf-8", "replace")
@@ -46,7 +46,7 @@ class Spelling:
         return b"".join(map(pieces.__getitem__, tokens)).decode("utf-8", "replace")
 
     def pieces(self, tokens: Collection[int]) -> dict[int, Piece]:
-        """The pieces of these ids, of those that are known."""
+        """Return the pieces of the ids that are known."""
         self._learn(set(tokens))
         return {
             one: Piece(self._whole[one], self._plain[one] != self._whole[one])
@@ -55,8 +55,8 @@ class Spelling:
         }
 
     def _learn(self, tokens: set[int]) -> bool:
-        """Have the pieces of these at hand; False where there is none of one."""
-        # One by one: a set less the keys of a map goes through all of the map.
+        """Cache the pieces of these ids; return whether all are known."""
+        # One by one: subtracting the keys of a map from a set iterates over the complete map.
         missing = {one for one in tokens if one not in self._whole and one not in self._unknown}
         if missing:
             if len(self._whole) + len(self._unknown) + len(missing) > MOST_PIECES:
@@ -69,5 +69,5 @@ class Spelling:
 
 
 def nothing_known(tokens: Collection[int]) -> Mapping[int, Piece]:
-    """Of a run without a tokenizer."""
+    """Look up pieces in a run without a tokenizer: none are known."""
     return {}

@@ -1,4 +1,4 @@
-"""One file of a history as it is read: places in an order, rows, uses, counts."""
+"""One file of a history, opened for reading: positions in an order, rows, uses, counts."""
 
 import contextlib
 import sqlite3
@@ -18,27 +18,27 @@ from penstock.history.part import PartName
 from penstock.history.pieces import Piece, Spelling
 from penstock.history.row import SampleRow, Use
 
-#: Words whose numbers are kept at hand.
+#: Most words whose numbers are cached.
 MOST_WORDS = 4096
 
-#: Pieces asked for at once.
+#: Pieces looked up at once.
 PIECES = 512
 
-#: Steps of SQLite, some ten a row, that rows are gone through in an order at most, and half a step for each row that
-#: a file has. Then all are gone through as they lie.
+#: Most steps of SQLite (about ten per row) for a scan in an order, besides half a step for each row of the file. Then
+#: the table is scanned.
 PATIENCE = 200_000
 
 #: (job, k, part)
 Key = tuple[str, int, int]
 
 T = TypeVar("T", bound=Collection[tuple[Any, ...]])
-#: Types of the values of a column: SQLite keeps any, whatever the column is declared as.
+#: Types of the values of a column: SQLite stores any, whatever the column is declared as.
 _TEXT, _INT, _NUMBER = {str}, {int}, {int, float}
 _REWARD, _COUNT = {float, NoneType}, {int, NoneType}
 
 
 class ReadPart:
-    """A file that is read. Raises sqlite3.Error everywhere, which ``HistoryReader`` translates."""
+    """A file that is read. Every method raises sqlite3.Error, which ``HistoryReader`` translates."""
 
     def __init__(self, name: PartName, path: Path, connection: sqlite3.Connection) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class ReadPart:
         self.connection = connection
         self._words: dict[int, str] = {}
         self._spelling = Spelling(self._pieces)
-        #: The block that was read last, with the number of its first sample, and whether with its logprobs.
+        #: The last block read, with the number of its first sample, and whether with its logprobs.
         self._block: tuple[int, bool, Block] | None = None
 
     def places(self, filters: Filters, sort: Sort, after: Place | None, *, ascending: bool, limit: int) -> list[Place]:
@@ -73,7 +73,7 @@ class ReadPart:
         return set(ask(replace(query, source=query.otherwise)) if found is None else found)
 
     def _at_most(self, steps: int, ask: Callable[[], list[Any]]) -> list[Any] | None:
-        """What is asked for; None where that takes more than so many steps of SQLite."""
+        """Return the result of ``ask``; None if it takes more than ``steps`` steps of SQLite."""
         self.connection.set_progress_handler(lambda: 1, steps)
         try:
             return ask()
@@ -131,12 +131,12 @@ class ReadPart:
         return list(_sound(found.fetchall(), _TEXT, _INT, _INT))
 
     def jobs(self) -> dict[int, str]:
-        """Jobs by their hash."""
+        """Return the jobs by their hash."""
         found = self.connection.execute("SELECT job FROM groups").fetchall()
         return {hash(job): job for (job,) in _sound(found, _TEXT)}
 
     def read(self, number: int, *, arrays: bool) -> SampleRow | None:
-        """Raises ProtocolError where what is kept of it is no row."""
+        """Return a row, or None; raise ProtocolError if it is damaged."""
         found = self.connection.execute(
             "SELECT job, k, part, lane, status, fate, reason, reward, oldest, newest, generated, groups.body "
             "FROM samples JOIN groups USING(g) WHERE s = ?",
@@ -157,7 +157,7 @@ class ReadPart:
         )  # fmt: skip
 
     def _block_of(self, number: int, shared: bytes, arrays: bool) -> tuple[int, Block]:
-        """The block that a sample is in, and the number of its first one."""
+        """Return the block of a sample, and the number of its first sample."""
         if self._block is not None and self._block[1] >= arrays:
             first, _, block = self._block
             if first <= number < first + len(block.bodies):
@@ -188,7 +188,7 @@ class ReadPart:
         return [Use(*values) for values in _sound(found.fetchall(), _TEXT, _INT, _TEXT, *5 * [_INT])]
 
     def uses_of_jobs(self, jobs: Sequence[str]) -> list[Use]:
-        """Of all samples of these jobs, at most some hundred."""
+        """Return the uses of all samples of these jobs, of at most some hundred."""
         found = self.connection.execute(
             "SELECT job, k, word, batch, version, staleness, loss, part FROM groups JOIN uses USING(g) "
             f"JOIN words ON w = sub WHERE job IN ({','.join('?' * len(jobs))})",
@@ -210,13 +210,13 @@ class ReadPart:
                 self._words.clear()
             found = self.connection.execute("SELECT word FROM words WHERE w = ?", (number,)).fetchone()
             if found is None or type(found[0]) is not str:
-                raise ProtocolError("it names a word that is not there.")
+                raise ProtocolError("it refers to a word that is missing.")
             self._words[number] = found[0]
         return self._words[number]
 
 
 def _sound(rows: T, *kinds: set[Any]) -> T:
-    """``rows`` whose columns hold these types alone; sqlite3.DatabaseError where the file was written by others."""
+    """Return ``rows`` if their columns have only these types; raise sqlite3.DatabaseError otherwise."""
     for types in {tuple(map(type, row)) for row in rows}:
         if not all(one in known for one, known in zip(types, kinds, strict=True)):
             raise sqlite3.DatabaseError("it holds other types than penstock writes")

@@ -1,4 +1,4 @@
-"""What reads a history: all files of all recorders, while they are written, after a kill, and beside a damaged one."""
+"""Reading of a history: all files of all recorders, while they are written, after a kill, and despite damaged ones."""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,10 +17,10 @@ from penstock.history.read_part import Key, ReadPart
 from penstock.history.row import SampleRow, Use, key_of
 from penstock.history.text import folded
 
-#: Rows asked of a file at once: it is locked against its writer meanwhile.
+#: Rows read at once: the file is locked against its writer meanwhile.
 CHUNK = 256
 
-#: Damaged rows are told up to so many.
+#: Most damaged rows that are reported.
 MOST_PROBLEMS = 20
 
 T = TypeVar("T")
@@ -28,29 +28,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some rows, in the order that was asked for."""
+    """Some rows, in the requested order."""
 
     rows: list[SampleRow]
-    #: What ``rows`` is given as ``after`` for those that follow; '' where none do.
+    #: The ``after`` argument of ``rows`` for the next page; '' on the last page.
     next: str
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a history holds, and what it held once."""
+    """Size of a history, and of what was deleted from it."""
 
     num_parts: int
     num_samples: int
     num_bytes: int
-    #: Files that were deleted to keep within the size, and samples that went with them, as far as they were counted.
+    #: Files deleted to keep within the size limit, and their samples, as far as they were counted.
     num_parts_gone: int
     num_samples_gone: int
 
 
 class HistoryReader:
-    """Reads the history in a folder. Not for several threads at once. Every call blocks for the disk.
+    """Reads the history in a folder. Not thread-safe. Every call blocks for the disk.
 
-    A file that cannot be read is left out, and ``problems`` has a sentence about it; rows of the others are there.
+    A file that cannot be read is skipped and listed in ``problems``; rows of the others are read.
 
     Args:
         folder: ``RunFolder.history``.
@@ -68,11 +68,11 @@ class HistoryReader:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence about each file, and each row, that was left out."""
+        """A sentence about each file, and each row, that was skipped."""
         return list(self._problems.values())
 
     def show_too(self, rows: Sequence[SampleRow], uses: Sequence[Use] = ()) -> None:
-        """Treat these as the latest rows, in place of those that it was given before; a file's row of a sample counts.
+        """Include these as the latest rows, replacing those of the last call; a row in a file takes precedence.
 
         For samples that are still in Redis.
         """
@@ -98,15 +98,15 @@ class HistoryReader:
         ascending: bool = False,
         arrays: bool = False,
     ) -> Page:
-        """The first ``limit`` rows that are asked for, each sample once.
+        """Return the first ``limit`` matching rows, each sample once.
 
         Args:
-            after: ``next`` of the page before, asked for in the same order.
-            ascending: the smallest first, in place of the greatest.
+            after: ``next`` of the page before, of the same order.
+                ascending: the smallest first, instead of the greatest.
             arrays: with tokens, logprobs, versions and masks.
 
         Raises:
-            ConfigError: ``after`` is no place in this order.
+            ConfigError: ``after`` is not a position in this order.
         """
         filters = filters or Filters()
         place = place_of(after, sort) if after else None
@@ -124,7 +124,7 @@ class HistoryReader:
     def each(
         self, filters: Filters | None = None, *, arrays: bool = False, ascending: bool = True
     ) -> Iterator[SampleRow]:
-        """All rows that are asked for, in the order in which they were written, or the latest first.
+        """Yield all matching rows in the order in which they were written, or the latest first.
 
         Nothing is locked in between.
         """
@@ -137,11 +137,11 @@ class HistoryReader:
                 return
 
     def search(self, text: str, limit: int = 50, after: str = "") -> Page:
-        """Rows whose answer, or whose prompt, holds all these words; the latest first."""
+        """Return rows whose answer, or whose prompt, contains all these words; the latest first."""
         return self.rows(Filters(text=text), limit=limit, after=after)
 
     def row(self, sample: str) -> SampleRow | None:
-        """The row of a sample by its id, with its arrays; None where there is none. Raises ConfigError: no id."""
+        """Return the row of a sample by its id, with its arrays, or None. Raises ConfigError for an invalid id."""
         key = key_of(sample)
         for part in reversed(self._open()):
             number = self._ask(part, partial(part.number_of, key))
@@ -150,7 +150,7 @@ class HistoryReader:
         return None
 
     def uses(self, sample: str) -> list[Use]:
-        """The batches that a sample was in, by subscription and number. Raises ConfigError: no id."""
+        """Return the batches that used a sample, by subscription and number. Raises ConfigError for an invalid id."""
         key = key_of(sample)
         found: dict[tuple[str, int], Use] = {}
         for part in self._open():
@@ -159,7 +159,7 @@ class HistoryReader:
         return [found[key] for key in sorted(found)]
 
     def uses_of(self, rows: Sequence[SampleRow]) -> list[list[Use]]:
-        """The same of each row, at most some hundred: much faster than one by one."""
+        """Return ``uses`` of each row, of at most some hundred: much faster than one by one."""
         found: dict[Key, dict[tuple[str, int], Use]] = {row.key: {} for row in rows}
         jobs = list({row.job for row in rows})
         for part in self._open():
@@ -169,7 +169,7 @@ class HistoryReader:
         return [[found[row.key][key] for key in sorted(found[row.key])] for row in rows]
 
     def count(self, filters: Filters | None = None) -> int:
-        """How many samples are asked for; those in several files count once."""
+        """Count the matching samples; those in several files count once."""
         filters = filters or Filters()
         if filters.phrases or filters.prompt_phrases:
             return sum(1 for _ in self.each(filters))
@@ -178,21 +178,21 @@ class HistoryReader:
         return total - sum(1 for part, key in self._superseded(parts) if self._matches(part, key, filters))
 
     def scores(self, filters: Filters | None = None) -> dict[Key, float | None]:
-        """Reward of each sample that is asked for, by (job, k, part): much faster than their rows. No phrases."""
+        """Return the reward of each matching sample, by (job, k, part): much faster than their rows. No phrases."""
         found: dict[Key, float | None] = {}
         for part in self._open():
             found |= self._ask(part, partial(part.scores, filters or Filters())) or {}
         return found
 
     def versions(self, filters: Filters | None = None) -> dict[Key, tuple[int, int, int]]:
-        """Oldest version, newest version and generated tokens of each sample, as ``scores``. No phrases."""
+        """Return oldest version, newest version and generated tokens of each sample, as ``scores``. No phrases."""
         found: dict[Key, tuple[int, int, int]] = {}
         for part in self._open():
             found |= self._ask(part, partial(part.versions, filters or Filters())) or {}
         return found
 
     def extent(self) -> Extent:
-        """How much is there, and how much was deleted."""
+        """Return how much the history holds, and how much was deleted."""
         parts = [part for part in self._open() if part.name != LIVE]
         gone: dict[str, int | None] = {}
         for part in parts:
@@ -201,7 +201,7 @@ class HistoryReader:
         return Extent(len(parts), self.count(), size, len(gone), sum(count or 0 for count in gone.values()))
 
     def _open(self) -> list[ReadPart]:
-        """The files that can be read: of two that hold a sample, the later one here has the row that counts."""
+        """Return the files that can be read: of two that hold a sample, the row in the later one is used."""
         there = [LIVE, *parts_of(self._folder)]
         for name in [name for name in self._parts if name not in there]:
             self._parts.pop(name).connection.close()
@@ -224,7 +224,7 @@ class HistoryReader:
             self._parts[name] = ReadPart(name, path, found)
 
     def _ask(self, part: ReadPart, ask: Callable[[], T]) -> T | None:
-        """What a file answers; None where it turns out to be damaged: it is left out from now on."""
+        """Return the result of a query; None if the file is damaged: it is skipped from now on."""
         if part.name not in self._parts:
             return None
         try:
@@ -238,12 +238,12 @@ class HistoryReader:
     def _places(
         self, filters: Filters, sort: Sort, after: Place | None, *, ascending: bool, chunk: int
     ) -> Iterator[tuple[Place, ReadPart]]:
-        """The rows that are asked for, in their order, each sample once."""
+        """Yield the matching rows in their order, each sample once."""
         parts = self._open()
         walk = partial(self._walk, filters=filters, sort=sort, after=after, ascending=ascending, chunk=chunk)
         merged: Iterable[tuple[Place, ReadPart]]
         if sort is Sort.RECORDED:
-            # File by file: the others are not even asked before a page is full.
+            # File by file: the others are not read before a page is full.
             merged = chain.from_iterable(map(walk, sorted(parts, key=lambda part: part.name, reverse=not ascending)))
         else:
             merged = heapq.merge(*map(walk, parts), key=lambda one: _order(one[0]), reverse=not ascending)
@@ -257,7 +257,7 @@ class HistoryReader:
     def _walk(
         self, part: ReadPart, filters: Filters, sort: Sort, after: Place | None, ascending: bool, chunk: int
     ) -> Iterator[tuple[Place, ReadPart]]:
-        """The rows of one file in their order, some at a time."""
+        """Yield the rows of one file in their order, in chunks."""
         size = chunk
         while True:
             ask = partial(part.places, filters, sort, after, ascending=ascending, limit=size)
@@ -268,12 +268,12 @@ class HistoryReader:
             after, size = found[-1], CHUNK
 
     def _is_superseded(self, part: ReadPart, number: int, later: list[ReadPart]) -> bool:
-        """Whether a later file has a row of the same sample."""
+        """Return whether a later file has a row of the same sample."""
         key = self._ask(part, partial(part.key, number))
         return key is not None and any(self._ask(other, partial(other.number_of, key)) is not None for other in later)
 
     def _superseded(self, parts: list[ReadPart]) -> Iterator[tuple[ReadPart, Key]]:
-        """Samples of a file that a later one has too."""
+        """Yield the samples of a file that a later one has too."""
         if len(parts) < 2:
             return
         seen: set[int] = set()
@@ -289,7 +289,7 @@ class HistoryReader:
         return bool(self._ask(part, partial(part.count, filters, key)))
 
     def _read(self, part: ReadPart, number: int, *, arrays: bool) -> SampleRow | None:
-        """A row; None, and a sentence, where it is damaged."""
+        """Return a row; None if it is damaged, which is recorded in ``problems``."""
         try:
             return self._ask(part, partial(part.read, number, arrays=arrays))
         except ProtocolError as exc:
@@ -303,7 +303,7 @@ def _order(place: Place) -> tuple[Any, ...]:
 
 
 def _has_phrases(row: SampleRow, filters: Filters) -> bool:
-    """Whether what was asked for between quotation marks stands there: the index knows words, not their order."""
+    """Return whether the requested phrases occur in the row: the index knows words, not their order."""
     prompt_phrases, phrases = filters.prompt_phrases, filters.phrases
     if not prompt_phrases and not phrases:
         return True

@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.names import Lane
 from penstock.payloads.format import Array
 
-#: The times of a row, in the order in which they come.
+#: The times of a row, in chronological order.
 TIMES = (
     "admitted_s",
     "leased_s",
@@ -31,30 +31,30 @@ _ID = re.compile(r"(.+)/(-1|[0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
 class Fate(StrEnum):
-    """What became of a sample; the reason of a row says more (which filter, why it was dropped or buried)."""
+    """Fate of a sample; the reason of a row has details (which filter, why it was dropped or dead)."""
 
-    #: Tokens of it bore loss in a batch.
+    #: Some of its tokens bore loss in a batch.
     TRAINED = "trained"
-    #: It was in a batch, and no token of it bore loss.
+    #: It was in a batch, and none of its tokens bore loss.
     MASKED = "masked"
-    #: It was to be scored alone: an answer to a held-out prompt (lane ``eval``), or one that was given (``score``).
+    #: It was only scored: an answer to a held-out prompt (lane ``eval``), or a given one (``score``).
     EVALUATED = "evaluated"
     SCORED = "scored"
     #: A filter rejected its group.
     FILTERED = "filtered"
-    #: Its group was given up: stale, rewound, timed out, ...
+    #: Its group was disposed of: stale, rewound, timed out, ...
     DROPPED = "dropped"
-    #: Its group went before any batch that it was in was durable: its time was over, or who had it was dropped.
+    #: Its group was removed before a batch with it was durable: it expired, or its subscription was dropped.
     EVICTED = "evicted"
-    #: Its payload is gone, so that one of those who wanted it could not have it.
+    #: Its payload is lost, so that a subscription could not read it.
     PAYLOAD_LOST = "payload_lost"
-    #: Its job is buried.
+    #: Its job is dead.
     BURIED = "buried"
     #: Its job was cancelled by an operator.
     CANCELLED = "cancelled"
 
 
-#: Lanes that nothing is trained of, and what becomes of their samples.
+#: Lanes that are not trained, and the fate of their samples.
 SCORES: Mapping[str, Fate] = {Lane.EVAL: Fate.EVALUATED, Lane.SCORE: Fate.SCORED}
 
 
@@ -66,50 +66,50 @@ class SampleRow:
     job: str
     #: ``WHOLE_JOB`` where the job ended without a sample.
     k: int
-    #: Of an episode that became several samples.
+    #: Index within an episode that became several samples.
     part: int = 0
     lane: str = ""
-    #: '' where it is not kept, or where the prompt was token ids and no tokenizer was at hand.
+    #: '' if it is not kept, or if the prompt was token ids and no tokenizer was available.
     prompt: str = ""
-    #: Generated text; '' where it is not kept, or no tokenizer was at hand.
+    #: Generated text; '' if it is not kept, or no tokenizer was available.
     answer: str = ""
     label: str = ""
-    #: Whoever made the row knows that the pieces of ``tokens`` spell ``prompt`` and ``answer``.
+    #: True if the pieces of ``tokens`` are known to spell ``prompt`` and ``answer``.
     is_spelled: bool = False
     #: [L] int32
     tokens: Array | None = None
-    #: [L] float32, log-probability the token was drawn with; 0 where nothing was drawn (T6).
+    #: [L] float32, log-probability with which the token was generated; 0 for tokens not generated (T6).
     logprobs: Array | None = None
-    #: [L] int32, version the token was drawn with; -1 where nothing was drawn.
+    #: [L] int32, version that generated the token; -1 for tokens not generated.
     versions: Array | None = None
-    #: [L] uint8, 1 on tokens that the policy drew.
+    #: [L] uint8, 1 on tokens that the policy generated.
     generated: Array | None = None
     #: [L] uint8, 1 on tokens to train.
     loss_mask: Array | None = None
-    #: Token id -> the bytes that it stands for, of those in ``tokens`` that are known; read with the arrays.
+    #: Token id -> its bytes, for the known ones in ``tokens``; read with the arrays.
     pieces: Mapping[int, bytes] = field(default_factory=dict)
     prompt_length: int = 0
     num_generated: int = 0
     #: None: none was computed.
     reward: float | None = None
-    #: What the reward returned beside the number: plain values.
+    #: Fields that the reward returned beside the number: plain values.
     reward_info: dict[str, Any] = field(default_factory=dict)
     #: A ``SampleStatus``, and a ``FinishReason``.
     status: str = ""
     finish_reason: str = ""
-    #: Oldest and newest version of the generated tokens; -1 where there is none.
+    #: Oldest and newest version of the generated tokens; -1 without any.
     oldest: int = -1
     newest: int = -1
     worker: str = ""
-    #: Failed tries and crashes of its job.
+    #: Failed attempts and crashes of its job.
     attempts: int = 0
     crashes: int = 0
-    #: Who held its job when, and how each lease ended (``penstock.protocol.records.tries``); '': not known.
+    #: The leases of its job, and how each ended (``penstock.protocol.records.tries``); '': not known.
     tries: str = ""
     num_turns: int = 1
     num_aborts: int = 0
     cached_tokens: int = 0
-    #: Unix seconds, kept to the microsecond; 0 where it is not known.
+    #: Unix seconds, kept to the microsecond; 0 if not known.
     admitted_s: float = 0.0
     leased_s: float = 0.0
     started_s: float = 0.0
@@ -120,14 +120,14 @@ class SampleRow:
     ready_s: float = 0.0
     cut_s: float = 0.0
     trained_s: float = 0.0
-    #: When nothing was drawn for it, though it was under way: (begin, end) of each, in Unix seconds.
+    #: When generation was paused during it: (begin, end) of each pause, in Unix seconds.
     pauses: list[list[float]] = field(default_factory=list)
-    #: Seconds that its requests at the engine, and the reward, took.
+    #: Seconds that its engine requests, and the reward, took.
     generate_s: float = 0.0
     reward_s: float = 0.0
-    #: A ``Fate``; '' of a sample whose fate is open.
+    #: A ``Fate``; '' if its fate is open.
     fate: str = ""
-    #: A word or two that says more than the fate: the filter's name, ``stale``, ``timed_out``, ...
+    #: Details of the fate: the filter's name, ``stale``, ``timed_out``, ...
     reason: str = ""
 
     @property
@@ -163,20 +163,20 @@ class Use:
     batch: int
     #: Version that the trainer held at the batch's first optimizer step (T2).
     version: int
-    #: Versions between that one and the sample's oldest token that bears loss; -1 where none does.
+    #: Versions between that one and the sample's oldest token that bears loss; -1 if none does.
     staleness: int = -1
-    #: Tokens that bore loss there.
+    #: Tokens that bore loss in the batch.
     loss_tokens: int = 0
     part: int = 0
 
 
 def id_of(job: str, k: int, part: int = 0) -> str:
-    """``JOB/k``, or ``JOB/k.part`` of an episode that became several samples."""
+    """Return ``JOB/k``, or ``JOB/k.part`` for an episode that became several samples."""
     return f"{job}/{k}.{part}" if part else f"{job}/{k}"
 
 
 def key_of(sample: str) -> tuple[str, int, int]:
-    """(job, k, part) of a sample's id; ConfigError where it is none."""
+    """Parse the id of a sample into (job, k, part); raise ConfigError if it is invalid."""
     found = _ID.fullmatch(sample)
     if found is None:
         raise ConfigError(f"{sample!r} is no id of a sample: write DATASET/EPOCH/LINE/K as `penstock samples ls` does.")
@@ -184,7 +184,7 @@ def key_of(sample: str) -> tuple[str, int, int]:
 
 
 def place_of(job: str) -> tuple[str, int, int]:
-    """(dataset, epoch, line) of a job's id; numbers that are none are -1."""
+    """Split a job's id into (dataset, epoch, line); invalid numbers are -1."""
     dataset, epoch, line = (["", "", *job.rsplit("/", 2)])[-3:]
     return dataset, _number(epoch), _number(line)
 

@@ -1,7 +1,7 @@
-"""Words of texts: what the index of a part holds, and what is asked of it.
+"""Words of texts, as a part indexes and searches them.
 
-A word is a run of letters and digits, whatever its case; of scripts that write no blanks between words (Chinese,
-Japanese) each letter is one.
+A word is a run of letters and digits, case-folded; in scripts that write no spaces between words (Chinese, Japanese)
+each character is a word.
 """
 
 import re
@@ -15,31 +15,31 @@ _ASKED = re.compile(r'"([^"]*)"|(\S+)')
 
 
 def indexed(text: str) -> str:
-    """What the index of words is given of a text; '' where there is none in it."""
+    """Return the words of a text for the index, separated by spaces; '' if it has none."""
     text = text[:MAX_INDEXED]
     if text.isascii() and "\0" not in text and max(map(len, text.split()), default=0) <= MAX_WORD:
-        # The index takes such a text apart as ``words_of`` does, in a tenth of the time.
+        # The index tokenizes such a text as ``words_of`` does, in a tenth of the time.
         return text
     return " ".join(words_of(text))
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, each once, as they are compared."""
+    """Return the distinct words of a text, folded."""
     return list(dict.fromkeys(word[:MAX_WORD] for word in _WORD.findall(folded(text[:MAX_INDEXED]))))
 
 
 def folded(text: str) -> str:
-    """A text as texts are compared: whatever its case and form, blanks as one."""
+    """Normalize a text for comparisons: case, Unicode form, and white space."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def phrases_of(asked: str) -> list[str]:
-    """What stands between quotation marks, folded: it must occur as it stands."""
+    """Return the phrases between quotation marks, folded."""
     return [folded(phrase) for phrase, _ in _ASKED.findall(asked) if folded(phrase)]
 
 
 def match_of(asked: str) -> str:
-    """What FTS5 is asked for texts that hold every word; a last ``*`` takes any ending. '' where it holds no word."""
+    """Return the FTS5 query for texts with every word; a last ``*`` matches any ending. '' without words."""
     terms = []
     for phrase, word in _ASKED.findall(asked):
         found = words_of(phrase or word)

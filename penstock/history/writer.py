@@ -1,4 +1,4 @@
-"""What a recorder writes: files of its own epoch, each commit synced, the oldest deleted to keep within a size."""
+"""Writing of a history: files of the recorder's own epoch, each commit synced, the oldest deleted to limit the size."""
 
 import contextlib
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from penstock.history.part import PartName, begin, journal_of, open_to_read, par
 from penstock.history.pieces import LookUp, nothing_known
 from penstock.history.row import SampleRow, Use
 
-#: A history of ``max_bytes`` has about so many files, none smaller or larger than these.
+#: Number of files in a history of ``max_bytes``; smallest and largest size of a file.
 NUM_PARTS, LEAST_PART_BYTES, MOST_PART_BYTES = 16, 1024 * 1024, 1024 * 1024 * 1024
 
 
 class HistoryWriter:
-    """Writes the rows of one recorder. Not for several threads at once.
+    """Writes the rows of one recorder. Not thread-safe.
 
     Args:
-        folder: of the history, ``RunFolder.history``; made where it is not there.
-        epoch: of the recorder's election: greater than that of every recorder before it.
-        max_bytes: of all files of the folder. Beyond it the oldest are deleted, and the rows that go are counted.
-        part_bytes: a file that has reached this size is followed by another; None: a sixteenth of ``max_bytes``, but
-            1 MiB to 1 GiB.
-        look_up: says what tokens stand for, by the run's tokenizer.
+        folder: folder of the history, ``RunFolder.history``; created if it does not exist.
+            epoch: epoch of the recorder's election: greater than that of every recorder before it.
+            max_bytes: limit for all files of the folder. Beyond it the oldest are deleted, and their rows are counted.
+            part_bytes: size at which a new file is started; None: a sixteenth of ``max_bytes``, but
+                1 MiB to 1 GiB.
+            look_up: returns the pieces of token ids, by the run's tokenizer.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class HistoryWriter:
         self._look_up = look_up
         usual = min(max(max_bytes // NUM_PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
         self._part_bytes = usual if part_bytes is None else part_bytes
-        #: Ours alone, the newest last. No file that another process made is ever written to.
+        #: Files of this process, the newest last. Files of other processes are never written.
         self._parts: list[OpenPart] = []
 
     def write(self, rows: Sequence[SampleRow], uses: Sequence[Use] = ()) -> None:
-        """Keep rows and uses. They are on disk when this returns; a row of the same (job, k, part) is replaced.
+        """Write rows and uses. They are on disk when this returns; a row of the same (job, k, part) is replaced.
 
-        After an error any part of them may have been kept: give them all again. Blocks for the disk, and up to a minute
-        for a reader.
+        After an error any part of them may have been written: write them all again. Blocks for the disk, and up to a
+        minute for a reader.
 
         Raises:
-            DiskFull: there is no room.
-            HistoryError: the file cannot be written; the next call begins another one.
+            DiskFull: the disk is full.
+                HistoryError: the file cannot be written; the next call starts another one.
         """
         if not rows and not uses:
             return
@@ -68,7 +68,7 @@ class HistoryWriter:
                 self._put(part, own, used)
 
     def close(self) -> None:
-        """Close the files. What was written stays; ``write`` would begin a new one."""
+        """Close the files; ``write`` would start a new one."""
         for part in self._parts:
             part.connection.close()
         self._parts = []
@@ -82,7 +82,7 @@ class HistoryWriter:
             raise
 
     def _home(self, job: str) -> OpenPart | None:
-        """The file of ours that has samples of a job; those of a job stay together."""
+        """Return our file that has samples of a job; those of a job stay together."""
         return next((part for part in reversed(self._parts) if part.has(job)), None)
 
     def _rotate(self) -> None:
@@ -105,7 +105,7 @@ class HistoryWriter:
             excess -= sizes[name]
 
     def _delete(self, name: PartName) -> None:
-        """Delete a file, and note in the newest how many rows went with it, and with those that it had noted."""
+        """Delete a file, and record in the newest its number of rows, and those that it had recorded."""
         path, newest = name.path(self._folder), self._parts[-1]
         for part in [part for part in self._parts if part.name == name]:
             part.connection.close()
@@ -116,7 +116,7 @@ class HistoryWriter:
 
 
 def _count_in(path: Path) -> int | None:
-    """Samples of a file; None where they cannot be counted."""
+    """Count the samples of a file; None if they cannot be counted."""
     with contextlib.suppress(HistoryError):
         found = open_to_read(path)
         if found is None:

@@ -7,12 +7,12 @@ SCHEME = "file://"
 
 
 def is_folder(url: str) -> bool:
-    """Is this the address of a folder, not of a Redis?"""
+    """Return whether this is the address of a folder, not of a Redis."""
     return url.startswith(SCHEME)
 
 
 def path_of(url: str) -> Path:
-    """Folder of an address; ValueError that says what to write where it names none."""
+    """Return the folder of an address; raise ValueError that says what to write if it names none."""
     path = Path(unquote(url.removeprefix(SCHEME)))
     if not path.is_absolute():
         raise ValueError(f"names no folder: write {SCHEME}/FOLDER, an absolute path that all machines share")

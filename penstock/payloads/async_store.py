@@ -1,4 +1,4 @@
-"""A worker's side of the places where payloads lie: written there, and gone after a time unless somebody keeps them."""
+"""A worker's access to payload stores: it writes payloads, which expire unless they are made permanent."""
 
 import asyncio
 import logging
@@ -24,14 +24,14 @@ Pairs = Sequence[tuple[str, bytes]]
 Wanted = Sequence[tuple[str, int]]
 log = logging.getLogger(__name__)
 
-#: Payloads that a worker writes to one folder at once.
+#: Most concurrent writes of a worker to one folder.
 THREADS = 8
 
 
 class AsyncPayloadStore(Protocol):
-    """One place to write payloads to; a silent one is waited for, for as long as it was opened with.
+    """One store to write payloads to; if it does not answer, calls retry for as long as it was opened with.
 
-    All of them raise QueueUnavailable when that time is over.
+    All methods raise QueueUnavailable after that time.
     """
 
     @property
@@ -39,33 +39,33 @@ class AsyncPayloadStore(Protocol):
         """Its address, which may hold a password."""
 
     async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
-        """Write (key, bytes) that nobody has committed yet; again with the same: nothing changes.
+        """Write (key, bytes) that are not committed yet; repeating a write changes nothing.
 
         Args:
-            ttl_s: they are gone after so long, unless they are kept.
+            ttl_s: time after which they expire, unless they are kept.
 
         Returns:
-            None for each that is written, QueueFull for each that found no room.
+            None for each that is written, QueueFull for each that did not fit.
         """
 
     async def renew(self, names: Sequence[str], ttl_s: int) -> None:
-        """What nobody has kept lives ``ttl_s`` from now on; what is gone does not matter."""
+        """Extend the time to live of payloads that are not kept to ``ttl_s``; missing ones are ignored."""
 
     async def read(self, wanted: Wanted) -> list[bytes | None]:
-        """Bytes of (key, bytes that it has by its record) each; None where one is gone."""
+        """Read payloads by (key, size in the record); None for a missing one."""
 
     async def is_full(self) -> bool:
-        """Is there hardly any room left?"""
+        """Return whether the store is nearly full."""
 
     async def close(self) -> None:
-        """Close the connection; what was written is safe."""
+        """Close the connection; written payloads are safe."""
 
 
 class AsyncPayloadRedis:
     """Writes to a Redis; see ``AsyncPayloadStore``.
 
     Args:
-        control: the connection; its patience is this writer's.
+        control: the connection; its patience limits retries.
     """
 
     def __init__(self, control: AsyncControl) -> None:
@@ -79,7 +79,7 @@ class AsyncPayloadRedis:
         await self._control.do(partial(_renew_all, names, ttl_s))
 
     async def read(self, wanted: Wanted) -> list[bytes | None]:
-        # A Redis bounds its values by itself.
+        # Redis limits the size of its values itself.
         return await self._control.do(lambda client: client.mget([name for name, _ in wanted]))
 
     async def is_full(self) -> bool:
@@ -90,10 +90,10 @@ class AsyncPayloadRedis:
 
 
 async def _put_all(pairs: Pairs, ttl_s: int, client: AsyncClient) -> list[QueueFull | None]:
-    """- -> written: SET NX EX of each.
+    """Write payloads that are not committed yet: SET NX EX of each.
 
-    No script: a plain SET keeps the very bytes that came in, a script copies them twice. The key carries the lease's
-    token, so saying it twice writes the same bytes, or nothing.
+    No script: a plain SET stores the received buffer, a script copies it twice. The key has the lease's token, so
+    repeating it writes the same bytes, or nothing.
     """
     pipe = client.pipeline(transaction=False)
     for key, data in pairs:
@@ -109,7 +109,7 @@ async def _renew_all(names: Sequence[str], ttl_s: int, client: AsyncClient) -> N
 
 
 def _refusal(answer: object) -> QueueFull | None:
-    """Why it was not written, for want of room; any other error is raised."""
+    """Return the error if Redis is full, None if it was written; raise any other error."""
     if not isinstance(answer, Exception):
         return None
     translated = translate(answer, "payload")
@@ -124,20 +124,21 @@ async def _has_no_room(client: AsyncClient) -> bool:
 
 
 class AsyncPayloadFolder:
-    """Writes to a folder, in threads; see ``AsyncPayloadStore``. The leader removes what expires (``expire``).
+    """Writes to a folder, in threads; see ``AsyncPayloadStore``. The leader deletes expired files (``expire``).
 
-    A file system that gives neither an answer nor an error does not answer; a large payload is waited for while its
-    bytes find their way.
+    A call to the file system that makes no progress for ``silent_s`` counts as unanswered; large payloads may take
+    longer
+    as long as they progress.
 
     Args:
-        silent_s: longest time in which nothing comes back.
+        silent_s: longest time without progress.
     """
 
     def __init__(self, folder: PayloadFolder, patience_s: float, silent_s: float = ANSWER_S) -> None:
         self._folder = folder
         self._patience_s, self._silent_s = patience_s, silent_s
         self._threads = DaemonThreads("payload folder writes", THREADS)
-        #: The event loop's own threads are for those who wait for other things.
+        #: The event loop's default executor is left to other blocking calls.
         self._waiting = ThreadPoolExecutor(THREADS, "payload folder waits")
         self.url = folder.url
 
@@ -182,13 +183,13 @@ class AsyncPayloadFolder:
 
 
 def open_async_store(url: str, *, patience_s: float, makes: bool = True) -> AsyncPayloadStore:
-    """The store at an address, to be written to; nobody is asked yet.
+    """Open the store at an address, for writing; nothing is contacted yet.
 
     Args:
-        makes: whether a folder is made where it is not there; False where nobody on this machine named it.
+        makes: whether to create a missing folder; False if the configuration of this machine does not name it.
 
     Raises:
-        ConfigError: the address cannot be read.
+        ConfigError: the address is invalid.
     """
     if is_folder(url):
         return AsyncPayloadFolder(PayloadFolder(url, makes=makes), patience_s)

@@ -1,4 +1,4 @@
-"""Blocking work that may never come back, such as a look at a network file system whose server is gone."""
+"""Blocking calls that may never return, such as one to a network file system whose server is gone."""
 
 import threading
 from collections.abc import Callable
@@ -6,37 +6,38 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-#: Called by work whenever something has come back.
+#: Called by the work whenever it makes progress.
 Step = Callable[[], None]
 
 
 class DaemonThreads:
-    """Does work in daemon threads, and goes on without what makes no progress. Thread-safe.
+    """Runs work in daemon threads, and continues without work that makes no progress. Thread-safe.
 
-    Nobody can end such a thread, and nobody waits for it, not even at the end of the process. While one hangs no other
-    work is begun, so that they never pile up.
+    Such a thread cannot be ended, and is not joined, not even at the end of the process. While one hangs no other work
+    is started, so that they do not accumulate.
 
     Args:
-        name: of the threads.
-        most: so many calls are under way at once; others wait their turn.
+        name: name of the threads.
+        most: most concurrent calls; others wait.
     """
 
     def __init__(self, name: str, most: int = 1) -> None:
         self._name = name
         self._turns = threading.Semaphore(most)
         self._lock = threading.Lock()
-        #: Those that were given up for their silence.
+        #: Threads that were abandoned because they made no progress.
         self._silent: list[threading.Thread] = []
 
     def do(self, work: Callable[[Step], T], silent_s: float) -> T:
-        """What ``work`` returns, or raises. It is given what it calls whenever something has come back.
+        """Run ``work`` with a function to call on progress; return its result, or raise its error.
 
-        Blocks until nothing has come back for ``silent_s``, and before that for its turn. An event loop asks in a
-        thread of its own.
+        Blocks until there is no progress for ``silent_s``, and before that until it is started. Call it from a thread,
+        not
+        from an event loop.
 
         Raises:
-            TimeoutError: it made no progress, and may still be done; or an earlier call has not come back, and this one
-                is not begun.
+            TimeoutError: it made no progress, and may still complete; or an earlier call has not returned, and this one
+                was not started.
         """
         with self._turns:
             if any(thread.is_alive() for thread in self._silent):

@@ -1,20 +1,20 @@
-"""Payloads as files: a payload server without a process, for workers, buffer and trainers that share a folder.
+"""Payloads as files: a payload store without a server, in a folder shared by workers, buffer and trainers.
 
-    put      NAME%new, by a rename of what is whole          worker   (SET NX EX of a server)
+    put      NAME%new, by a rename of the complete file      worker   (SET NX EX of a server)
     keep     NAME%new ─rename─> NAME, unkeep the other way   leader   (PERSIST, PEXPIRE)
-    read     NAME or NAME%new, whole or a range of it        trainer  (GET, GETRANGE)
+    read     NAME or NAME%new, or a range of it              trainer  (GET, GETRANGE)
     free     out of the way by a rename, unlinked later      leader   (UNLINK)
-    expire   NAME%new that nobody committed in time is gone  leader   (a server does it by itself)
+    expire   deletes each NAME%new not committed in time     leader   (a server does it itself)
 
-The address is ``file:///FOLDER``; a run's files lie in ``FOLDER/RUN/x/``, and ``FOLDER/RUN`` bears a mark: nothing is
-written into a folder, or deleted from it, that holds somebody else's files. What makes a payload count stays in Redis,
-with all its fences: names carry the lease's token, so a worker that lost its lease writes a file that nobody reads.
+The address is ``file:///FOLDER``; a run's files are in ``FOLDER/RUN/x/``, and ``FOLDER/RUN`` has a mark: folders with
+other files are never written to. Redis decides which payloads count, with all its fences: names contain the lease's
+token, so a worker that lost its lease writes a file that is never read.
 Processes that die lose nothing. A machine that dies may lose what was written in its last second, as an append-only
-file with fsync every second does; such a payload is missed or fails its checksum, and is a counted loss.
+file with fsync every second does; such a payload is missing or fails its checksum, and is a counted loss.
 
-Errors of the file system pass for a server that does not answer (``redis.ConnectionError``), so that everybody waits
-and asks again as they do for one; a full one is QueueFull. A network file system whose server is gone answers with no
-error either: it is asked in a thread that may be left behind.
+Errors of the file system are raised as those of a server that does not answer (``redis.ConnectionError``), so that
+callers retry as for a server; a full one raises QueueFull. A network file system whose server is gone may block
+without an error: it is called in a thread that may be abandoned.
 """
 
 import errno
@@ -59,13 +59,13 @@ from penstock.payloads.write_back import WriteBack
 from penstock.protocol.records.causes import PayloadFolderFull
 from penstock.system.disk import FULL
 
-#: Errors of a file system whose server does not answer; others of making a folder are mistakes.
+#: Errors of a file system whose server does not answer; other errors of creating a folder are mistakes of the user.
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, *FULL}
 
-#: Longest wait of the leader for an answer, and files that it asks for at once.
+#: Longest wait of the leader for an answer, and files per call.
 ANSWER_S, CHUNK = 2.0, 64
 
-#: Longest wait for a file system that does nothing, when it is left.
+#: Longest wait for a file system without progress, on close.
 CLOSE_S = 10.0
 
 #: Share of a file system above which nothing is written any more.
@@ -76,13 +76,13 @@ log = logging.getLogger(__name__)
 
 
 class PayloadFolder:
-    """One shared folder of payloads; see ``PayloadStore``. Blocks for the file system alone. Thread-safe.
+    """One shared folder of payloads; see ``PayloadStore``. Blocks only for the file system. Thread-safe.
 
     Args:
-        url: ``file:///FOLDER``; ConfigError where it names none. Only ``claim`` and ``put`` make it, for whoever looks
-            into a folder that was just made would take what lies elsewhere for gone.
-        makes: whether they may; False where nobody on this machine named it, and they only make the run's folder in it.
-        timeout_s: longest wait for the file system to do anything, of whoever asks but ``put`` and ``is_full``.
+        url: ``file:///FOLDER``; ConfigError if it is invalid. Only ``claim`` and ``put`` create it: in a new empty
+            folder on the wrong machine all payloads would seem lost.
+        makes: whether they may; False if this machine's configuration does not name it: only the run's folder in it.
+        timeout_s: longest wait for progress of the file system, in all methods but ``put`` and ``is_full``.
     """
 
     #: Columns need a Redis.
@@ -98,19 +98,19 @@ class PayloadFolder:
         except ValueError as exc:
             raise ConfigError(f"The folder of payloads {url} cannot be read: it {exc}.") from exc
         self._write_back = WriteBack(self.path)
-        #: What this process names files by until they have their own name.
+        #: Prefix of this process' temporary file names.
         self._me = f"{os.getpid():x}-{secrets.token_hex(4)}-"
         self._numbers = itertools.count()
         self._freed = FreedFiles(self.path)
 
     def put(self, pairs: Sequence[tuple[str, bytes]], step: Step = lambda: None) -> list[QueueFull | None]:
-        """Write (key, bytes) that nobody has committed yet; again with the same: nothing changes.
+        """Write (key, bytes) that are not committed yet; repeating a write changes nothing.
 
         Args:
             step: called whenever the file system has answered.
 
         Returns:
-            None for each that is written, QueueFull for each that found no room.
+            None for each that is written, QueueFull for each that did not fit.
         """
         answers: list[QueueFull | None] = []
         with self._answering():
@@ -142,7 +142,7 @@ class PayloadFolder:
             raise
 
     def _open(self, path: str) -> int:
-        """A new file."""
+        """Create and open a new file."""
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:
@@ -153,10 +153,10 @@ class PayloadFolder:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
     def claim(self, prefix: str) -> None:
-        """Make a run's folder, and mark it as one of payloads; ``prefix`` is that of the run's keys.
+        """Create a run's folder, and mark it as a folder of payloads; ``prefix`` is that of the run's keys.
 
         Raises:
-            ConfigError: there is a folder of that name, and it holds files of somebody else.
+            ConfigError: a folder of that name exists, and holds other files.
         """
         self._ask(partial(self._claim, prefix))
 
@@ -177,7 +177,7 @@ class PayloadFolder:
             raise NoAnswer(f"the folder of payloads {self.path} is not on this machine: mount it, or make it")
 
     def check(self) -> None:
-        """See whether this machine has the folder at all. Raises ConfigError where it has not."""
+        """Raise ConfigError if this machine does not have the folder."""
         if not self._ask(lambda step: self.path.is_dir()):
             raise ConfigError(
                 f"This machine has no folder {self.path}: mount it or make it here, or name another one that is here "
@@ -185,9 +185,9 @@ class PayloadFolder:
             )
 
     def ping(self, prefix: str = "") -> None:
-        """See whether the file system answers in time; a folder that is not there is one without payloads.
+        """Check that the file system answers in time; a folder that does not exist counts as empty.
 
-        Of a run it asks what ``expire`` does: one of the two must not call away what answers to the other.
+        For a run it makes the same calls as ``expire``, so that ``expire`` is not blocked by errors that ping misses.
         """
         self._ask(partial(self._look, prefix))
 
@@ -198,7 +198,7 @@ class PayloadFolder:
                 check_access(self._run(prefix))
 
     def is_full(self) -> bool:
-        """Is there hardly any room left?"""
+        """Return whether the file system is nearly full."""
         with self._answering():
             try:
                 found = os.statvfs(self.path)
@@ -209,10 +209,10 @@ class PayloadFolder:
         return found.f_bavail < (1 - FULL_SHARE) * found.f_blocks
 
     def keep(self, names: Sequence[str]) -> list[bool]:
-        """Make committed payloads permanent; False where one is gone.
+        """Make committed payloads permanent; False for a missing one.
 
         Raises:
-            ConfigError: this process sees nothing of the run at all: it has another folder than the workers.
+            ConfigError: the run's folder is missing here: this process has another folder than the workers.
         """
         kept = [one for chunk in _chunks(names) for one in self._ask(partial(self._keep_all, chunk))]
         if names and not any(kept):
@@ -232,7 +232,7 @@ class PayloadFolder:
         return False
 
     def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
-        """Take back what ``keep`` did: they are gone once ``expire`` finds them older than its time."""
+        """Undo ``keep``: the payloads expire once ``expire`` finds them older than its time."""
         for chunk in _chunks(names):
             self._ask(partial(self._unkeep_all, chunk))
 
@@ -250,13 +250,13 @@ class PayloadFolder:
             )
 
     def _is_marked(self, name: str) -> bool:
-        """Does this process see the run's folder, as whoever wrote there left it?"""
+        """Return whether this process sees the mark in the run's folder."""
         return (self._run(name) / MARK).exists()
 
     def unlink(self, names: Sequence[str]) -> None:
-        """Free payloads; what is gone does not matter. They are gone at once, and their bytes soon.
+        """Free payloads; missing ones are ignored. They are gone at once, and their bytes soon.
 
-        A file whose bytes are on their way to the disk is not deleted before they are there: a thread waits for that.
+        A file that is being written back is not deleted before that ends: a thread waits for it.
         """
         for chunk in _chunks(names):
             self._ask(partial(self._put_all_aside, chunk))
@@ -280,7 +280,8 @@ class PayloadFolder:
             self._freed.put(freed)
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Remove what nobody committed in ``ttl_s``, and what a process that died left half done; how many files."""
+        """Delete files not committed within ``ttl_s``, and temporary files of dead processes; return the number of
+        files."""
         self.ping(prefix)
         return self._ask(partial(self._expire, prefix, ttl_s))
 
@@ -297,25 +298,25 @@ class PayloadFolder:
         return gone
 
     def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """(key, bytes that it has by its record) each; None where one is gone, or is longer.
+        """Read payloads by (key, size in the record); None for one that is missing, or longer.
 
         Raises:
-            ConfigError: as of ``keep``.
+            ConfigError: see ``keep``.
         """
         return self._ask(lambda step: [self._read(name, partial(whole, most), step) for name, most in wanted])
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-        """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it does.
+        """Read (key, first byte, number of bytes); None if the payload is missing, or ends before.
 
         Raises:
-            ConfigError: as of ``keep``.
+            ConfigError: see ``keep``.
         """
         picks = [(name, partial(part, begin, num_bytes)) for name, begin, num_bytes in ranges]
         return self._ask(lambda step: [self._read(name, pick, step) or None for name, pick in picks])
 
     def _read(self, name: str, pick: Pick, step: Step) -> bytes | None:
         path = self._file(name)
-        # In this order: the leader may rename it between the two looks.
+        # In this order: the leader may rename it between two attempts.
         for file in (path, path + PENDING, path):
             data = read_file(file, pick, step)
             step()
@@ -325,10 +326,10 @@ class PayloadFolder:
         return None
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """(key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys.
+        """Yield (key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys.
 
         Raises:
-            ConfigError: this machine does not see the run's folder, or not any more; what lies there is not known.
+            ConfigError: this machine does not see the run's folder, so its payloads are not known.
         """
         self._check_marked(prefix)
         for place in self._ask(lambda step: parts(self._run(prefix))):
@@ -343,13 +344,13 @@ class PayloadFolder:
         self.check()
         if not self._ask(lambda step: self._is_marked(prefix)):
             raise ConfigError(
-                f"In {self.path} this machine sees no folder of the run {run_of(prefix)}, so nobody knows what lies "
-                "there: ask on a machine that workers write from, or mount what they have there. It is so too where "
-                "no worker has ever written."
+                f"In {self.path} this machine sees no folder of the run {run_of(prefix)}, so its payloads are "
+                "not known: run this on a machine that workers write from, or mount what they have there. The folder "
+                "is also missing if no worker has ever written to it."
             )
 
     def delete(self, prefix: str) -> int:
-        """Delete all payloads of a run; how many. What else lies in its folder stays.
+        """Delete all payloads of a run; return their number. Other files in its folder stay.
 
         Raises:
             ConfigError: the folder of that name is not one of payloads.
@@ -357,16 +358,14 @@ class PayloadFolder:
         return self._ask(partial(delete, self._run(prefix)))
 
     def usage(self) -> tuple[int, int]:
-        """(used, total) bytes of the file system. Raises ConfigError where this machine has no such folder."""
+        """Return (used, total) bytes of the file system. Raises ConfigError if this machine does not have the
+        folder."""
         self.check()
         found = self._ask(lambda step: shutil.disk_usage(self.path))
         return found.used, found.total
 
     def close(self) -> None:
-        """Bring what was written to the disk, and free what was to be freed.
-
-        Blocks, for a file system that does nothing ``CLOSE_S`` for each of the two.
-        """
+        """Sync written files, and delete freed ones. Blocks for ``CLOSE_S`` each without progress of the file system."""
         self._freed.close(CLOSE_S)
         try:
             DaemonThreads("payload folder closes").do(lambda step: self._write_back.close(), CLOSE_S)
@@ -374,12 +373,12 @@ class PayloadFolder:
             log.warning("payloads in %s may not be on the disk: %s", self.path, exc)
 
     def _ask(self, work: Callable[[Step], T]) -> T:
-        """What ``work`` returns; NoAnswer where it does not come back in time, or an earlier one has not."""
+        """Return the result of ``work``; raise NoAnswer if it does not return in time, or an earlier call has not."""
         with self._answering():
             return self._asking.do(work, self._timeout_s)
 
     def _run(self, name: str) -> Path:
-        """Folder of the run that a key belongs to: its name is in braces."""
+        """Return the folder of the run that a key belongs to: its name is in braces."""
         return self.path / run_of(name)
 
     def _file(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What both sides of a payload share: constants, dtypes, the decoded value, its checksum. See ``payloads``."""
+"""Definitions shared by writer and reader of a payload: constants, dtypes, the decoded value, its checksum."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ MAGIC = b"PSP1"
 MAX_HEADER_BYTES = 1024 * 1024
 #: Most tokens of one sample.
 MAX_TOKENS = 64 * 1024 * 1024
-#: Most arrays of one payload, the three that are always there included.
+#: Most arrays of one payload, including the three that are always present.
 MAX_ARRAYS = 64
-#: Most dimensions of one; numpy takes 64.
+#: Most dimensions of one array; numpy takes 64.
 MAX_DIMENSIONS = 16
 
 GENERATED = 1
@@ -29,21 +29,21 @@ DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
 }
-#: Arrays that are always there, and their dtypes.
+#: Arrays that are always present, and their dtypes.
 CORE: Mapping[str, str] = {"tokens": "int32", "logprobs": "float32", "mask": "uint8"}
 
 Span = tuple[int, int, int]
 Array = NDArray[Any]
 
 
-# Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.
+# Not frozen, since creating a frozen instance takes three times as long, for every sample. Do not change it.
 @dataclass(slots=True, eq=False)
 class Payload:
     """Arrays of one sample; read-only views into the bytes they came from, which they keep alive."""
 
     #: [L] int32, prompt and everything after it.
     tokens: Array
-    #: [L] float32, log-probability the token was drawn with; 0 where nothing was drawn (T6).
+    #: [L] float32, log-probability with which the token was generated; 0 for tokens not generated (T6).
     logprobs: Array
     #: [L] uint8, bit 0 generated, bit 1 bears loss.
     mask: Array
@@ -58,7 +58,7 @@ class Payload:
 
     @property
     def generated(self) -> Array:
-        """[L] uint8, 1 on tokens that the policy drew. A new array at every call."""
+        """[L] uint8, 1 on tokens that the policy generated. A new array at every call."""
         return self.mask & GENERATED
 
     @property
@@ -68,7 +68,7 @@ class Payload:
 
     @property
     def versions(self) -> Array:
-        """[L] int32, version the token was drawn with, -1 where nothing was drawn. A new array at every call."""
+        """[L] int32, version that generated the token, -1 for tokens not generated. A new array at every call."""
         versions = np.full(len(self.tokens), -1, np.int32)
         for start, end, version in self.spans:
             versions[start:end] = version
@@ -76,12 +76,12 @@ class Payload:
 
 
 def checksum_of(data: bytes | memoryview) -> int:
-    """XXH3-64 of payload bytes: against damage and mix-ups, not against an adversary. 23 KB take 0.6 us (CRC-32: 6)."""
+    """Compute XXH3-64 of payload bytes: against damage and mix-ups, not adversaries. 23 KB take 0.6 us (CRC-32: 6)."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def sum_runs(mask: Array, starts: Sequence[int] | Array) -> list[int]:
-    """Ones of a uint8 or bool mask [T] in each run; runs begin at ``starts``, ascending, and have no gap."""
+    """Count the ones of a uint8 or bool mask [T] in each run; runs begin at ``starts``, ascending, without gaps."""
     if not len(starts):
         return []
     sums: list[int] = np.add.reduceat(mask.view(np.uint8), starts, dtype=np.int64).tolist()
@@ -89,7 +89,7 @@ def sum_runs(mask: Array, starts: Sequence[int] | Array) -> list[int]:
 
 
 def check_spans(flat: Any, length: int, sample_id: str) -> tuple[Span, ...]:
-    """Spans out of (start, end, version, start, ...); PayloadError where they overlap or leave the tokens."""
+    """Parse spans (start, end, version, start, ...); raise PayloadError if they overlap or exceed the tokens."""
     if not isinstance(flat, list) or len(flat) % 3:
         raise PayloadError(f"sample {sample_id}: its version spans are not triples of start, end and version.")
     last = 0

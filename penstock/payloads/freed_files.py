@@ -1,4 +1,4 @@
-"""Files that nobody needs any more, unlinked by a thread."""
+"""Deletion of freed payload files by a thread."""
 
 import logging
 import os
@@ -10,17 +10,17 @@ log = logging.getLogger(__name__)
 
 
 class FreedFiles:
-    """Unlinks files of one folder; a thread waits where the file system does. Thread-safe."""
+    """Unlinks files of one folder in a thread, which may block for the file system. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        #: Files to be unlinked; None ends the thread that does it.
+        #: Files to unlink; None ends the thread.
         self._files: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, file: str) -> None:
-        """It goes soon. Returns at once."""
+        """Enqueue a file for deletion. Returns at once."""
         self._files.put(file)
         if self._thread is None:
             with self._lock:
@@ -39,7 +39,7 @@ class FreedFiles:
                 log.warning("a payload that is not needed any more stays in %s: %s", self._folder, exc)
 
     def close(self, silent_s: float) -> None:
-        """Unlink what is left. Blocks, for ``silent_s`` at most after the last file that went."""
+        """Unlink the remaining files. Blocks for at most ``silent_s`` after the last file."""
         if self._thread is None:
             return
         self._files.put(None)

@@ -1,4 +1,4 @@
-"""Reading payload bytes: views into them, everything bounds checked. See ``payloads``."""
+"""Decoding of payload bytes into views, with all checks. See ``payloads``."""
 
 import math
 from collections.abc import Mapping
@@ -27,21 +27,21 @@ from penstock.payloads.format import (
 from penstock.protocol.records.codec import SKIP_BYTES
 from penstock.words import shown
 
-#: Every value that a mask may hold: what bears loss was drawn (T8). And those of what was drawn.
+#: All values that a mask may have: tokens that bear loss were generated (T8). And those of generated tokens.
 _MASKS = bytes((0, GENERATED, GENERATED | LOSS))
 _DRAWN = bytes((GENERATED, GENERATED | LOSS))
 
 
 def decode(data: bytes | memoryview, sample_id: str, checksum: int | None = None) -> Payload:
-    """Views into ``data``, which must stay as it is for as long as they live; nothing is copied.
+    """Decode ``data`` into views without a copy; do not change ``data`` while they are in use.
 
     Args:
-        data: what ``encode`` wrote. Views are aligned when the buffer is (a ``bytes`` always is).
+        data: result of ``encode``. Views are aligned when the buffer is (a ``bytes`` always is).
         sample_id: named in errors.
-        checksum: ``checksum_of`` the bytes; None leaves it unchecked.
+        checksum: expected ``checksum_of`` the bytes; None: not checked.
 
     Raises:
-        PayloadError: the bytes cannot be what ``encode`` wrote.
+        PayloadError: the bytes are not a result of ``encode``.
     """
     view = memoryview(data).toreadonly()
     if view.format != "B" or view.ndim != 1:
@@ -73,24 +73,24 @@ def decode(data: bytes | memoryview, sample_id: str, checksum: int | None = None
 
 
 def _check_truth(payload: Payload, sample_id: str) -> None:
-    """What the loss relies on (T6, T8, I7), as it was checked when it was written; PayloadError where it is not so."""
+    """Check what the loss relies on (T6, T8, I7), as the writer does; raise PayloadError if it does not hold."""
     mask = payload.mask.tobytes()
     if mask.translate(None, _MASKS):
         raise PayloadError(
-            f"sample {sample_id}: its mask holds bits that have no meaning, or loss on what was not drawn."
+            f"sample {sample_id}: its mask has undefined bits, or loss on a token that was not generated."
         )
     covered = 0
     for start, end, version in payload.spans:
         if start < payload.prompt_length or mask[start:end].translate(None, _DRAWN):
             raise PayloadError(
-                f"sample {sample_id}: version {version} is given to tokens {start} to {end}, not all of them drawn."
+                f"sample {sample_id}: version {version} is given to tokens {start} to {end}, not all of them generated."
             )
         covered += end - start
     if mask.find(GENERATED | LOSS) < 0:
         return
     if covered != len(mask) - mask.count(0):
-        raise PayloadError(f"sample {sample_id}: it bears loss, but not every token that was drawn has a version.")
-    # One number that is not finite makes the sum of squares so, at a quarter of the price of looking at each.
+        raise PayloadError(f"sample {sample_id}: it bears loss, but not every generated token has a version.")
+    # If one number is not finite, neither is the sum of squares, at a quarter of the cost of checking each.
     with np.errstate(over="ignore"):
         finite = math.isfinite(payload.logprobs.dot(payload.logprobs))
     if not finite and not np.isfinite(payload.logprobs).all():
@@ -98,7 +98,7 @@ def _check_truth(payload: Payload, sample_id: str) -> None:
 
 
 def _is_plain(entries: Any, length: int, size: int) -> bool:
-    """Are these the arrays that are always there, laid out as ``encode`` lays them, and nothing else?"""
+    """Return whether these are only the arrays that are always present, in the layout of ``encode``."""
     second, third, end = _offsets(length)
     return bool(
         length
@@ -113,7 +113,7 @@ def _is_plain(entries: Any, length: int, size: int) -> bool:
 
 
 def _read_plain(view: memoryview, length: int, body: int) -> tuple[Array, Array, Array]:
-    """Tokens, logprobs and mask of a payload without side arrays: most of them, at a third of the price."""
+    """Read tokens, logprobs and mask of a payload without side arrays: most of them, at a third of the cost."""
     second, third, _ = _offsets(length)
     return (
         np.frombuffer(view, DTYPES["int32"], length, body),
@@ -123,13 +123,13 @@ def _read_plain(view: memoryview, length: int, body: int) -> tuple[Array, Array,
 
 
 def _offsets(length: int) -> tuple[int, int, int]:
-    """Where logprobs and mask begin and the mask ends, in bytes from the first token."""
+    """Return the offsets of logprobs and mask, and the end of the mask, in bytes from the first token."""
     second = 4 * length + -4 * length % 8
     return second, 2 * second, 2 * second + length + -length % 8
 
 
 def _read_header(view: memoryview, sample_id: str) -> tuple[Mapping[str, Any], int]:
-    """The header, and where the arrays begin."""
+    """Return the header, and the offset of the arrays."""
     if len(view) < PRELUDE.size:
         raise PayloadError(f"sample {sample_id}: its payload has {len(view)} bytes, too few for any.")
     magic, size = PRELUDE.unpack_from(view)
@@ -140,7 +140,7 @@ def _read_header(view: memoryview, sample_id: str) -> tuple[Mapping[str, Any], i
         raise PayloadError(f"sample {sample_id}: a header of {size} bytes in a payload of {len(view)}: it is cut off.")
     try:
         if size > SKIP_BYTES:
-            # What it claims to hold, it must hold: a list is made room for before it is read.
+            # Limit the buffer: msgpack allocates a list of the claimed length before it reads the entries.
             unpacker = msgpack.Unpacker(max_buffer_size=MAX_HEADER_BYTES, strict_map_key=True, max_ext_len=0)
             unpacker.feed(view[PRELUDE.size : end])
             unpacker.skip()
@@ -189,7 +189,7 @@ def _read_arrays(view: memoryview, entries: Any, body: int, sample_id: str) -> d
 
 
 def _core(arrays: dict[str, Array], name: str, length: int, sample_id: str) -> Array:
-    """Take one of the arrays that are always there out of ``arrays``."""
+    """Remove one of the arrays that are always present from ``arrays``, and check it."""
     array = arrays.pop(name)
     if array.dtype != DTYPES[CORE[name]]:
         raise PayloadError(f"sample {sample_id}: {name} is {array.dtype}, not {CORE[name]}.")
@@ -199,7 +199,7 @@ def _core(arrays: dict[str, Array], name: str, length: int, sample_id: str) -> A
 
 
 def _is_shape(value: Any) -> bool:
-    """A list of counts of which numpy can make an array: the product counts even where a dimension is 0."""
+    """Return whether a value is a list of counts that numpy accepts as a shape, also if one is 0."""
     if len(value) == 1:
         return _is_count(value[0])
     return (

@@ -1,4 +1,4 @@
-"""Bytes of a file whose name and size somebody else said: no link, no pipe, and no more than there is."""
+"""Read files whose names and sizes come from others: no links, no pipes, and no more bytes than the file has."""
 
 import errno
 import os
@@ -7,29 +7,29 @@ from collections.abc import Callable
 
 from penstock.payloads.run_files import GONE
 
-#: Nobody waits for whoever writes into a pipe.
+#: Never block for the writer of a pipe.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: What is not a plain file: a link, a socket, a device without a driver.
+#: Errors for other than plain files: a link, a socket, a device without a driver.
 _NO_FILE = GONE | {errno.ELOOP, errno.ENXIO, errno.ENODEV}
 #: Bytes read at once.
 _CHUNK = 16 * 1024 * 1024
 
-#: (first byte, number of bytes) to be read of a file with so many bytes; None: it is not the right one.
+#: Returns (first byte, number of bytes) to read from a file of this size; None: it is not the right one.
 Pick = Callable[[int], tuple[int, int] | None]
 
 
 def whole(most: int, size: int) -> tuple[int, int] | None:
-    """All of a file of ``size`` bytes, where it has at most ``most``."""
+    """Select all of a file of ``size`` bytes, if it has at most ``most``."""
     return (0, size) if size <= most else None
 
 
 def part(begin: int, num_bytes: int, size: int) -> tuple[int, int] | None:
-    """``num_bytes`` of a file of ``size`` bytes, where it has all of them."""
+    """Select ``num_bytes`` of a file of ``size`` bytes, if it has all of them."""
     return (begin, num_bytes) if 0 <= begin <= begin + num_bytes <= size else None
 
 
 def read_file(path: str, pick: Pick, step: Callable[[], None]) -> bytes | None:
-    """What ``pick`` says of a file; None where there is no plain file, or it ends before.
+    """Read the part of a file that ``pick`` selects; None if it is not a plain file, or ends before.
 
     Blocks, and calls ``step`` after each piece. Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""Payloads on a Redis: the keys of the run themselves, with a time to live until they are kept."""
+"""Payloads on a Redis: keys of the run, with a time to live until they are kept."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -9,12 +9,12 @@ from penstock.redis.call import run
 from penstock.redis.commands import Client
 from penstock.redis.scan import delete_keys, scan_keys
 
-#: Keys that are looked at together.
+#: Keys per pipeline.
 CHUNK = 1000
 
 
 class PayloadRedis:
-    """A Redis with payloads on it, the control Redis or one of its own; see ``PayloadStore``."""
+    """A Redis with payloads, the control Redis or another one; see ``PayloadStore``."""
 
     def __init__(self, client: Client, url: str) -> None:
         self.url = url
@@ -27,7 +27,7 @@ class PayloadRedis:
         self._client.ping()
 
     def claim(self, prefix: str) -> None:
-        """Nothing is to be made ready: keys of a run bear its name."""
+        """Do nothing: keys of a run contain its name."""
 
     def keep(self, names: Sequence[str]) -> list[bool]:
         return run(self._client, persist(names))
@@ -39,21 +39,21 @@ class PayloadRedis:
         pipe.execute()
 
     def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        # A Redis bounds its values by itself.
+        # Redis limits the size of its values itself.
         return list(self._client.mget([name for name, _ in wanted]))
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
         pipe = self._client.pipeline(transaction=False)
         for name, begin, num_bytes in ranges:
             pipe.getrange(name, begin, begin + num_bytes - 1)
-        # A key that is gone has only empty ranges.
+        # A missing key has only empty ranges.
         return [value or None for value in pipe.execute()]
 
     def unlink(self, names: Sequence[str]) -> None:
         self._client.unlink(*names)
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Keys that nobody keeps expire by themselves."""
+        """Return 0: Redis expires keys itself."""
         return 0
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-"""Where payloads of a run lie in a folder: ``FOLDER/RUN/x/NAME``, beside a mark that says whose ``FOLDER/RUN`` is."""
+"""Layout of a run's payloads in a folder: ``FOLDER/RUN/x/NAME``, with a mark that ``FOLDER/RUN`` holds payloads."""
 
 import errno
 import os
@@ -11,16 +11,16 @@ from urllib.parse import quote
 from penstock.errors import ConfigError
 from penstock.system.disk import FULL
 
-#: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
+#: Suffixes of files; no quoted name ends in one, for there two hex digits follow a percent sign.
 PENDING, WRITING, FREED = "%new", "%tmp", "%old"
 
-#: File that says whose a run's folder is.
+#: File that marks a run's folder.
 MARK = ".penstock-payloads"
 
-#: Names of the folders in it, and how the names of the files in those begin.
+#: Names of its subfolders, and prefixes of the names of files in these.
 PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
 
-#: Errors that say of one file that it is not there, or cannot be: none that is written here has such a name.
+#: Errors that mean that a file does not exist, or cannot: no file written here has such a name.
 GONE = {errno.ENOENT, errno.ENAMETOOLONG, errno.EINVAL}
 
 #: Most bytes of one write.
@@ -29,7 +29,7 @@ WRITE_BYTES = 1024 * 1024
 
 @contextmanager
 def if_there() -> Iterator[None]:
-    """Passes over a file that is not there."""
+    """Ignore a file that does not exist."""
     try:
         yield
     except OSError as exc:
@@ -38,7 +38,7 @@ def if_there() -> Iterator[None]:
 
 
 def unkeep(path: str) -> None:
-    """A permanent payload is one that nobody has kept, and its time begins now. One that is not there is passed over.
+    """Make a permanent payload expire again; its time begins now. A missing one is ignored.
 
     Raises OSError.
     """
@@ -53,7 +53,7 @@ def unkeep(path: str) -> None:
 
 
 def renew(path: str) -> None:
-    """The time of a payload that nobody has kept begins anew; one that is permanent, or not there, is passed over.
+    """Restart the time to live of a payload that is not kept; one that is permanent or missing is ignored.
 
     Raises OSError.
     """
@@ -62,19 +62,19 @@ def renew(path: str) -> None:
 
 
 def run_of(name: str) -> str:
-    """Name of the run that a key, or a prefix of keys, belongs to: it is in braces."""
+    """Return the name of the run that a key, or a prefix of keys, belongs to: it is in braces."""
     return name[name.index("{") + 1 : name.index("}")]
 
 
 def file_of(folder: Path, name: str) -> str:
-    """Path of a payload, by its key, once it is permanent."""
+    """Return the path of a permanent payload by its key."""
     run, _, rest = name.partition("{")[2].partition("}:")
     file = quote(rest, safe=":")
     return f"{folder}/{run}/{PARTS[zlib.crc32(file.encode()) & 15]}/{file}"
 
 
 def claim(folder: Path) -> None:
-    """Mark a run's folder as one of payloads; ConfigError where somebody else's files lie in it."""
+    """Mark a run's folder as a folder of payloads; raise ConfigError if it holds other files."""
     if (folder / MARK).exists():
         return
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -87,12 +87,12 @@ def claim(folder: Path) -> None:
 
 
 def parts(folder: Path) -> list[Path]:
-    """The folders of a run in which its files lie; a link is none of them."""
+    """Return the subfolders of a run that hold its files, without links."""
     return [part for name in PARTS if (part := folder / name).is_dir() and not part.is_symlink()]
 
 
 def check_access(folder: Path) -> None:
-    """Raise OSError where files of a run cannot be listed and renamed, as ``files`` and the leader do."""
+    """Raise OSError if files of a run cannot be listed and renamed, as ``files`` and the leader do."""
     for part in parts(folder):
         os.scandir(part).close()
         if not os.access(part, os.W_OK | os.X_OK):
@@ -100,14 +100,14 @@ def check_access(folder: Path) -> None:
 
 
 def files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Files of a run by the names that they are given here, in any stage of their lives."""
+    """Yield the payload files of a run, in any state."""
     for part in parts(folder):
         with os.scandir(part) as found:
             yield from (file for file in found if file.name.startswith(KINDS))
 
 
 def names_in(part: Path, step: Callable[[], None]) -> list[str]:
-    """Names of those in one of its folders; ``step`` is called for each. Blocks. Raises OSError."""
+    """Return the names of payload files in one subfolder; ``step`` is called for each. Blocks. Raises OSError."""
     names = []
     with os.scandir(part) as found:
         for file in found:
@@ -117,7 +117,8 @@ def names_in(part: Path, step: Callable[[], None]) -> list[str]:
 
 
 def delete(folder: Path, step: Callable[[], None]) -> int:
-    """Delete what is ours of a run, and call ``step`` for each file; how many. Blocks. Raises as ``claim``, OSError."""
+    """Delete the payloads of a run, call ``step`` for each; return their number. Blocks. Raises as ``claim``,
+    OSError."""
     count = 0
     if not folder.exists():
         return count
@@ -127,7 +128,7 @@ def delete(folder: Path, step: Callable[[], None]) -> int:
         with suppress(FileNotFoundError):
             os.unlink(file.path)
             count += 1
-    with suppress(OSError):  # somebody else's file keeps its folder
+    with suppress(OSError):  # other files keep their folder
         for part in parts(folder):
             step()
             part.rmdir()

@@ -1,12 +1,12 @@
-"""Which payload servers a run has: a small directory in the control Redis, so that one can join or leave at run time.
+"""The payload servers of a run: a small directory in the control Redis, so that servers can join or leave at run time.
 
     live ──drain──> draining ──empty──> drained
-      └── workers write here   └── nobody writes any more; what lies there is read until it is trained and freed
-    any of them ──lose──> lost: it is gone for good, and whoever waits for what lies there goes on without
+      └── workers write here   └── only read, until its payloads are trained and freed
+    any of them ──lose──> lost: gone for good, and readers of its payloads continue without them
 
 A sample's record names the server that has its payload, so payloads are found wherever they were written. A server is
-chosen by rendezvous hash of the sample's id among the live ones; without any, payloads lie on the control Redis. Where
-a process's own configuration gives a URL for a name, that one is used: machines may reach a server by other ways.
+chosen by rendezvous hash of the sample's id among the live ones; without any, payloads are on the control Redis. If a
+process's own configuration gives a URL for a name, that one is used: machines may reach a server at other addresses.
 """
 
 from collections import Counter
@@ -35,15 +35,15 @@ MAX_REV = 64
 
 
 class ServerState(StrEnum):
-    """What becomes of a payload server."""
+    """State of a payload server."""
 
     #: Workers write to it.
     LIVE = "live"
-    #: They do not any more; it is read until all that it holds is freed.
+    #: Workers no longer write to it; it is read until all that it holds is freed.
     DRAINING = "draining"
-    #: It holds nothing.
+    #: It is empty.
     DRAINED = "drained"
-    #: It is gone with all that it held.
+    #: It is gone with its payloads.
     LOST = "lost"
 
 
@@ -58,32 +58,31 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """All payload servers of a run, as of one revision."""
+    """All payload servers of a run, at one revision."""
 
-    #: A random word, another one after each change: one that was counted could come back after a failover. None: nobody
-    #: has looked.
+    #: Random, new after each change: a counter could repeat a value after a failover. None: not read yet.
     rev: str | None = None
     servers: dict[str, Server] = field(default_factory=dict)
 
     @property
     def live(self) -> list[str]:
-        """Names of those that workers write to, sorted."""
+        """Names of the servers that workers write to, sorted."""
         return sorted(name for name, server in self.servers.items() if server.state is ServerState.LIVE)
 
     @property
     def lost(self) -> list[str]:
-        """Names of those that are gone with all that they held, sorted."""
+        """Names of the servers that are gone with their payloads, sorted."""
         return sorted(name for name, server in self.servers.items() if server.state is ServerState.LOST)
 
     def named(self, name: str) -> Server:
-        """The server of that name. Raises ConfigError for one that is not known."""
+        """Return the server of that name. Raises ConfigError if it is unknown."""
         if name not in self.servers:
             known = ", ".join(sorted(self.servers)) or "none"
             raise ConfigError(f"The run has no payload server {name!r} (known: {known}).")
         return self.servers[name]
 
     def url(self, name: str, config: RedisConfig) -> str:
-        """Where a server is. Raises ProtocolError for one that nobody knows."""
+        """Return the URL of a server. Raises ProtocolError if it is unknown."""
         if name in config.payload_servers:
             return config.payload_servers[name]
         if name in self.servers:
@@ -96,7 +95,7 @@ class Directory:
 
 
 def parse(raw: Mapping[bytes, bytes]) -> Directory:
-    """Read the hash ``servers``. A server that cannot be read is logged and left out: the others are still there."""
+    """Parse the hash ``servers``. Unreadable servers are logged and skipped."""
     entries = {key: value for key, value in raw.items() if key.startswith(b"s:")}
     return Directory(revision(raw.get(b"rev")), {server.name: server for server in readable(entries, _server)})
 
@@ -116,17 +115,17 @@ def _record(url: str, state: ServerState) -> bytes:
 
 
 def revision(raw: bytes | None) -> str:
-    """The field ``rev`` of the hash; '' where it is not there."""
+    """Return the field ``rev`` of the hash; '' if it is not set."""
     return name_shown(raw or b"")[:MAX_REV]
 
 
 def read(client: Client, keys: Keys) -> Directory:
-    """The directory as it stands. Blocks for one round trip."""
+    """Read the directory. Blocks for one round trip."""
     return parse(client.hgetall(keys.servers))
 
 
 def seeds(keys: Keys, config: RedisConfig) -> list[scripts.Call[int]]:
-    """Verbs that make the servers of a configuration known, where nobody has said anything of them yet."""
+    """Return the calls that add the servers of a configuration which the directory does not know yet."""
     return [
         scripts.server(keys, name, _record(url, ServerState.LIVE), only_new=True)
         for name, url in sorted(config.payload_servers.items())
@@ -134,10 +133,10 @@ def seeds(keys: Keys, config: RedisConfig) -> list[scripts.Call[int]]:
 
 
 def add(client: Client, keys: Keys, name: str, url: str) -> None:
-    """Let workers write to another server; one that is drained or lost is taken back. Blocks for two round trips.
+    """Add a live server; one that is drained or lost becomes live again. Blocks for two round trips.
 
     Raises:
-        ConfigError: the name is taken by a server at another address, or is not a name.
+        ConfigError: the name is taken by a server at another address, or is invalid.
     """
     check_name("payload server", name)
     if name == CONTROL:
@@ -149,7 +148,7 @@ def add(client: Client, keys: Keys, name: str, url: str) -> None:
 
 
 def set_state(client: Client, keys: Keys, name: str, state: ServerState) -> Server:
-    """Move a server to another state. Blocks for two round trips. Raises ConfigError for one that is not known."""
+    """Set the state of a server. Blocks for two round trips. Raises ConfigError if it is unknown."""
     server = Server(name, read(client, keys).named(name).url, state)
     run(client, scripts.server(keys, name, _record(server.url, state)))
     return server
@@ -157,15 +156,15 @@ def set_state(client: Client, keys: Keys, name: str, state: ServerState) -> Serv
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How far the draining of a server is."""
+    """Progress of draining a server."""
 
-    #: Payloads, and what belongs to them, that somebody may still read.
+    #: Payloads and side arrays that may still be read.
     left: int
-    #: Payloads of leases that were lost: nobody will read them, they vanish by themselves.
+    #: Payloads of lost leases: they are never read, and expire.
     orphans: int
     #: Workers that may still write there.
     writers: list[str]
-    #: Of ``left``, those of buried jobs.
+    #: How many of ``left`` are of dead jobs.
     buried: int = 0
 
     @property
@@ -173,7 +172,7 @@ class Drain:
         return not self.left and not self.writers
 
     def words(self) -> str:
-        """What is waited for."""
+        """Return what draining waits for, as text."""
         parts = []
         if self.writers:
             parts.append(f"workers {', '.join(self.writers[:4])} to stop writing there")
@@ -184,16 +183,16 @@ class Drain:
 
 
 def drain(client: Client, store: PayloadStore, keys: Keys, server: Server) -> Drain:
-    """Look at a server that is draining. Blocks for a scan of its keys (about 10 us each).
+    """Inspect a draining server. Blocks for a scan of its keys (about 10 us each).
 
     Args:
         client: control Redis.
         store: the server itself.
 
     Raises:
-        ConfigError: it is not draining any more: somebody has taken it back, or given it up.
+        ConfigError: it is no longer draining: an operator changed its state.
     """
-    # In this order: who shows this very directory writes there no more, and has written what is found.
+    # In this order: a worker that reports this revision has written all that it will, and it is found below.
     directory = read(client, keys)
     state = directory.named(server.name).state
     if state is not ServerState.DRAINING:
@@ -216,14 +215,15 @@ def _now(client: Client) -> float:
 
 
 def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator[str]:
-    """What each key is: kept (permanent), held (on its way to that), buried (its job is), or orphan (nobody's)."""
+    """Yield the kind of each key: kept (permanent), held (not yet), buried (its job is dead), or orphan (of no
+    lease)."""
     yield from ("kept" for _, kept in found if kept)
     parts = [parts_of(keys, key) for key, kept in found if not kept]
     pipe = client.pipeline(transaction=False)
     for job, k, _ in parts:
         pipe.hmget(keys.group(job), "st", "tok", f"s:{k}")
     for (job, _, token), (state, *tokens) in zip(parts, pipe.execute(), strict=True):
-        # Under a lease that is neither held nor has committed it, nobody will ever read it.
+        # Its lease is neither held nor has committed it: it is never read.
         if job and token.encode() not in tokens:
             yield "orphan"
         else:
@@ -231,7 +231,7 @@ def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator
 
 
 def parts_of(keys: Keys, name: str) -> tuple[str, str, str]:
-    """Job, k and lease token in the name of a payload or side array; ('', '', '') for anything else."""
+    """Split the name of a payload or side array into job, k and lease token; ('', '', '') for anything else."""
     for kind in ("payload:", "side:"):
         prefix = keys.of(kind)
         if name.startswith(prefix):

@@ -1,12 +1,12 @@
-"""Large arrays beside a sample (routed experts, images), each in a key of its own, read only when asked for.
+"""Large arrays of a sample (routed experts, images), each in its own key, read only on request.
 
     offset 0   magic ``PSS1``
     offset 4   H, length of the header: uint32, little endian
     offset 8   msgpack list [dtype, shape]; then, at the next multiple of 8, the array, C order, little endian
 
-They are written, made permanent and freed with the sample's payload, on the same server. What all samples of a group
-share (its images) lies once for each lease and server, under the name of sample 0 of that lease, committed or not, and
-is freed with the last of them. Nothing here blocks.
+They are written, made permanent and freed with the sample's payload, on the same server. Arrays shared by all samples
+of a group (its images) exist once for each lease and server, under the name of sample 0 of that lease, committed or
+not, and are freed with the last of them. Nothing here blocks.
 """
 
 import math
@@ -46,33 +46,33 @@ class Packed:
     checksum: int
 
     def entry(self, name: str) -> list[Any]:
-        """What a sample's record says of it."""
+        """Return its entry in a sample's record."""
         return [name, len(self.data), self.checksum, SHARED]
 
 
-#: Last of an entry of ``sides`` in a record: the sample of the job under whose name a shared one lies.
+#: Last value of a shared array's entry of ``sides`` in a record: the sample of the job that names its key.
 SHARED = 0
 
 
 def key_of(keys: Keys, job: str, k: int, token: str, side: Sequence[Any]) -> str:
-    """Key of a side array, by its entry in a sample's record."""
+    """Return the key of a side array, by its entry in a sample's record."""
     return keys.side(f"{job}/{side[3] if len(side) > 3 else k}", token, side[0])
 
 
 def packed(name: str, array: Any, sample_id: str) -> Packed:
-    """A side array that a group shares. Raises PayloadError where it cannot be stored."""
+    """Pack a side array that a group shares. Raises PayloadError if it cannot be stored."""
     data = pack(name, array, sample_id)
     return Packed(data, zlib.crc32(data))
 
 
 def pack_all(sides: Mapping[str, Any], sample_id: str, wanted: Sequence[str] = ()) -> dict[str, bytes]:
-    """Bytes of a sample's side arrays by name.
+    """Pack a sample's side arrays; return their bytes by name.
 
     Args:
         wanted: names that every sample of the run must have.
 
     Raises:
-        PayloadError: one that was asked for is not there (T17), or one cannot be stored.
+        PayloadError: a wanted one is missing (T17), or one cannot be stored.
     """
     if missing := [name for name in wanted if sides.get(name) is None]:
         raise PayloadError(
@@ -85,7 +85,7 @@ def pack_all(sides: Mapping[str, Any], sample_id: str, wanted: Sequence[str] = (
 
 
 def pack(name: str, array: Any, sample_id: str) -> bytes:
-    """Bytes of one side array. Raises PayloadError where it cannot be stored."""
+    """Pack one side array. Raises PayloadError if it cannot be stored."""
     what = f"sample {sample_id}: side array {name!r}"
     try:
         check_name("side array", name)
@@ -104,7 +104,8 @@ def pack(name: str, array: Any, sample_id: str) -> bytes:
 
 
 def unpack(name: str, data: bytes, sample_id: str, checksum: int) -> Array:
-    """The array, a read-only view into ``data``. Raises PayloadError where the bytes are not what was written."""
+    """Return the array, a read-only view into ``data``. Raises PayloadError if the bytes were not written by
+    ``pack``."""
     what = f"sample {sample_id}: side array {name!r}"
     if zlib.crc32(data) != checksum:
         raise PayloadError(f"{what} is not the one that was committed (CRC-32 differs).")

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def are_step_rewards(array: NDArray[Any], length: int) -> bool:
-    """Whether it is that of a response of ``length`` tokens: whole indices inside it that rise, finite rewards."""
+    """Return whether an array is valid for a response of ``length`` tokens: rising integer indices, finite rewards."""
     if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
         return False
     ends = array[:, 0].astype(np.float64)

@@ -1,12 +1,12 @@
-"""Where payloads lie: on a Redis, or in a folder that machines share. Callers do not ask which it is.
+"""Stores of payloads: a Redis, or a folder that machines share. Callers do not depend on which it is.
 
-    put                     worker     written, and gone after a time unless it is kept (async_store.py)
-    keep, unlink, expire    leader     made permanent once committed, freed once nobody needs it, gone if nobody kept it
-    unkeep                  leader     not permanent any more, since Redis has forgotten that it was committed
-    read, read_ranges       trainer    whole, or a part of it
-    claim, names, delete    operator   a run begins, a store is drained, a run is deleted
+    put                     worker     write payloads that expire unless they are kept (async_store.py)
+    keep, unlink, expire    leader     make permanent after the commit, free after use, delete what was not kept
+    unkeep                  leader     make them expire again, since Redis has lost their commit
+    read, read_ranges       trainer    read all or a part of one
+    claim, names, delete    operator   begin a run, drain a store, delete a run
 
-What makes a payload count is said in the control Redis, with all its fences; a store only has bytes under names.
+The control Redis decides which payloads count, with all its fences; a store only has bytes under names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ from penstock.redis.commands import Client
 
 
 class PayloadStore(Protocol):
-    """One place of payloads, by the keys of the run. All methods block.
+    """One store of payloads, by the keys of the run. All methods block.
 
-    A store that does not answer raises an error of ``PASSING`` (penstock.redis.control): ask again, nothing is lost.
+    If the store does not answer they raise an error of ``PASSING`` (penstock.redis.control): retry, nothing is lost.
     """
 
     @property
@@ -31,62 +31,62 @@ class PayloadStore(Protocol):
 
     @property
     def columns(self) -> Client | None:
-        """The Redis that keeps columns beside the payloads; None where only payloads can lie."""
+        """The Redis that keeps columns beside the payloads; None if the store has only payloads."""
 
     def check(self) -> None:
-        """See whether it will do. Raises QueueUnavailable, QueueRefused, ConfigError."""
+        """Check that the store is usable. Raises QueueUnavailable, QueueRefused, ConfigError."""
 
     def ping(self, prefix: str = "") -> None:
-        """See whether it answers, and would do what a leader asks of it for the run of this prefix of keys."""
+        """Check that it answers, with the calls that a leader makes for the run of this prefix of keys."""
 
     def claim(self, prefix: str) -> None:
-        """Make it ready for a run; ``prefix`` is that of the run's keys. Raises ConfigError where it is not to be."""
+        """Prepare it for a run; ``prefix`` is that of the run's keys. Raises ConfigError if that is not possible."""
 
     def keep(self, names: Sequence[str]) -> list[bool]:
-        """Make committed payloads permanent; False where one is gone. Raises ConfigError: it is another folder."""
+        """Make committed payloads permanent; False for a missing one. Raises ConfigError: it is another folder."""
 
     def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
-        """Take back what ``keep`` did: gone after so long, unless they are kept again. What is gone does not matter."""
+        """Undo ``keep``: they expire after ``ttl_s``, unless they are kept again. Missing ones are ignored."""
 
     def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """(key, bytes that it has by its record) each; None where one is gone. Raises ConfigError: another folder.
+        """Read payloads by (key, size in the record); None for a missing one. Raises ConfigError: another folder.
 
-        What is longer than its record says is not read: it is not what was committed.
+        A payload longer than its record says is not read: it is not the committed one.
         """
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-        """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it."""
+        """Read (key, first byte, number of bytes); None if the payload is missing, or ends before."""
 
     def unlink(self, names: Sequence[str]) -> None:
-        """Free payloads; what is gone does not matter."""
+        """Free payloads; missing ones are ignored."""
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Remove what nobody committed in ``ttl_s``, where that does not happen by itself; how many."""
+        """Delete payloads not committed within ``ttl_s``, unless the store expires them itself; return their number."""
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """(key, is it permanent) of all that lies there under ``prefix``, in no order.
+        """Yield (key, is it permanent) of all payloads under ``prefix``, in any order.
 
-        Raises ConfigError where it cannot be known: this machine does not have the run's folder.
+        Raises ConfigError if they are not known: this machine does not have the run's folder.
         """
 
     def delete(self, prefix: str) -> int:
-        """Delete all of a run that lies there; how many. Raises ConfigError where it is not ours."""
+        """Delete all payloads of a run; return their number. Raises ConfigError if the folder holds other files."""
 
     def usage(self) -> tuple[int, int]:
-        """Bytes that are used, and that there are in all (0: no limit). Raises ConfigError: there is no such folder."""
+        """Return used and total bytes (total 0: no limit). Raises ConfigError if the folder does not exist."""
 
     def close(self) -> None:
-        """Close the connection; what was to be freed is."""
+        """Close the connection, after freeing what was to be freed."""
 
 
 def open_store(url: str, *, timeout_s: float = connect.TIMEOUT_S) -> PayloadStore:
-    """The store at an address; nobody is asked yet.
+    """Open the store at an address; nothing is contacted yet.
 
     Args:
-        timeout_s: longest wait for one answer of a Redis, or for a folder's file system to do anything.
+        timeout_s: longest wait for one answer of a Redis, or for progress of a folder's file system.
 
     Raises:
-        ConfigError: the address cannot be read.
+        ConfigError: the address is invalid.
     """
     if is_folder(url):
         return PayloadFolder(url, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""Writing payload bytes: samples checked against what the loss relies on, then packed. See ``payloads``.
+"""Encoding of payload bytes: samples are checked for what the loss relies on, then packed. See ``payloads``.
 
-Samples that are committed together are checked in one pass over their joined arrays: an array operation costs as much
-for one sample of 2,560 tokens as half of what it costs for eight.
+Samples that are committed together are checked in one pass over their joined arrays: an array operation on one sample
+of 2,560 tokens costs half of what it costs on eight.
 """
 
 import math
@@ -40,16 +40,16 @@ from penstock.payloads.format import (
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.sample_meta import SampleMeta
 
-#: Most characters of a job's label that go with its first sample.
+#: Most characters of a job's label that are stored with its first sample.
 MAX_LABEL = 1024
-#: What ``bytes.join`` takes.
+#: Argument type of ``bytes.join``.
 _Chunk = bytes | Array
-#: So many zeros.
+#: Zero bytes for padding, by number.
 _ZEROS = [bytes(count) for count in range(8)]
 _BOTH = np.uint8(GENERATED | LOSS)
 
 
-# Neither is frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes them.
+# Neither is frozen, since creating a frozen instance takes three times as long, for every sample. Do not change them.
 @dataclass(slots=True, eq=False)
 class _Raw:
     """Arrays of one sample, converted and of one length L, not checked yet."""
@@ -65,7 +65,7 @@ class _Raw:
 
 @dataclass(slots=True, eq=False)
 class _Checked:
-    """A sample that can be true, and what its record counts."""
+    """A checked sample, and the counts for its record."""
 
     payload: Payload
     num_generated: int
@@ -73,7 +73,7 @@ class _Checked:
 
 
 def encode(sample: Sample, sides: Mapping[str, Array] | None = None) -> bytes:
-    """Payload bytes of a sample; PayloadError where its lists cannot be true (see ``encode_arrays``)."""
+    """Encode a sample; raise PayloadError if its lists are inconsistent (see ``encode_arrays``)."""
     (checked,) = _check([_raw_of(sample)])
     return _joined(checked.payload, sample.id, sides or {})
 
@@ -90,13 +90,14 @@ def encode_arrays(
     spans: Sequence[Span] | None = None,
     sides: Mapping[str, Array] | None = None,
 ) -> bytes:
-    """Payload bytes of arrays or lists of one length L; versions per token, or as spans.
+    """Encode arrays or lists of one length L; versions per token, or as spans.
 
-    Numpy arrays of the right dtype (int32, float32, uint8, uint8, int32) are taken without a conversion.
+    Numpy arrays of the right dtype (int32, float32, uint8, uint8, int32) are not converted.
 
     Raises:
-        PayloadError: lengths differ, a value does not fit its dtype, a mask holds anything but 0 and 1, loss on or a
-            version of a token that was not drawn; or, in a sample that bears loss, a generated token whose logprob is
+        PayloadError: lengths differ, a value does not fit its dtype, a mask holds anything but 0 and 1, a token that
+        was not
+            generated has loss or a version; or, in a sample that bears loss, a generated token whose logprob is
             not finite or that has no version.
     """
     if (versions is None) == (spans is None):
@@ -117,16 +118,16 @@ def pack(
     temperature: float | None = None,
     logprob_kind: str = "scaled",
 ) -> tuple[bytes, list[SampleMeta]]:
-    """Payload bytes of finished samples of one job, end to end, and the record of each.
+    """Encode finished samples of one job, concatenated; return the bytes and the record of each sample.
 
     Args:
         token: lease token under which they will be committed.
         server: name of the payload server that the bytes will be written to, under the first sample's key.
-        temperature: what the engine drew at; None takes the job's. Where it draws greedily it reports logprobs at
-            temperature 1, which is what is recorded then.
+        temperature: at which the engine sampled; None takes the job's. A greedy engine reports logprobs at
+            temperature 1, and this is recorded then.
 
     Raises:
-        PayloadError: a sample's arrays cannot be true (see ``encode_arrays``), or it has no reward that is a number.
+        PayloadError: a sample's arrays are inconsistent (see ``encode_arrays``), or its reward is not a number.
     """
     checked = _check([_raw_of(sample) for sample in samples])
     chunks: list[_Chunk] = []
@@ -141,7 +142,7 @@ def pack(
         payload = one.payload
         versions = [version for _, _, version in payload.spans]
         oldest, newest = min(versions, default=-1), max(versions, default=-1)
-        # By place, in the order of SampleMeta: by name it takes five times as long, for every sample.
+        # Positional, in the order of SampleMeta: keywords take five times as long, for every sample.
         metas.append(
             SampleMeta(
                 sample.k, token, server, checksum, size, len(payload), payload.prompt_length, one.num_generated,
@@ -208,7 +209,7 @@ def _convert_all(
 
 
 def _convert(values: ArrayLike, dtype: str, name: str, sample_id: str) -> Array:
-    """[L] array of ``dtype``; a value that does not fit is an error, never a wrap-around."""
+    """Convert to a [L] array of ``dtype``; a value that does not fit is an error, never a wrap-around."""
     if isinstance(values, np.ndarray):
         if values.dtype == DTYPES[dtype] and values.ndim == 1 and values.flags.c_contiguous:
             return values
@@ -229,7 +230,7 @@ def _convert(values: ArrayLike, dtype: str, name: str, sample_id: str) -> Array:
 
 
 def _versions_of(spans: Sequence[Span], length: int, sample_id: str) -> Array:
-    """[L] int32 version of each token, -1 outside every span."""
+    """Return the [L] int32 version of each token, -1 outside every span."""
     versions = np.full(length, -1, np.int32)
     for start, end, version in check_spans([int(value) for span in spans for value in span], length, sample_id):
         versions[start:end] = version
@@ -241,11 +242,11 @@ def _join(arrays: Sequence[Array]) -> Array:
 
 
 def _check(raws: Sequence[_Raw]) -> list[_Checked]:
-    """What the loss relies on, I7, T6 and T8, or PayloadError."""
+    """Check what the loss relies on, I7, T6 and T8; raise PayloadError if it does not hold."""
     ends = list(accumulate(len(raw.tokens) for raw in raws))
     generated = _join([raw.generated for raw in raws])
     loss = _join([raw.loss_mask for raw in raws])
-    # As bytes: comparing them takes a tenth of what array operations do.
+    # As bytes: comparing them takes a tenth of the time of array operations.
     drawn, bearing = generated.tobytes(), loss.tobytes()
     same = drawn == bearing
     if generated.max(initial=0) > 1 or (not same and loss.max(initial=0) > 1):
@@ -259,7 +260,7 @@ def _check(raws: Sequence[_Raw]) -> list[_Checked]:
     num_drawn = sum_runs(generated, starts)
     num_bearing = num_drawn if same else sum_runs(loss, starts)
     logprobs = _join([raw.logprobs for raw in raws])
-    # One number that is not finite makes the sum of squares so, at a quarter of the price of looking at each.
+    # If one number is not finite, neither is the sum of squares, at a quarter of the cost of checking each.
     finite = math.isfinite(logprobs.dot(logprobs))
     out: list[_Checked] = []
     run = begin = 0
@@ -278,7 +279,7 @@ def _check(raws: Sequence[_Raw]) -> list[_Checked]:
 
 
 def _check_one(raw: _Raw, mask: Array, runs: Sequence[tuple[int, int, int, int, int]], finite: bool) -> _Checked:
-    """One sample; ``runs``: (start, end, version, generated, loss tokens) of equal versions, end to end."""
+    """Check one sample; ``runs``: (start, end, version, generated, loss tokens) of equal versions, end to end."""
     spans: list[Span] = []
     counts: dict[int, int] = {}
     covered = num_generated = num_loss = 0
@@ -299,7 +300,7 @@ def _check_one(raw: _Raw, mask: Array, runs: Sequence[tuple[int, int, int, int, 
     if spans and spans[0][0] < raw.prompt_length:
         raise PayloadError(
             f"sample {raw.sample}: token {spans[0][0]} has version {spans[0][2]}, but it is one of the prompt's "
-            f"{raw.prompt_length}: the policy did not draw it."
+            f"{raw.prompt_length}: the policy did not generate it."
         )
     if num_loss and covered != num_generated:
         raise PayloadError(f"sample {raw.sample}: it bears loss, but not every generated token has a version (I7).")
@@ -313,7 +314,7 @@ def _check_one(raw: _Raw, mask: Array, runs: Sequence[tuple[int, int, int, int, 
 
 
 def _runs(versions: Array, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Where runs of equal versions begin, none longer than its sample, and the version of each."""
+    """Return the starts of runs of equal versions, each within one sample, and the version of each."""
     if not len(versions):
         return [], []
     begins = np.empty(len(versions), np.bool_)
@@ -324,7 +325,7 @@ def _runs(versions: Array, ends: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def _whose(raws: Sequence[_Raw], ends: Sequence[int], at: int) -> tuple[str, int]:
-    """The sample that token ``at`` of the joined arrays is of, and its place there."""
+    """Return the sample of token ``at`` of the joined arrays, and the token's index in it."""
     i = next(i for i, end in enumerate(ends) if at < end)
     return raws[i].sample, at - (ends[i] - len(raws[i].tokens))
 
@@ -336,7 +337,7 @@ def _joined(payload: Payload, sample_id: str, sides: Mapping[str, Array]) -> byt
 
 
 def _add_chunks(chunks: list[_Chunk], payload: Payload, sample_id: str, sides: Mapping[str, Array]) -> int:
-    """Put the payload's bytes in pieces behind ``chunks``; how many bytes, a multiple of 8."""
+    """Append the payload's bytes in pieces to ``chunks``; return their number, a multiple of 8."""
     arrays = [payload.tokens, payload.logprobs, payload.mask]
     entries, pads, size = _layout(len(payload))
     if sides:
@@ -365,7 +366,8 @@ def _add_chunks(chunks: list[_Chunk], payload: Payload, sample_id: str, sides: M
 
 @lru_cache(maxsize=1024)
 def _layout(length: int) -> tuple[Sequence[Any], Sequence[int], int]:
-    """The three arrays of every payload of ``length`` tokens: entries in the header, padding behind each, all bytes."""
+    """Lay out the three arrays of a payload of ``length`` tokens: entries in the header, padding of each, total
+    bytes."""
     entries, pads, size = [], [], 0
     for name, dtype in (("tokens", "int32"), ("logprobs", "float32"), ("mask", "uint8")):
         entries.append([name, dtype, [length], size])

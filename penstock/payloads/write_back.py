@@ -1,4 +1,4 @@
-"""What was written to a folder of payloads is on the disk soon: by a thread, for many writes at once."""
+"""Sync of payload folders to disk, by a thread, for many writes at once."""
 
 import ctypes
 import logging
@@ -7,14 +7,14 @@ import threading
 import time
 from pathlib import Path
 
-#: Longest time that what was written is not on the disk.
+#: Longest time from a write to its sync.
 SYNC_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 class WriteBack:
-    """Brings the file system of one folder to the disk, within ``SYNC_S`` of a write. Thread-safe."""
+    """Syncs the file system of one folder within ``SYNC_S`` of a write. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class WriteBack:
         self._thread: threading.Thread | None = None
 
     def soon(self) -> None:
-        """Something was written. Returns at once."""
+        """Request a sync after a write. Returns at once."""
         self._dirty.set()
         if self._thread is None:
             with self._lock:
@@ -32,7 +32,7 @@ class WriteBack:
                     self._thread.start()
 
     def close(self) -> None:
-        """Bring what was written to the disk. Blocks."""
+        """Sync now if something was written. Blocks."""
         if self._thread is not None and self._dirty.is_set():
             self._sync()
 
@@ -44,7 +44,7 @@ class WriteBack:
             time.sleep(SYNC_S)
 
     def _sync(self) -> None:
-        """Write back the file system of the folder, and no other where the system can distinguish them."""
+        """Sync the file system of the folder, and no other if the system can distinguish them."""
         try:
             folder = os.open(self._path, os.O_RDONLY)
             try:

@@ -1,1 +1,1 @@
-"""What the parts say to each other through Redis: keys, records, verbs, and the rules over them."""
+"""Redis keys, records, calls of verbs, and the rules that apply to them."""

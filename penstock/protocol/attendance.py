@@ -1,4 +1,4 @@
-"""Presence of parts that are no workers: a small record each, so that one that was killed can be named by who waits."""
+"""Presence of processes other than workers: one small record each, so that a killed process can be named."""
 
 import os
 import socket
@@ -10,17 +10,17 @@ from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 
-#: A record is confirmed so often; nobody counts on one that is older than ``presence.FRESH_S``.
+#: Interval of confirmation; a record older than ``presence.FRESH_S`` is ignored.
 CONFIRM_S = 2.0
 
 
 class Attendance:
-    """The record of one process. Its methods block for a round trip at most; a Redis that is gone is not an error here.
+    """The presence record of one process. Methods block for at most one round trip; an unreachable Redis is ignored.
 
     Args:
-        part: what it is: producer, buffer, ...
-        name: which one, where there may be several on a machine with names of their own.
-        metrics: where its metrics are; '' for nowhere.
+        part: kind of the process: producer, buffer, ...
+            name: name of the process, if one machine may run several that have names.
+            metrics: address of its metrics; '' if it serves none.
     """
 
     def __init__(self, client: Client, keys: Keys, part: str, *, name: str = "", metrics: str = "") -> None:
@@ -33,14 +33,14 @@ class Attendance:
         self._told = 0.0
 
     def confirm(self) -> None:
-        """Show that the process is there, if that is due. Cheap to call in a loop."""
+        """Confirm the record if that is due. Cheap to call in a loop."""
         if time.monotonic() - self._told < CONFIRM_S:
             return
         if self._write(pack({**self._shown, "at": time.time()})):
             self._told = time.monotonic()
 
     def end(self) -> None:
-        """Take the record away: this process leaves as it should."""
+        """Delete the record: this process exits normally."""
         self._write(b"")
 
     def _write(self, record: bytes) -> bool:

@@ -1,10 +1,10 @@
-"""Invariants I1 and I10 recounted from the keys, and what was committed against what is there.
+"""Recount invariants I1 and I10 from the keys, and compare commits with what Redis holds.
 
-(a) one instant: admitted = in lanes + delayed + dead + kept + retired + evicted + dropped + cancelled
-(b) every group against the container its state names, by a small verb each; safe while the run goes on
+(a) in one instant: admitted = in lanes + delayed + dead + kept + retired + evicted + dropped + cancelled
+(b) every group against the container its state names, by one small verb each; safe during a run
 (c) every id below the source's position is done or live, by the bitmaps
-(d) one instant, each home lane: tokens told of = sum of the accounts + what live groups hold
-(e) tokens that a group holds of committed samples against the records of these samples
+(d) in one instant, for each home lane: reported tokens = sum of the accounts + tokens of live groups
+(e) the tokens that a group accounts for its committed samples against the records of these samples
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ SHOWN = 20
 
 @dataclass(slots=True)
 class AuditReport:
-    """What an audit found; ``ok`` when nothing differs."""
+    """Result of an audit; ``ok`` if nothing differs."""
 
     recount: Recount
     #: The first of them, in words.
@@ -44,13 +44,13 @@ class AuditReport:
     #: Samples or groups that were counted twice.
     duplicated: int = 0
     groups: int = 0
-    #: Ids of the first of the jobs that are neither done nor live, or in no container, as far as they are known.
+    #: Ids of the first jobs that are neither done nor live, or in no container, as far as they are known.
     missing: list[str] = field(default_factory=list)
     #: The ledger of tokens by home lane.
     tokens: dict[str, LaneTokens] = field(default_factory=dict)
 
     def tell(self, what: str, wrong: str, *, first: bool = False) -> None:
-        """Add a difference, first or last; '' is not one. Those beyond ``SHOWN`` are counted only."""
+        """Add a difference, first or last; '' is none. Differences beyond ``SHOWN`` are only counted."""
         if wrong:
             self.num_differences += 1
             self.differences.insert(0 if first else len(self.differences), f"{what}: {wrong}")
@@ -65,7 +65,7 @@ def audit(client: Client, keys: Keys, at: Callable[[int, int], None] = lambda _d
     """Recount a run; read-only. Blocks for a scan over its groups (about 0.1 ms each).
 
     Args:
-        at: called with how many groups were looked at, and how many there are.
+        at: called with the number of groups checked and the number of groups.
     """
     report = AuditReport(run(client, scripts.recount(keys)))
     if found := run(client, loss(keys)).keys:
@@ -94,7 +94,7 @@ def audit(client: Client, keys: Keys, at: Callable[[int, int], None] = lambda _d
 
 
 def scan_groups(client: Client, keys: Keys) -> Iterator[str]:
-    """Ids of all jobs that have a group, each at least once, in no order."""
+    """Yield the ids of all jobs that have a group, each at least once, in any order."""
     prefix = keys.group("")
     return (key.removeprefix(prefix) for key in scan_keys(client, prefix))
 
@@ -102,7 +102,7 @@ def scan_groups(client: Client, keys: Keys) -> Iterator[str]:
 def _check_groups(
     client: Client, keys: Keys, report: AuditReport, at: Callable[[int, int], None]
 ) -> dict[str, set[int]]:
-    """Recount (b). Returns the indices of live jobs by DATASET/EPOCH."""
+    """Recount (b). Return the indices of live jobs by DATASET/EPOCH."""
     live: dict[str, set[int]] = {}
     jobs = sorted(set(scan_groups(client, keys)), key=order_of)
     for job in jobs:
@@ -134,14 +134,14 @@ def _check_records(client: Client, keys: Keys, report: AuditReport, job: str) ->
             seen[meta.k] = Drawn.recorded(meta).live
         if (drawn := {k: tokens for k, tokens in seen.items() if tokens}) != held:
             report.tell(
-                f"group {job}", f"its samples hold {sum(drawn.values())} tokens, its account {sum(held.values())}"
+                f"group {job}", f"its samples have {sum(drawn.values())} tokens, its account {sum(held.values())}"
             )
     except (ProtocolError, TypeError, ValueError, ResponseError) as exc:
         report.tell(f"group {job}", f"its records cannot be read, so it is not trained on: {exc}")
 
 
 def _records_of(client: Client, keys: Keys, job: str) -> tuple[bytes, dict[int, int]]:
-    """In one instant the records of a group's samples, and the tokens that it holds of each, by k."""
+    """Return, of one instant, the records of a group's samples, and the tokens that it holds of each, by k."""
     pipe = client.pipeline(transaction=True)
     pipe.get(keys.meta(job))
     pipe.hget(keys.group(job), "tk")
@@ -163,7 +163,7 @@ def _check_tokens(client: Client, keys: Keys, report: AuditReport) -> None:
         if ledger.held != there:
             report.tell(
                 "tokens",
-                f"of {ledger.heard} told of in lane {lane}, {ledger.heard - ledger.held} are in accounts, {there} in "
+                f"of {ledger.heard} reported in lane {lane}, {ledger.heard - ledger.held} are in accounts, {there} in "
                 f"groups: {abs(ledger.held - there)} are {'missing' if ledger.held > there else 'too many'}",
             )
         for account, tokens in ledger.accounts.items():
@@ -197,7 +197,7 @@ def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[st
 
 
 def _names(named: list[str], count: int) -> str:
-    """The names there are, and how many more."""
+    """Return the names as text, with the number of jobs that are not named."""
     if not named:
         return "nothing that is left shows which"
     more = count - len(named)
@@ -205,7 +205,7 @@ def _names(named: list[str], count: int) -> str:
 
 
 def _bits(bitmap: bytes) -> Iterator[int]:
-    """Places of the bits that are set, as Redis counts them."""
+    """Yield the positions of the bits that are set, in Redis' order."""
     for place, byte in enumerate(bitmap):
         if byte:
             yield from (8 * place + bit for bit in range(8) if byte >> (7 - bit) & 1)

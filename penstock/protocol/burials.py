@@ -1,7 +1,6 @@
-"""How long buried jobs are: what fails for its length is missing among what is trained on (T11).
+"""Lengths of dead jobs: if long ones fail, long ones are missing from training (T11).
 
-Of a buried job three lengths are known: its prompt, how many tokens it may draw, and what those of its answers drew
-that were finished before it was buried.
+Three lengths of a dead job are known: its prompt, its token limit, and the answers that were finished before it died.
 """
 
 from collections import Counter
@@ -15,16 +14,16 @@ from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.records.small_maps import name_shown
 from penstock.redis.commands import Client
 
-#: Upper ends of the classes that prompts are counted by.
+#: Upper ends of the classes by which prompts are counted.
 CLASSES = (64, 256, 1024, 4096, 16384, 65536)
 
 
 def lengths(client: Client, keys: Keys, letters: Sequence[Mapping[bytes, bytes]]) -> list[dict[str, Any]]:
-    """Of each letter of the ``dead`` stream: what is known of its job's length. Blocks for one round trip.
+    """Return what is known of the length of each job of the ``dead`` stream. Blocks for one round trip.
 
     Returns:
-        ``prompt_length`` in ``prompt_unit`` (tokens, or characters of a text), ``max_new_tokens`` (None: as the engine
-        has it) and ``drawn`` (generated tokens of each finished answer); {} of a record that cannot be read.
+        ``prompt_length`` in ``prompt_unit`` (tokens, or characters of a text), ``max_new_tokens`` (None: the engine's
+        default) and ``drawn`` (generated tokens of each finished answer); {} if the record cannot be read.
     """
     pipe = client.pipeline(transaction=False)
     for letter in letters:
@@ -33,7 +32,7 @@ def lengths(client: Client, keys: Keys, letters: Sequence[Mapping[bytes, bytes]]
 
 
 def by_length(found: Iterable[Mapping[str, Any]]) -> str:
-    """Buried jobs by the length of their prompts, in words: ``up to 64 tokens 3, up to 1,024 tokens 12``; or ''."""
+    """Return the dead jobs by prompt length, as text: ``up to 64 tokens 3, up to 1,024 tokens 12``; or ''."""
     counts: Counter[tuple[str, int]] = Counter()
     for one in found:
         if one:

@@ -1,7 +1,7 @@
-"""Who holds the gate, and how full it is (T3).
+"""Which subscriptions hold the gate, and how full it is (T3).
 
-How full is the arithmetic of ``places`` in ``lua/_common.lua``, which is what admits and refuses. Whoever tells why
-it waits, or decides by it, asks here; a test holds the two to the same figures on random states.
+Computes the same figures as ``places`` in ``lua/_common.lua``, which admits and refuses; a test compares the two on
+random states.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from penstock.words import shown
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What decides whether a subscription holds the gate."""
+    """The fields that decide whether a subscription holds the gate."""
 
-    #: Under what name groups count its uses; members of a pool have one.
+    #: Name by which groups count its uses; members of a pool share one.
     account: str
-    #: It drives the clock, and is not parked: its trainer has not been gone for longer than its retention.
+    #: It drives the clock and is not parked (its trainer has not been gone for longer than its retention).
     drives: bool
 
 
 def gates(subs: Mapping[str, Holder]) -> list[list[str]]:
-    """Names of the subscriptions that hold the gate; with one of a pool all of its members, counted together."""
+    """Return the subscriptions that hold the gate; members of a pool are grouped and counted together."""
     accounts: dict[str, list[str]] = {}
     for name, sub in sorted(subs.items()):
         accounts.setdefault(sub.account, []).append(name)
@@ -35,12 +35,12 @@ def gates(subs: Mapping[str, Holder]) -> list[list[str]]:
 
 
 def read_gates(client: Client, keys: Keys) -> tuple[int, list[list[str]]]:
-    """(revision of subs, ``gates`` of those that are live). Blocks for two round trips.
+    """Return (revision of subs, ``gates`` of the live ones). Blocks for two round trips.
 
-    The revision is as old as the names or older, so a verb that is given both refuses what has changed since.
+    The revision is at most as new as the names, so a verb given both refuses if something has changed since.
 
     Raises:
-        ProtocolError: Redis does not hold them as penstock writes it.
+        ProtocolError: an entry is not what penstock writes.
     """
     raw = client.hgetall(keys.subs)
     names = [name_in(field[4:], "A subscription") for field in raw if field.startswith(b"sub:")]
@@ -59,22 +59,22 @@ def read_gates(client: Client, keys: Keys) -> tuple[int, list[list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the gate counts of one subscription, in groups."""
+    """What the gate counts for one subscription, in groups."""
 
-    #: h, in versions; the tightest of a pool's members counts.
+    #: h, in versions; the smallest in a pool counts.
     bound: int = 0
-    #: B: those that one of its versions consumes.
+    #: B: groups that one of its versions consumes.
     group_budget: int = 0
-    #: Admitted beyond the bound: ``over_sampling_groups``, and what is owed to a batch.
+    #: Admitted beyond the bound: ``over_sampling_groups``, and grants for a batch.
     extra: int = 0
-    #: Those that a published version consumed, and that it gave up unused.
+    #: Groups that a published version consumed, and groups disposed of.
     consumed: int = 0
     disposed: int = 0
-    #: Those that were gone before it came.
+    #: Groups that were gone before it subscribed.
     start: int = 0
-    #: Places in the order of admission that held nothing when their turn came.
+    #: Places in the order of admission that were empty when their turn came.
     skipped: int = 0
-    #: It cuts by cohorts: one that is buried or given up keeps its place until its cohort is trained or skipped.
+    #: It cuts by cohorts: a dead or disposed group keeps its place until its cohort is trained or skipped.
     cohort: bool = False
     #: Its pool; '': none.
     share: str = ""
@@ -86,7 +86,7 @@ class Counted:
 class Room:
     """Places at one gate, in groups."""
 
-    #: Below 0: so many are taken too many.
+    #: Negative: the number of places taken beyond the limit.
     free: int
     places: int
 
@@ -96,12 +96,12 @@ class Room:
 
 
 def room(members: Sequence[Counted], *, admitted: int, gone: int = 0, pool_gone: int = 0) -> Room:
-    """Places at the gate of the subscriptions that it counts together: one, or all members of a pool.
+    """Compute the places at the gate of subscriptions that are counted together: one, or all members of a pool.
 
     Args:
-        admitted: train groups that were ever admitted.
-        gone: those of them that were buried or cancelled before they were complete.
-        pool_gone: those that were gone before the pool's first member came, or that left with members.
+        admitted: train groups ever admitted.
+        gone: groups of these that died or were cancelled before they were complete.
+        pool_gone: groups that were gone before the pool's first member subscribed, or that left with members.
     """
     in_pool = any(one.share and not one.cohort for one in members)
     stock = admitted - (pool_gone if in_pool else 0) - (0 if any(one.cohort for one in members) else gone)
@@ -120,13 +120,13 @@ def room(members: Sequence[Counted], *, admitted: int, gone: int = 0, pool_gone:
 
 
 def read_rooms(client: Client, keys: Keys, gates: Sequence[Sequence[str]]) -> dict[str, Room]:
-    """The room of each gate, by its first subscription. Blocks for a round trip; all is of one instant.
+    """Return the room of each gate, by its first subscription. Blocks for a round trip; all of one instant.
 
     Args:
-        gates: names of the subscriptions that hold the gate, those of a pool together.
+        gates: names of the subscriptions that hold the gate, members of a pool together.
 
     Raises:
-        ProtocolError: Redis does not hold one of them as penstock writes it.
+        ProtocolError: an entry is not what penstock writes.
     """
     pipe = client.pipeline(transaction=True)
     pipe.hmget(keys.counters, "seq:train", "buried:train", "cancelled:train")
@@ -149,7 +149,7 @@ def read_rooms(client: Client, keys: Keys, gates: Sequence[Sequence[str]]) -> di
 
 def _counted(raw: Mapping[bytes, bytes], name: str) -> Counted:
     definition, position = Definition.read(raw, name), Position.read(raw, name)
-    for key in ("bound", "over"):  # as the verb does, which counts nothing where one is empty
+    for key in ("bound", "over"):  # must be numbers or empty, which counts as 0
         read_count(raw.get(key.encode()), key, name)
     return Counted(
         bound=definition.bound,

@@ -1,4 +1,4 @@
-"""A completed group as filters see it: metadata and rewards, never tokens."""
+"""A completed group as filters see it: metadata and rewards, no tokens."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from penstock.protocol.records.sample_meta import SampleMeta
 
 @dataclass(frozen=True, slots=True)
 class CompletedGroup:
-    """What a group filter is given.
+    """The argument of a group filter.
 
     A filter is ``module:function`` of the user's: ``function(group) -> bool``, or ``(bool, reason)``; true keeps the
-    group. It is asked when the group completes, and perhaps again when another buffer takes the lead, so its answer
-    should depend on the group alone.
+    group. It is called when the group completes, and again if another buffer becomes leader, so its result should
+    depend on the group alone.
     """
 
     #: ``DATASET/EPOCH/INDEX``
     job: str
     #: train, eval or score
     lane: str
-    #: Samples wanted; fewer are there where a partial group was closed.
+    #: Samples requested; ``samples`` has fewer if a partial group was closed.
     num_wanted: int
-    #: Records of the samples that are there, in the order of k.
+    #: Records of the committed samples, in the order of k.
     samples: tuple[SampleMeta, ...]
 
     @property
@@ -30,7 +30,7 @@ class CompletedGroup:
 
     @property
     def rewards_with_loss(self) -> list[float]:
-        """Reward of each sample that bears loss: those that are masked altogether are left out."""
+        """Reward of each sample that bears loss; fully masked samples are left out."""
         return [sample.reward for sample in self.samples if sample.num_loss]
 
     @property

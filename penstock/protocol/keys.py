@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from penstock.names import check_name
 
-#: Name of the control Redis among the payload servers, where it holds payloads too.
+#: Name of the control Redis among the payload servers, if it holds payloads too.
 CONTROL = "control"
 
 #: The one consumer group on every job stream.
@@ -72,18 +72,18 @@ class Keys:
         return self.of(f"agree:{sub}")
 
     def orders(self, sub: str) -> str:
-        """What rank 0 has its other ranks do in a publication."""
+        """Orders of rank 0 to its other ranks during a publication."""
         return self.of(f"orders:{sub}")
 
     def weights(self, model: str) -> str:
         return self.of(f"weights:{model}")
 
     def whole(self, model: str) -> str:
-        """Folders that came after the announcement of their version."""
+        """Checkpoint folders completed after their version was announced."""
         return self.of(f"whole:{model}")
 
     def copied(self, model: str) -> str:
-        """Of the newest version what proves its trainer's copy, while its folder is still to come."""
+        """Checksums of the trainer's copy of the newest version, until its folder is complete."""
         return self.of(f"copied:{model}")
 
     def transfer(self, model: str) -> str:
@@ -93,12 +93,12 @@ class Keys:
         return self.of(f"transfers:{model}")
 
     def relay(self, thing: str) -> str:
-        """The offer of an object, ``MODEL:OBJECT``, from which these are made too."""
+        """Return the key of an object's offer, ``MODEL:OBJECT``; the keys below are derived from it."""
         return self.of(f"relay:{thing}")
 
     @property
     def relay_names(self) -> str:
-        """Names of what is offered."""
+        """Names of the offered objects."""
         return self.of("relay_names")
 
     def relay_peers(self, thing: str) -> str:
@@ -108,11 +108,11 @@ class Keys:
         return self.of(f"relay_have:{thing}:{worker}")
 
     def relay_slots(self, thing: str) -> tuple[str, str]:
-        """What may be fetched from the trainer at once."""
+        """Keys of the slots for fetching from the trainer."""
         return self.of(f"relay_slot:{thing}:1"), self.of(f"relay_slot:{thing}:2")
 
     def relay_taken(self, thing: str) -> str:
-        """Where ``relay_claim`` reckons; there in no instant between two verbs."""
+        """Scratch key of ``relay_claim``; it never exists between two verbs."""
         return self.of(f"relay_taken:{thing}")
 
     def pins(self, model: str) -> str:
@@ -137,7 +137,7 @@ class Keys:
         return self.of(f"done:{dataset}/{epoch}")
 
     def rates(self, dataset: str, chunk: int) -> str:
-        """What the latest groups of 4,096 prompts came to."""
+        """Latest results of 4,096 prompts."""
         return self.of(f"rates:{dataset}/{chunk}")
 
     @property
@@ -198,7 +198,7 @@ class Keys:
 
     @property
     def unrecorded(self) -> str:
-        """Retiring groups that wait for the recorder."""
+        """Retiring groups that the recorder has not recorded yet."""
         return self.of("unrecorded")
 
     @property
@@ -234,7 +234,7 @@ class Keys:
 
     @property
     def looks(self) -> str:
-        """What workers are asked to look at, and what they found."""
+        """Checks that workers are asked to run, and their results."""
         return self.of("looks")
 
     @property
@@ -243,7 +243,7 @@ class Keys:
 
     @property
     def checks(self) -> str:
-        """Name of the rq queue of checks; rq puts its own prefix before it."""
+        """Name of the rq queue of checks; rq adds its own prefix."""
         return self.of("checks")
 
     def asker(self, worker: str) -> str:

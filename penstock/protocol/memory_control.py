@@ -1,6 +1,6 @@
-"""What a trainer, or a person, asks of all engines: memory to give up, health checks to leave, a start without waiting.
+"""Requests to all engines of a model: offload memory, ignore health checks, restart without waiting.
 
-The newest entry of ``memory:MODEL`` is the whole truth: a worker that is restarted reads it and obeys too.
+The newest entry of ``memory:MODEL`` is the complete request: a restarted worker reads and follows it too.
 """
 
 import time
@@ -16,33 +16,33 @@ from penstock.protocol.records.record import Record
 from penstock.protocol.scripts import Call, script
 from penstock.redis.control import Control
 
-#: What an engine can give up, in the order in which it comes back.
+#: Tags that an engine can offload, in the order in which they are restored.
 TAGS = ("weights", "cuda_graph", "kv_cache")
 _LOOK_S = 0.01
-#: What workers are asked to change.
+#: What a request changes.
 Change = Literal["memory", "health checks", "restart"]
-#: States of a worker whose engine is on its way up, and of all whose engine is not there.
+#: States of a worker whose engine is starting, and of all workers whose engine is not running.
 _COMING = (WorkerState.STARTING, WorkerState.RESTARTING_ENGINE)
 _LOST = (*_COMING, WorkerState.ENGINE_AWAY, WorkerState.CRASH_LOOP)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryWish(Record):
-    """What engines are to do without, and what else is asked of their workers."""
+    """The memory that engines have to offload, and what else is requested of their workers."""
 
-    #: Tags that are to be offloaded; empty: everything is wanted back.
+    #: Tags to offload; empty: restore everything.
     offloaded: list[str] = field(default_factory=list)
-    #: Who asked, and when (Unix time).
+    #: The requester, and the time (Unix time).
     by: str = ""
     at: float = 0.0
-    #: True: no health check counts. An engine whose process ends is lost as ever.
+    #: True: health checks are ignored. An engine whose process ends is still lost.
     unwatched: bool = False
-    #: Engines that were lost before it (Unix time) are started without waiting any longer; 0: nobody asked.
+    #: Engines lost before this time (Unix time) are restarted without waiting; 0: no such request.
     revive_at: float = 0.0
 
 
 def check_tags(tags: Iterable[str]) -> list[str]:
-    """The tags in order; raises ConfigError on one that does not exist."""
+    """Return the tags in order; raise ConfigError for one that does not exist."""
     given = set(tags)
     if unknown := given - set(TAGS):
         raise ConfigError(f"There is no memory {sorted(unknown)} to offload: use {', '.join(TAGS)}.")
@@ -50,12 +50,12 @@ def check_tags(tags: Iterable[str]) -> list[str]:
 
 
 def wish(keys: Keys, model: str, record: MemoryWish) -> Call[str]:
-    """Have every worker of a model do without ``record.offloaded``; returns the entry's id."""
+    """Request that every worker of a model offloads ``record.offloaded``; the call returns the entry's id."""
     return Call(script("memory"), [keys.memory(model)], [keys.prefix, record.to_bytes()], lambda a: str(a.decode()))
 
 
 def parse_wish(entries: Any) -> MemoryWish | None:
-    """The wish in entries of ``memory:MODEL``, newest last; None where there is none. Raises ProtocolError."""
+    """Return the newest request in entries of ``memory:MODEL``, or None. Raises ProtocolError."""
     if not entries:
         return None
     found = MemoryWish.from_bytes(entries[-1][1].get(b"w", b""), "wish for memory")
@@ -67,7 +67,7 @@ def parse_wish(entries: Any) -> MemoryWish | None:
 
 
 def newest_wish(control: Control, keys: Keys, model: str) -> MemoryWish:
-    """What is asked of a model's engines now. Blocks for a round trip."""
+    """Return what is requested of a model's engines now. Blocks for a round trip."""
     return parse_wish(control.do(lambda client: client.xrevrange(keys.memory(model), count=1))) or MemoryWish()
 
 
@@ -81,11 +81,11 @@ def change(
     timeout_s: float,
     blocked_on: Callable[[Cause | None], None] = lambda cause: None,
 ) -> list[str]:
-    """Change what engines do without, and wait until every worker has followed. Returns the tags that are offloaded.
+    """Change what engines offload, and wait until every worker has followed. Returns the tags that are offloaded.
 
     Args:
-        change_tags: from the tags that are offloaded now to those that shall be.
-        blocked_on: called with the cause of the wait, None at the end.
+        change_tags: maps the tags offloaded now to those to offload.
+        blocked_on: called with the cause of the wait, with None at the end.
 
     Raises:
         WaitTimeout: a worker did not follow in ``timeout_s``; names it and its reason.
@@ -106,7 +106,7 @@ def ask(
     timeout_s: float,
     blocked_on: Callable[[Cause | None], None] = lambda cause: None,
 ) -> None:
-    """Ask something of all engines, and wait until every worker has followed. Raises WaitTimeout as ``change``."""
+    """Send a request to all engines, and wait until every worker has followed. Raises WaitTimeout as ``change``."""
     before = control.do(lambda client: read_workers(client, keys))
     control.call(wish(keys, model, replace(asked, at=time.time())))
     deadline = time.monotonic() + timeout_s
@@ -120,7 +120,7 @@ def ask(
 
 
 def watch(control: Control, keys: Keys, model: str, watched: bool, *, by: str, timeout_s: float) -> None:
-    """Have workers count health checks of their engines, or leave them out; blocks until all do. As ``ask``."""
+    """Have workers count or ignore health checks of their engines; block until all do. Raises as ``ask``."""
     newest = newest_wish(control, keys, model)
     if newest.unwatched == (not watched):
         return
@@ -137,12 +137,12 @@ def revive(
     timeout_s: float,
     blocked_on: Callable[[Cause | None], None] = lambda cause: None,
 ) -> None:
-    """Have engines that are lost started now instead of after their wait, and block until every one is back.
+    """Restart lost engines now instead of after their backoff, and block until every one is running.
 
-    While memory is offloaded no engine starts: they do as soon as it is back, and this returns at once.
+    While memory is offloaded no engine starts: then this returns at once, and they start when memory is restored.
 
     Raises:
-        WaitTimeout: an engine was not back in ``timeout_s``; names its worker and why.
+        WaitTimeout: an engine was not running after ``timeout_s``; names its worker and the reason.
     """
     began = time.monotonic()
     newest = newest_wish(control, keys, model)
@@ -158,17 +158,17 @@ def revive(
 
 
 def _lost(workers: Iterable[WorkerPresence]) -> WorkerPresence | None:
-    """Return a worker whose engine is not running; None where there is none."""
+    """Return a worker whose engine is not running, or None."""
     return next((worker for worker in workers if worker.state in _LOST), None)
 
 
 def lagging(
     control: Control, keys: Keys, asked: MemoryWish, before: Collection[WorkerPresence] | None = None
 ) -> WorkerPresence | None:
-    """Return a live worker that does not do what is asked; None where there is none.
+    """Return a live worker that does not follow the request, or None.
 
     Args:
-        before: the workers as of the wish: what one said before it, it says of another time. A worker that was about
+        before: the workers before the request: an unchanged report says nothing about it. A worker that was about
             to serve then holds its memory by now.
     """
     for worker in control.do(lambda client: live_workers(client, keys, all_=True)):
@@ -176,7 +176,7 @@ def lagging(
         if asked.revive_at and asked.revive_at > worker.revived_at:
             return worker
         if heard and worker.state in _COMING:
-            # An engine that is not there holds nothing, and does not start before all is wanted back.
+            # An engine that is not running holds no memory, and does not start before all of it is requested back.
             continue
         if set(worker.offloaded) != set(asked.offloaded) or worker.unwatched != asked.unwatched:
             return worker

@@ -1,9 +1,9 @@
-"""Which admitted jobs are missing: named by what still refers to them, else by the gaps among the indices.
+"""Name the admitted jobs that are missing: by what still refers to them, else by gaps among the indices.
 
-A job that vanished leaves its id behind in a lane, among the delayed, dead, ready or retiring jobs, or in its metadata.
-Where nothing refers to it, an epoch that was admitted as a whole shows it as a gap: a later one of its dataset has
-begun, and another one knows the index. Else the gaps below the highest index name the jobs if they are as many as are
-missing; where prompts are shuffled and an epoch is under way there are more, and nothing shows which.
+A lost job leaves its id in a lane, among the delayed, dead, ready or retiring jobs, or in its metadata. If nothing
+refers to it, it is a gap in an epoch that was admitted completely: a later epoch of its dataset has begun, and another
+epoch has the index. Else the gaps below the highest index name the jobs, if there are as many gaps as missing jobs; if
+prompts are shuffled during an epoch there are more gaps, and the jobs cannot be named.
 """
 
 import re
@@ -14,7 +14,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.small_maps import name_shown
 from penstock.redis.commands import Client
 
-#: Place of a job in its dataset, as it ends an id.
+#: Index of a job in its dataset, the last part of an id.
 _INDEX = re.compile(r"[0-9]{1,18}")
 #: Entries of a stream read at once.
 CHUNK = 1000
@@ -23,10 +23,10 @@ CHUNK = 1000
 def missing_jobs(
     client: Client, keys: Keys, scan: Callable[[str], Iterator[str]], known: Mapping[str, set[int]], count: int
 ) -> list[str]:
-    """Ids of up to ``count`` jobs that are neither done nor live, sorted. Blocks for a scan over the keys.
+    """Return the ids of up to ``count`` jobs that are neither done nor live, sorted. Blocks for a scan over the keys.
 
     Args:
-        scan: names of all keys that begin with a prefix.
+        scan: yields the names of all keys that begin with a prefix.
         known: indices that are done or live, by DATASET/EPOCH.
         count: how many are missing.
     """
@@ -40,7 +40,7 @@ def missing_jobs(
 
 
 def _referred(client: Client, keys: Keys, scan: Callable[[str], Iterator[str]]) -> Iterator[str]:
-    """Ids of jobs that something still refers to."""
+    """Yield the ids of jobs that something still refers to."""
     for stream in (*(keys.jobs(lane) for lane in LANES), keys.dead):
         after = "-"
         while entries := client.xrange(stream, after, "+", count=CHUNK):
@@ -54,7 +54,7 @@ def _referred(client: Client, keys: Keys, scan: Callable[[str], Iterator[str]]) 
 
 
 def place_of(job: str) -> tuple[str, int] | None:
-    """(DATASET/EPOCH, index) in the id of a job; None for an id that no part gives."""
+    """Return (DATASET/EPOCH, index) of a job's id; None if penstock gives no such id."""
     dataset, _, index = job.rpartition("/")
     return (dataset, int(index)) if dataset and _INDEX.fullmatch(index) else None
 
@@ -65,7 +65,7 @@ def _is_known(job: str, known: Mapping[str, set[int]]) -> bool:
 
 
 def _really(client: Client, keys: Keys, jobs: list[str]) -> list[str]:
-    """Those that are neither done nor live now: jobs move while one looks."""
+    """Return the jobs that are neither done nor live now: jobs move during the scan."""
     pipe = client.pipeline(transaction=False)
     for job in jobs:
         dataset, index = order_of(job)
@@ -90,7 +90,7 @@ def _gaps_of_whole_epochs(known: Mapping[str, set[int]]) -> set[str]:
 
 
 def _gaps(known: Mapping[str, set[int]], count: int) -> set[str]:
-    """Indices below the highest that nobody knows; none where they are more than ``count``."""
+    """Return the unknown indices below the highest; none if there are more than ``count``."""
     if sum(max(indices, default=-1) + 1 - len(indices) for indices in known.values()) > count:
         return set()
     return {
@@ -99,5 +99,5 @@ def _gaps(known: Mapping[str, set[int]], count: int) -> set[str]:
 
 
 def order_of(job: str) -> tuple[str, int]:
-    """The place of a job that has one."""
+    """Return the sort key of a job: (DATASET/EPOCH, index)."""
     return place_of(job) or (job, 0)

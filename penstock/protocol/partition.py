@@ -1,6 +1,6 @@
 """The split of a batch over ranks and micro-batches, as pure functions of (manifest, dp_size, seed) (T14).
 
-Every rank computes the whole split for itself; nothing about it travels. A restart at another ``dp_size`` splits the
+Every rank computes the complete split itself, without communication. A restart at another ``dp_size`` splits the
 same manifest anew. Nothing here blocks.
 """
 
@@ -16,17 +16,17 @@ from penstock.protocol.records.manifest import Row
 
 
 def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = Split.BALANCED) -> list[list[int]]:
-    """Indices into ``rows`` for each rank, ascending; every row on exactly one rank.
+    """Assign each row to exactly one rank; return the indices into ``rows`` for each rank, ascending.
 
-    ``balanced``: ranks get equally many rows where ``dp_size`` divides their number, else at most
-    ``ceil(len(rows) / dp_size)`` each, and the tokens per rank are evened out by the largest differencing method of
-    Karmarkar and Karp (1982) with parts of equal size, and swaps. ``tokens``: the same without equal counts, so that
-    one long sample may stand against many short ones. ``strided``: rows are dealt out.
-    ``seed`` decides which rank gets which part; that of a manifest is its batch's own (``batch_seed``), so that no rank
-    is the longest one for ever.
+    ``balanced``: ranks get equally many rows if ``dp_size`` divides their number, else at most
+    ``ceil(len(rows) / dp_size)`` each, and the tokens per rank are balanced by the largest differencing method of
+    Karmarkar and Karp (1982) with parts of equal size, and swaps. ``tokens``: likewise without equal counts, so that
+    one long sample may balance many short ones. ``strided``: round robin.
+    ``seed`` decides which rank gets which part; each batch has its own (``batch_seed``), so that the longest part goes
+    to different ranks.
 
     Raises:
-        ConfigError: ``dp_size`` is less than 1, or ``how`` is none of these.
+        ConfigError: ``dp_size`` is less than 1, or ``how`` is not one of these.
     """
     if how not in list(Split):
         raise ConfigError(f"A batch cannot be split {how!r}: use {', '.join(Split)}.")
@@ -38,7 +38,7 @@ def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = Split.BALANCE
     if how == Split.BALANCED:
         parts = even_out(lengths, karmarkar_karp(lengths, dp_size))
     elif how == Split.TOKENS:
-        # The larger choice mostly wins; where it does not, equal counts are among what it allows.
+        # The partition without equal counts usually wins; the other one is valid too.
         both = [even_out(lengths, karmarkar_karp(lengths, dp_size, equal=equal)) for equal in (False, True)]
         parts = min(both, key=lambda one: max(sum(lengths[i] for i in part) for part in one))
     else:
@@ -48,17 +48,17 @@ def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = Split.BALANCE
 
 
 def batch_seed(seed: int, n: int) -> int:
-    """Seed of batch ``n`` of a subscription whose seed is ``seed``: another one for every batch, below 2^48."""
+    """Return the seed of batch ``n`` of a subscription with seed ``seed``: different for every batch, below 2^48."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{n}".encode(), digest_size=6).digest(), "big")
 
 
 def karmarkar_karp(lengths: Sequence[int], parts: int, *, equal: bool = True) -> list[list[int]]:
-    """Indices of ``lengths`` in ``parts`` sets of nearly equal sum, and with ``equal`` of equal size, each ascending.
+    """Partition the indices of ``lengths`` into sets of nearly equal sum, with ``equal`` of equal size, each ascending.
 
-    Where the number does not divide, sets are filled up with items of length 0 that are left out of the answer.
-    Every ``parts`` neighbours in order of length begin as one state with one item per set; the two states of the
-    largest spread are merged, heaviest set to lightest, until one is left. Without ``equal`` every item is a state of
-    its own. O(n log n).
+    If the number of items is not divisible, sets are padded with items of length 0 that are left out of the result.
+    Each ``parts`` neighbours in order of length begin as one state with one item per set; the two states with the
+    largest spread are merged, heaviest set to lightest, until one is left. Without ``equal`` every item begins as its
+    own state. O(n log n).
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     padded = order + [-1] * (-len(order) % parts)
@@ -86,9 +86,9 @@ def karmarkar_karp(lengths: Sequence[int], parts: int, *, equal: bool = True) ->
 
 
 def even_out(lengths: Sequence[int], parts: list[list[int]]) -> list[list[int]]:
-    """Swap items of the heaviest and the lightest part for as long as that brings the two nearer to each other.
+    """Swap items of the heaviest and the lightest part as long as that reduces their difference.
 
-    Parts keep their sizes. It mends what parts of one item per size class leave on heavy tails: from 10 % to 0.1 %.
+    Parts keep their sizes. Reduces the imbalance of one item per size class on heavy tails from 10 % to 0.1 %.
     """
     parts = [list(part) for part in parts]
     sums = [sum(lengths[i] for i in part) for part in parts]
@@ -106,7 +106,7 @@ def even_out(lengths: Sequence[int], parts: list[list[int]]) -> list[list[int]]:
 
 
 def _best_swap(lengths: Sequence[int], heavy: list[int], light: list[int], gap: int) -> tuple[int, int] | None:
-    """The pair whose lengths differ by nearest to half the gap; None where no swap narrows it."""
+    """Return the pair whose lengths differ by nearest to half the gap; None if no swap reduces it."""
     ordered = sorted(light, key=lambda i: (lengths[i], i))
     best, best_gap = None, gap
     for out in heavy:
@@ -119,11 +119,11 @@ def _best_swap(lengths: Sequence[int], heavy: list[int], light: list[int], gap: 
 
 
 def minibatches(rows: Sequence[Row], count: int, seed: int = 0) -> list[list[int]]:
-    """Indices into ``rows`` for each of ``count`` optimizer steps, ascending; every row in exactly one, groups whole.
+    """Assign rows to ``count`` optimizer steps, groups complete; return the indices into ``rows`` of each, ascending.
 
-    As many groups in each as in any other, where ``count`` divides their number, and the tokens evened out; ``seed``
-    decides their order. Where there are fewer groups than ``count``, some have none. It does not depend on ranks: each
-    runs those of its own rows that are in a minibatch.
+    Each has the same number of groups if ``count`` divides it, and tokens are balanced; ``seed`` decides the order. If
+    there are fewer groups than ``count``, some minibatches are empty. The result does not depend on ranks: each runs
+    its own rows of a minibatch.
 
     Raises:
         ConfigError: ``count`` is less than 1.
@@ -143,13 +143,13 @@ def minibatches(rows: Sequence[Row], count: int, seed: int = 0) -> list[list[int
 def micro_batches(
     lengths: Sequence[int], max_tokens: int | None = None, max_samples: int | None = None, *, padded: bool = False
 ) -> list[list[int]]:
-    """Indices of ``lengths`` by micro-batch, first fit in order of falling length.
+    """Pack the indices of ``lengths`` into micro-batches, first fit in order of decreasing length.
 
     Args:
         lengths: tokens of each sample.
         max_tokens: most tokens of a micro-batch; a longer sample has one to itself. None: no limit.
         max_samples: most samples of a micro-batch. None: no limit.
-        padded: a micro-batch takes as many tokens as its longest sample times their number, as in a [B, L] array.
+        padded: a micro-batch counts its longest sample times its number of samples, as in a [B, L] array.
     """
     # One entry per open micro-batch: [tokens, or longest sample; members].
     bins: list[tuple[int, list[int]]] = []
@@ -157,7 +157,7 @@ def micro_batches(
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         for b in range(first_open, len(bins)):
             size, members = bins[b]
-            # In order of falling length the first member is the longest.
+            # In order of decreasing length the first member is the longest.
             tokens = size * (len(members) + 1) if padded else size + lengths[i]
             if (max_tokens is None or tokens <= max_tokens) and (max_samples is None or len(members) < max_samples):
                 members.append(i)
@@ -178,9 +178,9 @@ def num_micro_batches(
     *,
     padded: bool = False,
 ) -> int:
-    """How many micro-batches every rank runs: as many as the rank that needs most, at least 1 (T10).
+    """Return the number of micro-batches that every rank runs: the maximum over ranks, at least 1 (T10).
 
-    A rank that needs fewer adds fillers of weight zero. ``shares`` is what ``split`` returned.
+    A rank that needs fewer adds fillers of weight zero. ``shares`` is the result of ``split``.
     """
     return max(
         1,

@@ -1,4 +1,4 @@
-"""Lanes that a person closed: nothing more is leased from them until they are opened again."""
+"""Paused lanes: nothing is leased from them until they are resumed."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -13,13 +13,13 @@ from penstock.protocol.scripts import pause as pause_call
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 
-#: Most characters of who paused a lane.
+#: Most characters of the name of the user who paused a lane.
 MAX_BY = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A closed lane; who closed it, '' where that is not known, and for how many seconds it has been so, by then 0."""
+    """A paused lane, who paused it ('' if unknown), and for how many seconds it has been paused."""
 
     lane: str
     by: str = ""
@@ -27,17 +27,17 @@ class Pause:
 
 
 def pause(client: Client, keys: Keys, lane: Lane, by: str) -> bool:
-    """Close a lane; False where it was closed already. Blocks for a round trip."""
+    """Pause a lane; return False if it was paused already. Blocks for a round trip."""
     return run(client, pause_call(keys, lane, pack({"by": by[:MAX_BY], "at": time.time()})))
 
 
 def resume(client: Client, keys: Keys, lane: Lane) -> bool:
-    """Open a lane again; False where it was not closed. Blocks for a round trip."""
+    """Resume a lane; return False if it was not paused. Blocks for a round trip."""
     return run(client, pause_call(keys, lane, b""))
 
 
 def parse_pauses(lanes: Iterable[bytes], by: Mapping[bytes, bytes], now: float) -> list[Pause]:
-    """Of the set ``paused`` and the hash ``paused_by``, by name. A lane stays closed whatever is said of it."""
+    """Parse the set ``paused`` and the hash ``paused_by``, by name. An unreadable record still means a paused lane."""
     return [_pause(lane, by.get(lane, b""), now) for lane in sorted(lanes)]
 
 

@@ -1,4 +1,4 @@
-"""A worker's presence: what it shows of itself in Redis twice a second, and how everybody else reads it."""
+"""A worker's presence: the record by which it reports its state twice a second, and functions that read it."""
 
 import math
 import time
@@ -17,49 +17,49 @@ from penstock.protocol.records.small_maps import name_in, name_shown
 from penstock.redis.commands import Client
 from penstock.words import shown
 
-#: Nobody counts on a process whose record is older: no trainer waits for such a worker or keeps weights for it.
+#: A process whose record is older is ignored: no trainer waits for such a worker or keeps weights for it.
 FRESH_S = 10.0
-#: Who asks why a run stalls is told of a part that is silent for longer: parts show themselves every 2 s at least.
+#: `penstock why` reports processes that are silent for longer: they write their records at least every 2 s.
 SILENT_S = 5.0
-#: It is shown, and may come back, for longer; a process whose record is older than this is gone.
+#: A process whose record is older than this is gone; until then it is shown, and may return.
 GONE_S = 15.0
 
-#: Of a record are read at most so many characters of a reason and of any other text, and entries of a list.
+#: Limits for reading a record: characters of a reason and of any other text, and entries of a list.
 MAX_WHY = 4_000
 MAX_WORD = 200
 MAX_ENTRIES = 4_096
-#: GPUs that a worker tells of, at most.
+#: Most GPUs in a worker's record.
 MAX_GPUS = 64
 
 
 class WorkerState(StrEnum):
-    """What a worker is doing, as far as others can count on it."""
+    """State of a worker as it reports it."""
 
-    #: Its engine is on its way up for the first time.
+    #: Its engine starts for the first time.
     STARTING = "starting"
     #: Its engine is up and no version has been loaded.
     NO_WEIGHTS = "no weights"
     SERVING = "serving"
     #: It serves an older version, because the newest one cannot be loaded.
     CANNOT_LOAD = "cannot load"
-    #: Its engine has given up memory.
+    #: Its engine has offloaded memory.
     OFFLOADED = "offloaded"
     RESTARTING_ENGINE = "restarting engine"
     #: An external engine, or all engines behind its router, do not answer.
     ENGINE_AWAY = "engine away"
-    #: Its engine failed again and again; it is tried again now and then.
+    #: Its engine failed repeatedly; restarts continue with a backoff.
     CRASH_LOOP = "crash loop"
-    #: It takes no more jobs and leaves when those that it holds have ended.
+    #: It takes no more jobs and exits when those that it holds have ended.
     DRAINING = "draining"
 
 
 class EngineState(StrEnum):
-    """What an engine behind a worker's router is doing."""
+    """State of an engine behind a worker's router."""
 
     #: It has no weights yet, or not ours.
     JOINING = "joining"
     SERVING = "serving"
-    #: It ends what it has.
+    #: It finishes its requests.
     LEAVING = "leaving"
 
 
@@ -70,25 +70,25 @@ class EnginePresence:
     url: str = ""
     #: regular | prefill | decode
     worker_type: str = "regular"
-    #: Where decode engines fetch KV from; prefill only.
+    #: Port from which decode engines fetch KV; prefill only.
     bootstrap_port: int | None = None
     #: An ``EngineState``.
     state: str = ""
     #: Version of its weights; -1 for none.
     version: int = -1
-    #: Why it does not serve; '' where it does.
+    #: Why it does not serve; '' if it does.
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLoad:
-    """One GPU of a worker's engine, as it stood a moment ago."""
+    """Recent load of one GPU of a worker's engine."""
 
-    #: As CUDA_VISIBLE_DEVICES takes it: a number, a UUID or the name of a MIG instance.
+    #: Its name in CUDA_VISIBLE_DEVICES: a number, a UUID or the name of a MIG instance.
     name: str = ""
-    #: What it is: NVIDIA H200.
+    #: Product name, such as NVIDIA H200.
     model: str = ""
-    #: Share of the time in which it ran something, 0 to 1; -1: it does not tell, as a MIG instance.
+    #: Share of the time in which it was busy, 0 to 1; -1: not reported, as for a MIG instance.
     use: float = -1.0
     used_bytes: int = 0
     size_bytes: int = 0
@@ -96,73 +96,73 @@ class GpuLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPresence:
-    """What a worker shows of itself. The names of the fields are those of the record in Redis.
+    """The presence record of a worker. The names of the fields are those of the record in Redis.
 
-    A field that another version of penstock does not write has its default; texts beyond ``MAX_WHY`` and ``MAX_WORD``
-    characters are cut when they are read.
+    A field that another version of penstock does not write has its default; texts longer than ``MAX_WHY`` and
+    ``MAX_WORD`` characters are cut when they are read.
     """
 
-    #: As it was started (``--name``), a dot, and a random end; unique.
+    #: The name it was started with (``--name``), a dot, and a random suffix; unique.
     name: str = ""
     #: When it was written, by the worker's clock (Unix time, seconds).
     at: float = 0.0
     host: str = ""
-    #: Of the worker's process.
+    #: PID of the worker's process.
     pid: int = 0
     #: Kind and version of its engine.
     engine: str = ""
-    #: Of the engine's process; 0 where it has none.
+    #: PID of the engine's process; 0 if it has none.
     engine_pid: int = 0
     #: Address of its engine or router, without a password.
     url: str = ""
-    #: Version of the weights that it draws with; -1 before the first.
+    #: Version of the weights that it generates with; -1 before the first.
     version: int = -1
-    #: A ``WorkerState``, or a word that only another version of penstock knows.
+    #: A ``WorkerState``, or a state that only another version of penstock knows.
     state: str = ""
     #: Jobs that it has leased.
     held: int = 0
-    #: Samples that are being drawn.
+    #: Samples that are being generated.
     running: int = 0
-    #: Most samples that are drawn at once.
+    #: Most samples that are generated at once.
     slots: int = 0
-    #: Tokens drawn per second, smoothed over the last few seconds.
+    #: Tokens generated per second, smoothed over the last few seconds.
     tokens_per_s: float = 0.0
-    #: Tokens per second with all slots full; 0 as long as they never were.
+    #: Tokens per second with all slots full; 0 until they have been.
     capacity_tokens_per_s: float = 0.0
     #: Samples of held jobs that are not committed.
     open_samples: int = 0
-    #: Since it started: tokens drawn, samples and groups committed, jobs failed, leases lost.
+    #: Since it started: tokens generated, samples and groups committed, jobs failed, leases lost.
     generated_tokens: int = 0
     samples: int = 0
     groups: int = 0
     failed: int = 0
     lost_leases: int = 0
-    #: Revision of the directory of payload servers that it writes by; '' where it may write to others yet.
+    #: Revision of the directory of payload servers that it uses; '' if it may write to others yet.
     servers_seen: str = ""
     engine_restarts: int = 0
-    #: Whether its engine was started by somebody else.
+    #: Whether penstock did not start its engine.
     external: bool = False
-    #: Why it does not do what it should; '' where it does.
+    #: Why it does not serve as it should; '' if it does.
     why: str = ""
     #: GPUs of its engine that weights can be sent to; 0: none can.
     ranks: int = 0
-    #: Layout (``weights/index.py``) of weights that it can be sent before they have a folder; '': of none.
+    #: Layout (``weights/index.py``) of weights that it can receive before they have a folder; '': none.
     layout: str = ""
-    #: Version whose folder it waits for: it can take the next one that is sent at once; -1: for none.
+    #: Version whose folder it waits for, so it can receive the next transfer at once; -1: none.
     awaits: int = -1
-    #: Tags of the memory that its engine has given up.
+    #: Tags of the memory that its engine has offloaded.
     offloaded: list[str] = field(default_factory=list)
-    #: Whether health checks of its engine are left out.
+    #: Whether health checks of its engine are ignored.
     unwatched: bool = False
-    #: Up to when (Unix time, seconds) it has followed calls for lost engines.
+    #: Time (Unix time, seconds) of the latest request to restart lost engines that it has followed.
     revived_at: float = 0.0
-    #: Where its own metrics are; '' for nowhere.
+    #: Address of its metrics; '' if it serves none.
     metrics: str = ""
-    #: Those behind its router; [] of a worker with a single engine.
+    #: Engines behind its router; [] for a worker with a single engine.
     engines: list[EnginePresence] = field(default_factory=list)
-    #: GPUs of its engine, where that is its own and they tell: [] does not say that there are none.
+    #: GPUs of its engine, if penstock started it and their load is known: [] does not mean that it has none.
     gpus: list[GpuLoad] = field(default_factory=list)
-    #: What its tasks wait for: ``task``, and the record of the wait (``waits.Waiting``).
+    #: Waits of its tasks: ``task``, and the record of the wait (``waits.Waiting``).
     waits: list[dict[str, Any]] = field(default_factory=list)
     #: Seconds since it was written, when it was read; not in the record.
     age_s: float = field(default=0.0, compare=False)
@@ -174,29 +174,29 @@ class WorkerPresence:
 
     @property
     def engine_urls(self) -> list[str]:
-        """Addresses of its engines: those behind its router, or the one that it has."""
+        """Addresses of its engines: those behind its router, or its only one."""
         return [one.url for one in self.engines if one.url] or ([self.url] if self.url else [])
 
     @property
     def reason(self) -> str:
-        """Why it does not do what it should, or else what it is doing."""
+        """Why it does not serve as it should, or else its state."""
         return self.why or self.state
 
     def to_record(self) -> dict[str, Any]:
-        """Plain values, every field by its name, as they stand in Redis."""
+        """Return plain values, every field by its name, as in Redis."""
         record = asdict(self)
         del record["age_s"]
         return record
 
     @classmethod
     def from_record(cls, record: Any, *, now: float | None = None) -> "WorkerPresence":
-        """What ``to_record`` gave, by whichever version of penstock; fields that this one does not know are left out.
+        """Read a result of ``to_record``, written by any version of penstock; unknown fields are ignored.
 
         Args:
-            now: what its age is reckoned by (Unix time, seconds); None: this machine's clock.
+            now: time from which its age is computed (Unix time, seconds); None: this machine's clock.
 
         Raises:
-            ProtocolError: a field cannot be what it should be; names the worker.
+            ProtocolError: a field is invalid; names the worker.
         """
         what = f"The presence of worker {record.get('name')!s:.200}" if isinstance(record, dict) else "A presence"
         known = _known(cls, record, what)
@@ -208,7 +208,7 @@ class WorkerPresence:
 
 
 def _known(cls: type, record: Any, what: str) -> dict[str, Any]:
-    """The fields of ``cls`` that a record has."""
+    """Return the fields of ``cls`` that a record has, checked."""
     if not isinstance(record, dict):
         raise ProtocolError(f"{what} is not a record that penstock wrote.")
     checks = checks_of(cls)
@@ -221,7 +221,7 @@ def _known(cls: type, record: Any, what: str) -> dict[str, Any]:
 
 
 def _cut(name: str, value: Any) -> Any:
-    """``value`` as it is shown: whoever looks is not kept busy by a text or a list of any length."""
+    """Return ``value`` cut to the limits for shown texts and lists."""
     if isinstance(value, str):
         return value[: MAX_WHY if name == "why" else MAX_WORD]
     if isinstance(value, list):
@@ -232,12 +232,12 @@ def _cut(name: str, value: Any) -> Any:
 def parse_workers(
     records: Mapping[bytes, bytes], *, now: float | None = None, all_: bool = False
 ) -> list[WorkerPresence]:
-    """The workers of the hash ``workers``, by name. One whose record cannot be read is left out, and said once.
+    """Parse the hash ``workers``, sorted by name. Unreadable records are skipped and logged once.
 
     Args:
-        now: what ages are reckoned by (Unix time, seconds); None: this machine's clock.
-        all_: raise instead, unless nobody renews that record any more; for whoever must not go on while a worker may
-            hold what it does not show.
+        now: time from which ages are computed (Unix time, seconds); None: this machine's clock.
+        all_: raise for an unreadable record that is still renewed: for callers that must not continue while a worker
+            may hold something that its record does not show.
 
     Raises:
         ProtocolError: with ``all_``; names the worker and the field.
@@ -256,7 +256,7 @@ def _read(name: bytes, raw: bytes, now: float) -> WorkerPresence:
 
 
 def _check_readable(name: bytes, raw: bytes, now: float) -> None:
-    """Raise ProtocolError where a worker that may live has a record that cannot be read."""
+    """Raise ProtocolError if a worker that may be alive has an unreadable record."""
     try:
         _read(name, raw, now)
     except ProtocolError as exc:
@@ -265,7 +265,7 @@ def _check_readable(name: bytes, raw: bytes, now: float) -> None:
 
 
 def _is_old(raw: bytes, now: float) -> bool:
-    """Whether a record that cannot be read was at least written, and too long ago to be of a worker that lives."""
+    """Return whether an unreadable record has a time that is too old for a live worker."""
     try:
         record = unpack(raw, "A presence")
     except ProtocolError:
@@ -275,13 +275,13 @@ def _is_old(raw: bytes, now: float) -> bool:
 
 
 def read_workers(client: Client, keys: Keys, *, all_: bool = False) -> list[WorkerPresence]:
-    """All workers that have a presence, those that are gone and not yet tidied up too. Blocks for a round trip.
+    """Return all workers that have a presence record, also those that are gone. Blocks for a round trip.
 
-    ``all_`` as of :func:`parse_workers`.
+    ``all_``: see :func:`parse_workers`.
     """
     return parse_workers(client.hgetall(keys.workers), all_=all_)
 
 
 def live_workers(client: Client, keys: Keys, *, all_: bool = False) -> list[WorkerPresence]:
-    """The workers that are alive. Blocks for a round trip. ``all_`` as of :func:`parse_workers`."""
+    """Return the workers that are alive. Blocks for a round trip. ``all_``: see :func:`parse_workers`."""
     return [one for one in read_workers(client, keys, all_=all_) if one.age_s <= FRESH_S]

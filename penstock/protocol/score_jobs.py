@@ -1,4 +1,4 @@
-"""What a scoring job holds: sequences whose log-probabilities are asked for. Written by clients, read by workers.
+"""Content of a scoring job: sequences whose log-probabilities are requested. Written by clients, read by workers.
 
 One job has up to ``MAX_SEQUENCES`` of them; sample k of the job is sequence k.
 """
@@ -27,30 +27,30 @@ class Given:
 
 
 def check_temperature(what: str, temperature: object) -> None:
-    """Raise ConfigError for a temperature at which tokens that are there cannot be scored: any but 1.
+    """Raise ConfigError for a temperature at which existing tokens cannot be scored: any but 1.
 
-    SGLang divides the logits of what it draws, and of nothing else: its logprobs of given tokens are those before
+    SGLang divides the logits by the temperature only when it samples: its logprobs of given tokens are those before
     temperature, and no parameter of its /generate changes that.
     """
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature != 1:
         raise ConfigError(
-            f"{what} asks for log-probabilities at temperature {shown(temperature)}, and engines give those of tokens "
-            "that are there at temperature 1 alone: score at 1, or compute log_softmax(logits / temperature) in the "
+            f"{what} asks for log-probabilities at temperature {shown(temperature)}, but engines give those of "
+            "existing tokens only at temperature 1: score at 1, or compute log_softmax(logits / temperature) in the "
             "trainer."
         )
 
 
 def make_job(job: str, given: Sequence[Given]) -> Job:
-    """The job that scores these sequences; its id is ``DATASET/EPOCH/INDEX``."""
+    """Make the job that scores these sequences; its id is ``DATASET/EPOCH/INDEX``."""
     sequences = [[one.start, one.tokens] for one in given]
     return Job(id=job, n=len(given), lane=Lane.SCORE, sampling={"temperature": 1.0}, metadata={"sequences": sequences})
 
 
 def read_given(job: Job, k: int) -> Given:
-    """Sequence ``k`` of a scoring job.
+    """Return sequence ``k`` of a scoring job.
 
     Raises:
-        ProtocolError: it is not there, or cannot be scored.
+        ProtocolError: it is missing, or cannot be scored.
     """
     try:
         start, tokens = job.metadata["sequences"][k]

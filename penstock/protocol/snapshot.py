@@ -1,4 +1,4 @@
-"""What a run looks like in one instant: a few round trips, read-only, for status, live view, page and metrics."""
+"""State of a run in one instant, for status, live view, page and metrics: a few round trips, read-only."""
 
 import time
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ from penstock.redis.loss import evicting_policy, loss
 from penstock.redis.refusals import disk_trouble, is_lost
 from penstock.words import shown
 
-#: Jobs named of those that engines died of.
+#: Most suspect jobs that are named.
 SUSPECTS = 3
-#: Fields that others reckon with or look for, by who shows them; a trainer shows what else it likes.
+#: Fields that views use, by kind of record; a trainer may report any others.
 _TEXTS = {"trainer": ("name",), "verifier": ("name", "host", "state"), "part": ("part", "host", "name", "metrics")}
 _NUMBERS = {
     "trainer": (
@@ -45,7 +45,7 @@ _NUMBERS = {
     "part": ("pid",),
 }
 _NEEDED = {"part": ("part", "host", "pid")}
-#: Properties of ``Keys``: sets that are counted, and hashes that are read whole.
+#: Properties of ``Keys``: sets that are counted, and hashes that are read completely.
 _SETS = ("delayed", "ready", "inflight")
 _HASHES = (
     "counters", "clock", "subs", "workers", "trainers", "leader", "verifiers", "parts", "tokens", "paused_by", "waits",
@@ -53,13 +53,14 @@ _HASHES = (
 
 
 def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
-    """State of a run as plain values, but for its workers (``WorkerPresence``).
+    """Return the state of a run as plain values, except its workers (``WorkerPresence``).
 
-    ``trainer`` is the subscription that publishes the weights, or else one that trains; ``mode``, ``bound`` and
+    ``trainer`` is the subscription that publishes the weights, or else one that trains, with its ``mode``, ``bound``
+    and
     ``step`` (batches that it has committed) are of it. ``ready_lanes`` counts the groups of each lane that a batch may
     still take, ``ready`` those of lane train; ``kept`` are all complete groups that are not retired.
 
-    An entry that somebody else wrote is logged and left out, or read as 0 where a count should be: who looks goes on.
+    Invalid entries are logged and left out, or read as 0 if a count is needed, so that views keep working.
     Blocks for a few round trips; raises redis' errors.
     """
     found = _read(client, keys)
@@ -108,7 +109,8 @@ def main_trainer(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(client: Client, keys: Keys) -> dict[str, Any]:
-    """What Redis answers, by the name of the key in ``Keys``; ``lengths`` of the lanes. Blocks for a round trip."""
+    """Return what Redis answers, by property of ``Keys``; ``lengths`` are those of the lanes. Blocks for a round
+    trip."""
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
         pipe.xlen(keys.jobs(lane))
@@ -137,7 +139,7 @@ def jobs_to_train(state: Mapping[str, Any], what: str) -> int:
 
 
 def _storage(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """What blocks all parts: Redis takes no writes, lost keys of the run, or may delete some at any time."""
+    """Return the wait of Redis itself: it takes no writes, lost keys of the run, or may delete some at any time."""
     cause: Cause | None = None
     if disk_trouble(client):
         cause = RedisDiskFull()
@@ -158,7 +160,7 @@ def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str
 
 
 def _num_pending(client: Client, stream: str) -> int:
-    """Entries that were delivered; 0 where the group is lost, which ``loss`` says."""
+    """Return the number of delivered entries; 0 if the group is lost, which ``loss`` reports."""
     try:
         return int(client.xpending(stream, GROUP)["pending"])
     except ResponseError as exc:
@@ -173,7 +175,7 @@ def _subs(client: Client, keys: Keys, subs: dict[bytes, bytes]) -> list[dict[str
 
 
 def _sub(client: Client, keys: Keys, name: str) -> dict[str, Any]:
-    """Its fields; where they are not what penstock writes, ``unreadable`` says why in their place."""
+    """Return its fields; if they are invalid, ``unreadable`` says why."""
     raw = client.hgetall(keys.sub(name))
     owned = bool(client.exists(keys.owner(name)))
     try:
@@ -181,7 +183,7 @@ def _sub(client: Client, keys: Keys, name: str) -> dict[str, Any]:
     except ProtocolError as exc:
         return {"name": name, "unreadable": str(exc), "owned": owned}
     known = {name_shown(key): value_shown(value) for key, value in raw.items() if key != b"owner"}
-    # Both by the server's clock: its trainer renews its lease every 2 s, and notes when.
+    # Both by the server's clock: its trainer renews its lease every 2 s, and records the time.
     renewed_ms = count_shown(raw.get(b"seen")) or 0
     silent_s = max(0.0, _now_ms(client) - renewed_ms) / 1000 if renewed_ms and owned else 0.0
     return {**known, "name": name, "owned": owned, "silent_s": silent_s}
@@ -193,12 +195,12 @@ def _now_ms(client: Client) -> float:
 
 
 def _count(value: bytes) -> int:
-    """A number; 0 where it is none."""
+    """Parse a number; 0 if it is invalid."""
     return count_shown(value) or 0
 
 
 def present_parts(records: dict[bytes, bytes]) -> list[dict[str, Any]]:
-    """Records of the hash ``parts``, silent ones too; one that cannot be read is left out, and logged once."""
+    """Parse the hash ``parts``, including silent processes; unreadable records are skipped and logged once."""
     return _present(records, "part")
 
 
@@ -215,7 +217,7 @@ def _presence(name: bytes, raw: bytes, what: str, now: float) -> dict[str, Any]:
         if not isinstance(value.get(field, ""), str):
             raise ProtocolError(f"{who} has a field {field} that it cannot have: {shown(value[field])}.")
     for field in _NUMBERS[what]:
-        # Figures of a trainer may be no number: a mean of nothing.
+        # Figures of a trainer may be NaN: a mean of nothing.
         if type(value.get(field, 0)) not in (int, float):
             raise ProtocolError(f"{who} has a field {field} that it cannot have: {shown(value[field])}.")
     if missing := [field for field in _NEEDED.get(what, ()) if field not in value]:

@@ -1,16 +1,16 @@
-"""Staleness as one object over admission, cut and expiry (T1-T5).
+"""Staleness rules of admission, cut and expiry (T1-T5).
 
-    staleness of a token = number of versions in (version it was drawn with, train_version] that changed the weights
+    staleness of a token = number of versions in (version that generated it, train_version] that changed the weights
 
-| at | who asks | for |
+| rule | computed in | uses |
 |---|---|---|
-| admission (T3) | ``protocol/gate.py``; the judge is ``lua/admit.lua`` | ``places`` (``config/staleness.py``) |
-| the cut (T4) | ``buffer/decision.py``; the judge is ``lua/cut.lua`` | ``floor``, ``overdue``, ``oldest_allowed`` |
-| expiry | ``buffer/decision.py``, and the manifest for what is masked | ``gives_up``, ``mask_below`` |
+| admission (T3) | ``protocol/gate.py``; enforced by ``lua/admit.lua`` | ``places`` (``config/staleness.py``) |
+| the cut (T4) | ``buffer/decision.py``; enforced by ``lua/cut.lua`` | ``floor``, ``overdue``, ``oldest_allowed`` |
+| expiry | ``buffer/decision.py``, and the manifest for masked tokens | ``gives_up``, ``mask_below`` |
 
-A rewind abandons versions: they name policies that no longer exist, so they do not age anything, and what was drawn
-with one of them is not trained. The publication that follows a rewind may hold the very weights of the version that
-was restored; it does not age anything either.
+A rewind abandons versions: their policies no longer exist, so they do not age any token, and tokens generated with one
+of them are not trained. The publication that follows a rewind may hold the weights of the restored version; it does
+not age any token either.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,23 +22,23 @@ from penstock.config.subscription import Asked, Definition, SubscriptionConfig, 
 from penstock.errors import ConfigError
 from penstock.protocol.records.publication import is_abandoned
 
-#: The bound of who has none.
+#: The bound of a subscription without one.
 UNBOUNDED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How old data may be, and what happens to what would be too old."""
+    """The bound of staleness, and what happens to groups beyond it."""
 
     mode: Mode | Asked
-    #: h: most living versions between drawing a token and the first optimizer step on it; below 0: any number.
+    #: h: most versions between generating a token and the first optimizer step on it; below 0: unlimited.
     bound: int
     on_expiry: OnExpiry
     sampler: Sampler
 
     @classmethod
     def of(cls, staleness: StalenessConfig, buffer: BufferConfig, *, filtered: bool = False) -> "Policy":
-        """The policy that a configuration means; what cannot work is refused where a subscription is made of it.
+        """Make the policy of a configuration; a subscription made of it refuses what cannot work.
 
         ``filtered``: the subscription has filters.
         """
@@ -49,34 +49,34 @@ class Policy:
 
     @property
     def waits(self) -> bool:
-        """True where the cut waits for what is due before it, so that nothing is given up (T4)."""
+        """True if the cut waits for groups that are due first, so that none is disposed of (T4)."""
         return self.bound >= 0 and self.on_expiry == OnExpiry.WAIT
 
     @property
     def masks(self) -> bool:
-        """True where tokens that are too old bear no loss, and their group is trained."""
+        """True if tokens beyond the bound are masked, and their group is trained."""
         return self.bound >= 0 and self.on_expiry == OnExpiry.MASK
 
     def floor(self, lineage: "Lineage", train_version: int) -> int:
-        """Oldest version that may bear loss at ``train_version``; 0 where any may."""
+        """Return the oldest version that may bear loss at ``train_version``; 0 if any may."""
         return lineage.floor(train_version, self.bound) if self.bound >= 0 else 0
 
     def mask_below(self, floor: int) -> int:
-        """Tokens of versions below this one bear no loss in a batch with this ``floor``; -1: they are not masked."""
+        """Return the version below which tokens are masked in a batch with this ``floor``; -1: none are."""
         return floor if self.masks else -1
 
     def oldest_allowed(self, floor: int) -> int:
-        """Oldest version that a group in a batch with this ``floor`` may hold, which the cut guards; -1: any."""
+        """Return the oldest version that a group in a batch with this ``floor`` may hold, as cut checks; -1: any."""
         return floor if self.bound >= 0 and not self.masks else -1
 
     def gives_up(self, oldest: int, newest: int, floor: int) -> bool:
-        """True for a group that can no longer be trained.
+        """Return whether a group can no longer be trained.
 
         Args:
-            oldest, newest: versions of its tokens; -1 where nothing was drawn, which never grows old.
+            oldest, newest: versions of its tokens; -1 if it has none, which never expires.
             floor: oldest version that may bear loss; it only rises.
         """
-        # Masked token by token it goes only where nothing of it would bear loss.
+        # Masked token by token, a group expires only if none of its tokens would bear loss.
         youngest = newest if self.masks else oldest
         return 0 <= oldest < floor and 0 <= youngest < floor
 
@@ -90,7 +90,7 @@ class Policy:
         untrained: Mapping[int, int],
         in_batch: Mapping[int, int],
     ) -> list[tuple[int, int]]:
-        """T4: the versions d whose groups could not all be trained before they expire if this batch were cut.
+        """Return the versions d whose groups could not all be trained before they expire if this batch were cut (T4).
 
         For every living d within the bound, counting groups by their oldest version o, running ones included:
 
@@ -124,10 +124,10 @@ class Policy:
         subscription: SubscriptionConfig | None = None,
         roles: Sequence[str] = (),
     ) -> Definition:
-        """A trainer's subscription: this policy, and what ``subscription`` says otherwise.
+        """Make a trainer's subscription: this policy, changed by ``subscription``.
 
-        Who does not drive the clock is bounded only where it asks for a bound. Raises ConfigError where it cannot work,
-        which the definition says itself.
+        A subscription that does not drive the clock is bounded only if it sets a bound. Raises ConfigError if the
+        definition is invalid.
         """
         wanted = subscription or trainer.subscription
         given = wanted.model_dump(exclude_none=True)
@@ -159,7 +159,7 @@ class Policy:
 def definition_of(
     config: Config, *, subscription: SubscriptionConfig | None = None, roles: Sequence[str] = ()
 ) -> Definition:
-    """What a configuration means of its trainer's subscription; arguments and errors as of ``Policy.definition``."""
+    """Make the subscription of a configuration's trainer; arguments and errors as for ``Policy.definition``."""
     policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
     return policy.definition(
         config.trainer, model=config.model.name, seed=config.seed, subscription=subscription, roles=roles
@@ -168,11 +168,11 @@ def definition_of(
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which versions live, and which of them grow older by.
+    """Which versions are not abandoned, and which of these age tokens.
 
     Args:
-        abandoned: ranges (first, last) of versions that a rewind left behind.
-        repeats: versions that published the weights of their living predecessor once more.
+        abandoned: ranges (first, last) of versions that a rewind abandoned.
+        repeats: versions that published the weights of their predecessor again.
     """
 
     abandoned: tuple[tuple[int, int], ...] = ()
@@ -187,7 +187,7 @@ class Lineage:
 
     @classmethod
     def merge(cls, lineages: "Iterable[Lineage]") -> "Lineage":
-        """What any of them abandoned or repeated."""
+        """Merge lineages: what any of them abandoned or repeated."""
         every = list(lineages)
         spans = sorted({span for one in every for span in one.abandoned})
         return cls(tuple(spans), frozenset().union(*(one.repeats for one in every)))
@@ -196,17 +196,17 @@ class Lineage:
         return not is_abandoned(version, self.abandoned)
 
     def ages(self, version: int) -> bool:
-        """True when what was drawn before ``version`` is one step older under it."""
+        """Return whether ``version`` makes tokens generated before it one step older."""
         return version not in self.repeats and self.lives(version)
 
     def lag(self, version: int, train_version: int) -> int:
-        """Steps from ``version`` to ``train_version``; 0 when nothing was drawn (version -1)."""
+        """Return the steps from ``version`` to ``train_version``; 0 for version -1 (no tokens)."""
         if version < 0:
             return 0
         return sum(1 for v in range(version + 1, train_version + 1) if self.ages(v))
 
     def uncounted(self, version: int, train_version: int) -> list[list[int]]:
-        """Versions in (version, train_version] that age nothing, as ranges [first, last]."""
+        """Return the versions in (version, train_version] that age nothing, as ranges [first, last]."""
         ranges: list[list[int]] = []
         for v in range(version + 1, train_version + 1):
             if self.ages(v):
@@ -218,7 +218,7 @@ class Lineage:
         return ranges
 
     def floor(self, train_version: int, bound: int) -> int:
-        """Oldest version whose lag at ``train_version`` is within ``bound``."""
+        """Return the oldest version whose lag at ``train_version`` is within ``bound``."""
         version = train_version
         left = bound
         while version > 0:
@@ -231,10 +231,10 @@ class Lineage:
 
 
 def train_version(clock: int, n: int, through: int, per_version: int) -> int:
-    """Version that a trainer holds at the first optimizer step of batch ``n`` (T2).
+    """Return the version that a trainer holds at the first optimizer step of batch ``n`` (T2).
 
-    A trainer publishes after every batch whose number is a multiple of ``per_version``; a checkpoint between two of
-    them does not shift that.
+    A trainer publishes after every batch whose number is a multiple of ``per_version``; a checkpoint between two
+    publications does not change that.
 
     Args:
         clock: version of the last publication, which consumed batches up to ``through``.
@@ -244,5 +244,5 @@ def train_version(clock: int, n: int, through: int, per_version: int) -> int:
 
 
 def remaining_batches(n: int, per_version: int) -> int:
-    """Batches that the version of batch ``n`` still trains after it."""
+    """Return the number of batches that the version of batch ``n`` trains after it."""
     return per_version - 1 - (n - 1) % per_version

@@ -1,6 +1,6 @@
-"""Subscriptions while a run goes on: made, changed, dropped and listed by API and command line.
+"""Make, change, drop and list subscriptions during a run.
 
-set (checked as a whole) ─> hash sub:NAME ─> the leader's memory (buffer/subscription.py)
+set (validated as one definition) ─> hash sub:NAME ─> the leader's memory (buffer/subscription.py)
 """
 
 from collections.abc import Collection, Mapping
@@ -17,11 +17,11 @@ from penstock.protocol.records.small_maps import count_in, name_in, name_shown, 
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 
-#: Tries of a change that others change beside us.
+#: Attempts of a change while others change the same.
 TRIES = 20
-#: Numbers of a position that the list shows.
+#: Numbers of a position that are listed.
 SHOWN = ("cut", "cursor", "ckpt", "floor", "gen", "owed")
-#: What the list of subscriptions may hold of each.
+#: Fields of a subscription in the list.
 LISTED = (
     *("name", "owned", "parked", *SHOWN, "drops", "seen_s", "set", "unreadable"),
     *(f"held_{what}" for what in ("groups", "samples", "tokens", "bytes")),
@@ -30,13 +30,13 @@ LISTED = (
 
 
 def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str, str]) -> dict[str, Any]:
-    """Make a subscription, or change one while it is used; what was set stays when its trainer comes back.
+    """Make a subscription, or change one in use; the changes survive a restart of its trainer.
 
-    An empty value lets the trainer's own definition hold again from its next start. Returns the definition. Blocks
-    for a few round trips. Raises ConfigError.
+    An empty value restores the trainer's own definition from its next start. Returns the definition. Blocks for a few
+    round trips. Raises ConfigError.
     """
     check_name("subscription", name)
-    # An empty value of what is no field is refused like any other.
+    # An empty value of an unknown field is refused like any other.
     given = {field: value for field, value in changes.items() if value != "" or field not in Definition.model_fields}
     released = changes.keys() - given.keys()
     for _ in range(TRIES):
@@ -49,7 +49,7 @@ def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str
         elif "size" not in changes:
             raise ConfigError(f"There is no subscription {name!r} yet: give its size to make it.")
         _check_size(before, given)
-        # Letting go alone changes nothing before the trainer's next start, so it is no time to judge what is there.
+        # Empty values change nothing before the trainer's next start, so the definition is not checked now.
         definition = _checked({**before, **given}, raw, name) if given else Definition.read(raw, name)
         fields = definition.fields()
         asked = {key: fields[key] for key in _keys_of(given)} if live else fields
@@ -61,45 +61,45 @@ def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str
 
 
 def _checked(values: Mapping[str, str], raw: Mapping[bytes, bytes], name: str) -> Definition:
-    # What the first batch waits for binds none that follows it.
+    # min_first applies only to the first batch.
     first = {"min_first": "0"} if raw.get(b"cut", b"0") != b"0" else {}
     return Definition.of({**values, **first}, name)
 
 
 def _check_live(name: str, changes: Collection[str], *, asks: bool) -> None:
-    """Raise ConfigError for a change of what cannot change while groups are there."""
+    """Raise ConfigError for a change of a field that cannot change while a subscription exists."""
     changeable = fields_with(Trait.LIVE_WHERE_ASKED if asks else Trait.LIVE)
     if fixed := set(changes) - changeable:
         why = ", which takes what its trainer asks for," if asks else ""
         raise ConfigError(
-            f"{', '.join(sorted(fixed))} of subscription {name!r}{why} cannot change while it is there; "
+            f"{', '.join(sorted(fixed))} of subscription {name!r}{why} cannot change while it exists; "
             f"these can: {', '.join(sorted(changeable))}."
         )
 
 
 def _check_size(before: Mapping[str, str], given: Mapping[str, str]) -> None:
-    """Raise ConfigError where a batch would have as many tokens, say, as it had groups."""
+    """Raise ConfigError if the unit changes without a size, which would be in the old unit."""
     unit = before.get("unit", Unit.GROUPS)
     if given.get("unit", unit) != unit and "size" not in given:
         raise ConfigError(f"A batch in {given['unit']} needs its size: set size as well.")
 
 
 def _keys_of(fields: Collection[str]) -> set[str]:
-    """What the hash ``sub:NAME`` calls these fields, with what follows from them."""
+    """Return the fields of the hash ``sub:NAME`` for these, and those derived from them."""
     follows = {"gb"} if {"size", "unit"} & set(fields) else set()
     return {Definition.key_of(field) for field in fields} | follows
 
 
 def drop_subscription(client: Client, keys: Keys, name: str) -> None:
-    """Drop a subscription with its batches, for good. Raises ConfigError when there is none. Blocks shortly."""
+    """Drop a subscription with its batches. Raises ConfigError if it does not exist. Blocks for a round trip."""
     if not run(client, scripts.unsubscribe(keys, name)):
         raise ConfigError(f"There is no subscription {name!r} to drop; `penstock subs ls` lists those that exist.")
 
 
 def list_subscriptions(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """Definition, position and holdings of every subscription, by name. Blocks for a few round trips.
+    """Return definition, position and holdings of every subscription, by name. Blocks for a few round trips.
 
-    One that Redis does not hold as penstock writes it has ``unreadable``, which says why, in place of its position.
+    A subscription with invalid fields has ``unreadable``, the error, instead of its position.
     """
     fields = client.hgetall(keys.subs)
     held = client.hgetall(keys.held)
@@ -115,7 +115,7 @@ def list_subscriptions(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 
 def _known(raw: Mapping[bytes, bytes], name: str, held: bytes | None) -> dict[str, Any]:
-    """Definition and position in the hash ``sub:NAME``, and what is held for it."""
+    """Return the definition and position in the hash ``sub:NAME``, and the holdings."""
     try:
         definition, position, now = Definition.read(raw, name), Position.read(raw, name), _held(held, name)
     except ProtocolError as exc:
@@ -127,7 +127,7 @@ def _known(raw: Mapping[bytes, bytes], name: str, held: bytes | None) -> dict[st
 
 
 def _held(raw: bytes | None, name: str) -> dict[str, int]:
-    """What the leader last said that it holds for a subscription."""
+    """Return the holdings of a subscription that the leader last reported."""
     what = f"The record of what is held for subscription {name}"
     value = unpack_map(raw, what) if raw else {}
     return {f"held_{key}": count_in(value, key, what, 0) for key in ("groups", "samples", "tokens", "bytes")}

@@ -1,8 +1,8 @@
-"""The ledger of tokens (I10): every token that a fenced verb was told of stands in exactly one account, or is held.
+"""The ledger of tokens (I10): each token reported to a fenced verb is in exactly one account, or held by a live group.
 
     heard = sum of accounts + held by live groups        per home lane, at every instant
 
-Verbs keep it in the hash ``tokens``, field ``LANE:ACCOUNT`` (``lua/_ledger.lua``). Who books what: docs/protocol.md.
+Verbs keep it in the hash ``tokens``, field ``LANE:ACCOUNT`` (``lua/_ledger.lua``); docs/protocol.md has the accounts.
 """
 
 from collections import defaultdict
@@ -15,29 +15,29 @@ from penstock.names import Lane
 from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import count_of, count_shown, name_shown
 
-#: Not an account: all tokens that were told of.
+#: Not an account: all tokens that were reported.
 HEARD = "heard"
-#: Nor this: requests, in the hash ``counters``.
+#: Not an account either: requests, in the hash ``counters``.
 UNHEARD = "unheard"
 NO_COUNTERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
-#: Bore loss in a batch that is durable.
+#: Tokens that bore loss in a durable batch.
 TRAINED = "trained"
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTokens:
-    """Tokens that were drawn for the jobs of one home lane."""
+    """Tokens that were generated for the jobs of one home lane."""
 
     heard: int = 0
-    #: Account -> tokens; ``filtered:WHICH`` and ``dropped:REASON`` say more. ``buried`` shrinks when a job is dug up,
-    #: the others only grow.
+    #: Account -> tokens; ``filtered:WHICH`` and ``dropped:REASON`` give details. ``buried`` shrinks when a dead job is
+    #: restored, the others only grow.
     accounts: Mapping[str, int] = field(default_factory=dict)
-    #: Requests whose engine, worker or lease was lost before anybody told what they had drawn: in no sum.
+    #: Requests whose tokens were never reported because their engine, worker or lease was lost: in no sum.
     unheard: int = 0
 
     @property
     def held(self) -> int:
-        """Tokens of live groups, whose fate is open."""
+        """Tokens of live groups, not in an account yet."""
         return self.heard - sum(self.accounts.values())
 
     @property
@@ -46,20 +46,20 @@ class LaneTokens:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the tokens told of that were trained on; None before there is one."""
+        """Share of the reported tokens that were trained on; None before the first."""
         return self.trained / self.heard if self.heard else None
 
     def to_map(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         shown = {name: getattr(self, name) for name in ("heard", "held", "goodput", "unheard")}
         return shown | {"accounts": dict(self.accounts)}
 
 
 def tokens_of(raw: Mapping[bytes, bytes], counters: Mapping[bytes, bytes] = NO_COUNTERS) -> dict[str, LaneTokens]:
-    """The ledger in a hash ``tokens``, by home lane. An entry that no verb wrote is logged and left out.
+    """Parse the hash ``tokens``, by home lane. Invalid entries are logged and left out.
 
     Args:
-        counters: the hash of that name, where requests are counted that nobody heard of.
+        counters: the hash of that name, which counts requests whose tokens were never reported.
     """
 
     def read(name: bytes, value: bytes) -> tuple[str, int]:
@@ -72,7 +72,7 @@ def tokens_of(raw: Mapping[bytes, bytes], counters: Mapping[bytes, bytes] = NO_C
 
 
 def lanes_of(fields: Mapping[str, int]) -> dict[str, LaneTokens]:
-    """The same of fields ``LANE:ACCOUNT`` that were read already."""
+    """Build the ledgers from fields ``LANE:ACCOUNT`` that are parsed already."""
     heard: dict[str, int] = {}
     accounts: dict[str, dict[str, int]] = defaultdict(dict)
     for name, tokens in sorted(fields.items()):
@@ -85,11 +85,11 @@ def lanes_of(fields: Mapping[str, int]) -> dict[str, LaneTokens]:
 
 
 def ledgers_of(state: Mapping[str, Any]) -> dict[str, LaneTokens]:
-    """The ledger of a snapshot, by home lane."""
+    """Return the ledger of a snapshot, by home lane."""
     found = state.get("tokens") or {}
     return {lane: LaneTokens(one[HEARD], one["accounts"], one.get(UNHEARD, 0)) for lane, one in found.items()}
 
 
 def of_training(ledger: Mapping[str, LaneTokens]) -> LaneTokens:
-    """What was drawn to be trained on."""
+    """Return the ledger of the lane that is trained."""
     return ledger.get(Lane.TRAIN, LaneTokens())

@@ -1,10 +1,10 @@
-"""Weights that reach engines without the disk: who is ready, who takes part, what came of it.
+"""Transfer weights to engines without the disk: which workers are ready, which take part, and the results.
 
-    trainer     open ─> announce ─> wait ─────────────────────> decide ─> send buckets ─> go on
+    trainer     open ─> announce ─> wait ─────────────────────> decide ─> send buckets ─> continue
     worker                  └─> read the publication ─> enroll ───┴─────> receive ─> serve
                                   └ not enrolled, not in the decision, or failed: load the folder
 
-The folder of a version is complete before the announcement, or comes behind the send, so whatever happens to a transfer
+The folder of a version is complete before the announcement, or is written after the transfer, so a failed transfer
 costs time, never a version. Every wait is bounded by ``trainer.transfer_timeout_s``.
 """
 
@@ -17,20 +17,20 @@ from penstock.protocol.records.record import Record
 from penstock.protocol.records.small_maps import name_in
 from penstock.protocol.scripts import Call, Value, script
 
-#: A transfer's record outlives the transfer by so much.
+#: How long the record of a transfer is kept after it.
 LIFE_MS = 3_600_000
 
 
 class Word(StrEnum):
-    """What trainer and worker tell each other of a transfer, each with a text."""
+    """Kinds of reports between trainer and worker during a transfer, each with a text."""
 
-    #: By the worker: its engine is held still; where it is written to, or ''.
+    #: By the worker: its engine is paused; the address to send to, or ''.
     HELD = "f"
-    #: By the trainer: what the worker has to know, where parameter servers are, say.
+    #: By the trainer: what the worker needs to know, such as the addresses of parameter servers.
     KNOW = "h"
-    #: By the trainer: it was sent to; '' or what went wrong.
+    #: By the trainer: the transfer to it ended; '' or the error.
     SENT = "s"
-    #: By the worker: what came of it; '' is fine.
+    #: By the worker: the result; '' is success.
     TOOK = "r"
 
 
@@ -43,54 +43,54 @@ class Enrollment(Record):
     url: str
     #: Processes of the engine that hold weights.
     num_ranks: int
-    #: What the sender has to know of its engine: the process group that it is in already; '' for nothing.
+    #: What the sender needs to know of its engine: the process group that it is in already; '' for nothing.
     group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision(Record):
-    """Who receives a version, and how."""
+    """The workers that receive a version, and how."""
 
     id: str
-    #: Worker -> its first rank in the group. Whoever is not here loads the folder.
+    #: Worker -> its first rank in the group. Other workers load the folder.
     ranks: dict[str, int] = field(default_factory=dict)
-    #: As the publication has it; '' where nobody receives.
+    #: Transport of the publication; '' if no worker receives.
     transport: str = ""
-    #: Process group and where it meets; '' for the others.
+    #: Process group and its rendezvous; '' for other transports.
     group: str = ""
     address: str = ""
     port: int = 0
-    #: Of the group, the trainer's rank 0 counted.
+    #: Size of the group, including the trainer's rank 0.
     world_size: int = 0
     bucket_bytes: int = 0
 
 
 def open_(keys: Keys, sub: str, model: str, id_: str, *, owner: str, gen: int) -> Call[bool]:
-    """Let workers enroll; False where the subscription is not the caller's."""
+    """Let workers enroll; False if the caller does not own the subscription."""
     args: list[Value] = [keys.prefix, owner, gen, id_, LIFE_MS]
     return Call(script("transfer_open"), [keys.transfer(model), keys.sub(sub)], args, bool)
 
 
 def enroll(keys: Keys, model: str, id_: str, enrollment: Enrollment) -> Call[bool]:
-    """Be ready; False when it was decided already."""
+    """Enroll a worker; False if the transfer was decided already."""
     args: list[Value] = [keys.prefix, id_, enrollment.worker, enrollment.to_bytes()]
     return Call(script("transfer_enroll"), [keys.transfer(model)], args, lambda answer: answer == b"open")
 
 
 def decide(keys: Keys, model: str, decision: Decision) -> Call[bool]:
-    """Say who receives it; False when the transfer is not open any more."""
+    """Decide which workers receive; False if the transfer is no longer open."""
     args: list[Value] = [keys.prefix, decision.id, decision.to_bytes()]
     return Call(script("transfer_decide"), [keys.transfer(model), keys.transfers(model)], args, bool)
 
 
 def report(keys: Keys, model: str, id_: str, word: Word, worker: str, text: str) -> Call[bool]:
-    """Tell the other side of a worker's part; False when the transfer is of another version by now."""
+    """Report to the other side of a transfer; False if the current transfer is of another version."""
     args: list[Value] = [keys.prefix, id_, f"{word}:{worker}", text]
     return Call(script("transfer_report"), [keys.transfer(model)], args, bool)
 
 
 def enrolled(state: dict[bytes, Any]) -> dict[str, Enrollment]:
-    """Workers that are ready, of the hash ``transfer:MODEL``."""
+    """Parse the enrolled workers of the hash ``transfer:MODEL``."""
     return {
         worker: Enrollment.from_bytes(value, f"enrollment of {worker}")
         for name, value in state.items()

@@ -1,9 +1,9 @@
-"""When so many jobs die of what the user gave that the data would be burned for nothing: admission stops.
+"""Stop admission if too many jobs fail because of the user's code or data, so that the data is not used up.
 
-Workers note how jobs end, per dataset and what judges them (reward, environment); the last ``reward.died_window`` of
-each are remembered. Deaths of the engine do not count. Jobs of the configured data that are refused (a prompt longer
-than the context, say) count where there are no others, since a few of them are what the data are like. The producer
-admits nothing more and says why, `penstock run` ends with the reason, and a start of either forgets what was.
+Workers record how jobs end, per dataset and reward or environment; the last ``reward.died_window`` results of each are
+kept. Engine crashes do not count. Refused jobs of the configured data (such as prompts longer than the context) count
+only if all of them are refused, since a few are normal. The producer then stops with the reason, `penstock run` ends
+with it, and a start of either clears the results.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from penstock.protocol.records.job import JobFailure
 from penstock.redis.commands import Client
 from penstock.words import writable
 
-#: What jobs fail of that is the user's code.
+#: Failures that are caused by the user's code.
 OF_USER_CODE = frozenset({
     JobFailure.REWARD_RAISED, JobFailure.REWARD_TIMEOUT, JobFailure.REWARD_NOT_A_NUMBER, JobFailure.REWARD_TOO_LARGE,
     JobFailure.ENVIRONMENT_RAISED, JobFailure.ENVIRONMENT_TIMEOUT,
@@ -24,17 +24,17 @@ OF_USER_CODE = frozenset({
 
 
 def digit_of(reason: str) -> str:
-    """How the end of a job is remembered: 1 where it died of the user's code, 2 where it was refused, else 0."""
+    """Return the digit for the end of a job: 1 if the user's code failed, 2 if the job was refused, else 0."""
     return "1" if reason in OF_USER_CODE else "2" if reason == JobFailure.REFUSED else "0"
 
 
 def too_many(client: Client, keys: Keys, config: RewardConfig) -> JobsFailing | None:
-    """Return why nothing more may be admitted; None while it may. Blocks for one round trip."""
+    """Return why nothing more may be admitted, or None. Blocks for one round trip."""
     return judge(client.hgetall(keys.ends), config)
 
 
 def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> JobsFailing | None:
-    """As :func:`too_many`, of what is remembered: ``d:KIND`` digits, ``w:KIND`` last words."""
+    """Evaluate the recorded results, ``d:KIND`` digits and ``w:KIND`` last errors; see :func:`too_many`."""
     for field, digits in sorted(ends.items()):
         if not field.startswith(b"d:"):
             continue
@@ -50,5 +50,5 @@ def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> JobsFailing | No
 
 
 def forget(client: Client, keys: Keys) -> None:
-    """Start over: whoever starts a run or its producer has corrected what was wrong."""
+    """Clear the results at the start of a run or a producer."""
     client.delete(keys.ends)

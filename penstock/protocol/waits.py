@@ -19,25 +19,25 @@ from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.words import shown
 
-#: A wait is shown after so long; shorter ones are the normal rhythm.
+#: Waits shorter than this are normal, and are not shown.
 MOMENT_S = 0.5
-#: It is confirmed so often while it lasts; one that is not confirmed for ``GONE_S`` is of a process that is gone.
+#: Interval of confirmation; a wait not confirmed for ``GONE_S`` is of a process that is gone.
 CONFIRM_S = 2.0
-#: Waits that are read of one worker, at most.
+#: Most waits that are read of one worker.
 MAX_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One process that waits: its name, the cause, and since when (Unix time)."""
+    """A wait of one process: its name, the cause, and the start (Unix time)."""
 
     who: str
     cause: Cause
     since_s: float
-    #: How many of what it waits for have come, and how many it needs; None where they are not counted.
+    #: How many of the awaited items have come, and how many are needed; None if they are not counted.
     count: int | None = None
     needed: int | None = None
-    #: For how long it has not been confirmed.
+    #: Seconds since it was last confirmed.
     age_s: float = 0.0
 
     def to_map(self) -> dict[str, Any]:
@@ -52,13 +52,13 @@ def describe(cause: Cause) -> dict[str, Any]:
 
 
 class Waiting:
-    """What one task waits for. The clock belongs to the cause and its subject; counts do not restart it.
+    """The wait of one task. Its clock restarts with another cause or subject, not with other counts.
 
-    Cheap to call in a loop. ``record`` has what is to be shown.
+    Cheap to call in a loop. ``record`` is what is shown.
     """
 
     def __init__(self) -> None:
-        #: What is shown; None: it does not wait.
+        #: The cause that is shown; None: not waiting.
         self.cause: Cause | None = None
         self._next_key: tuple[Any, ...] = ()
         #: When it began, and was last reported; when another cause was reported first. Unix time, 0: never.
@@ -68,12 +68,12 @@ class Waiting:
     def blocked_on(
         self, cause: Cause | None, since_s: float = 0.0, *, count: int | None = None, needed: int | None = None
     ) -> None:
-        """Report the cause of a wait; None ends the wait. A Redis that is gone is not an error here.
+        """Report the cause of a wait; None ends the wait. An unreachable Redis is ignored.
 
         Args:
-            since_s: since when (Unix time); 0: since this cause was reported first.
-            count: how many of what is waited for have come.
-            needed: how many have to come.
+            since_s: start (Unix time); 0: when this cause was first reported.
+            count: how many of the awaited items have come.
+            needed: how many are needed.
         """
         if cause is None:
             self.end()
@@ -102,16 +102,16 @@ class Waiting:
         return True
 
     def record(self) -> dict[str, Any] | None:
-        """Return the record of the wait; None where it does not wait, or not for longer than a moment."""
+        """Return the record of the wait; None if it is not waiting, or not long enough to be shown."""
         if self.cause is None or time.time() - self._since < MOMENT_S:
             return None
         return {"cause": self.cause.name, "fields": self.cause.fields(), "since": self._since, **self._counts}
 
     def tick(self) -> None:
-        """Show, or confirm, the wait where that is due."""
+        """Publish or confirm the wait if that is due."""
 
     def end(self) -> None:
-        """No longer waiting."""
+        """End the wait."""
         self.cause, self._next_key = None, ()
         self._since = self._reported = self._next_since = 0.0
 
@@ -151,12 +151,12 @@ class PublishedWaiting(Waiting):
 
 
 def read_waits(client: Client, keys: Keys) -> list[Wait]:
-    """Return the waits that are confirmed, longest first; unreadable ones are left out. Blocks for two round trips."""
+    """Return the waits that are confirmed, longest first; unreadable ones are skipped. Blocks for two round trips."""
     return waits_in(client.hgetall(keys.waits), parse_workers(client.hgetall(keys.workers)))
 
 
 def waits_in(records: Mapping[bytes, bytes], workers: Sequence[WorkerPresence]) -> list[Wait]:
-    """Return the same of the hash ``waits`` and the workers' presence."""
+    """Return the waits in the hash ``waits`` and in the workers' presence records, as :func:`read_waits`."""
     found = readable(records, _wait)
     for one in workers:
         tasks = {f"worker:{one.name}:{value.get('task')!s:.100}".encode(): value for value in one.waits[:MAX_TASKS]}
@@ -165,7 +165,8 @@ def waits_in(records: Mapping[bytes, bytes], workers: Sequence[WorkerPresence]) 
 
 
 def read_wait(client: Client, keys: Keys, who: str) -> Wait | None:
-    """Return what ``who``, no worker, waits for; None: nothing, or it cannot be read. Blocks for a round trip."""
+    """Return the wait of ``who``, not a worker; None: it does not wait, or it cannot be read. Blocks for a round
+    trip."""
     raw = client.hget(keys.waits, who)
     return next(iter(waits_in({who.encode(): raw} if raw else {}, ())), None)
 

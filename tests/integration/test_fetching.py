@@ -308,7 +308,7 @@ async def test_what_the_index_does_not_name_is_refused(
         ([["../escape", 10]], "without an index"),
         ([["weights.index", 0]], "without an index"),
         ([["a", 10], ["a", 10]], "names a file twice"),
-        ([["a", -1]], "an entry of files that is none"),
+        ([["a", -1]], "has an invalid entry of files"),
         ([["a", 10**9]], "too many ranges"),
         ([["a", 100_000]], "bytes of digests for 2 ranges"),
         ([], "has 0 files"),

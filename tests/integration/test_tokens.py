@@ -545,7 +545,7 @@ def test_I10_a_drop_that_is_not_booked_turns_the_audit_red(client: redis.Redis, 
     call = scripts.seal(keys, leader, revision=play.revision(client, keys), subs=["actor"], jobs=[job])
     run(client, broken(call, "  spend(prefix, key, account, parts, held)\n", ""))
     assert audit(client, keys).differences == [
-        "tokens: of 7 told of in lane train, 0 are in accounts, 0 in groups: 7 are missing"
+        "tokens: of 7 reported in lane train, 0 are in accounts, 0 in groups: 7 are missing"
     ]
 
 
@@ -559,7 +559,7 @@ def test_I10_a_retry_that_is_booked_twice_turns_the_audit_red(
     defect = broken(defect, "if taken > 0 then", "book(prefix, g[5], 'heard', heard)\nif taken > 0 then")
     assert [run(client, defect).new for _ in range(2)] == [1, 0]  # type: ignore[attr-defined]
     assert audit(client, keys).differences == [
-        "tokens: of 4 told of in lane train, 0 are in accounts, 2 in groups: 2 are missing"
+        "tokens: of 4 reported in lane train, 0 are in accounts, 2 in groups: 2 are missing"
     ]
 
 
@@ -569,4 +569,4 @@ def test_I10_a_sample_whose_tokens_are_not_booked_turns_the_audit_red(
     held = begin(client, keys)
     record = play.meta(0, held.token, 1).to_bytes()
     run(client, scripts.commit(keys, held.job, held.token, [(0, 1, record)], {0: Drawn(1)}))
-    assert audit(client, keys).differences == [f"group {held.job}: its samples hold 2 tokens, its account 1"]
+    assert audit(client, keys).differences == [f"group {held.job}: its samples have 2 tokens, its account 1"]

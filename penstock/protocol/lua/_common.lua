@@ -1,16 +1,16 @@
--- Helpers that every verb sees; prepended to each script when it is loaded.
+-- Helpers for all verbs; prepended to each script when it is loaded.
 -- All keys of a run share one hash slot (its name is a Cluster hash tag), so a verb that learns a job's id
--- only while it runs may derive the job's keys from the run's prefix.
+-- only during its execution may derive the job's keys from the run's prefix.
 
--- Of which schema the records of a run are. It goes up with every change that a run under way would not survive: of
+-- Schema of a run's records. It is increased with every change that a run in progress would not survive: of
 -- names of keys, fields, events or states, or of code that a record names.
 local SCHEMA = 3
 local GROUP = 'workers'
-local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
-local TRIES_MAX = 16 -- tries of a job that are told of; of earlier ones their number
+local WAKE_MAX = 1024 -- wake-up marks kept; a lost mark costs a poll, never a job
+local TRIES_MAX = 16 -- attempts of a job that are recorded one by one; earlier ones are counted
 local RATE_GROUPS, RATE_LINES = 8, 4096 -- latest groups of a prompt that are kept, a byte each; prompts of one string
-local DEATHS_MAX = 3 -- deaths of workers by an error under one job, from which on it is charged with each
-local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is lost is found by the next look
+local DEATHS_MAX = 3 -- workers that ended by an error under one job, from which on each charges the job
+local EVENTS_MAX = 100000 -- events kept; they are hints, so a lost one is found by the next scan
 
 local function group_key_of(prefix, job) return prefix .. 'group:' .. job end
 local function lane_key_of(prefix, lane) return prefix .. 'jobs:' .. lane end
@@ -21,16 +21,16 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- Another's lease that ends later than one which is taken now was renewed while the clock of the server was ahead: it
--- ends a lease from now.
+-- A lease that would end later than one taken now was renewed while the clock of the server was ahead: shorten it to
+-- one
+-- lease from now.
 local function cap_lease(key, lease_ms)
   if redis.call('PTTL', key) > tonumber(lease_ms) then redis.call('PEXPIRE', key, lease_ms) end
 end
 
--- For how long (ms) somebody who looks after others, `who`, has been in contact with this server, without a break of
--- more than `gap` ms between two looks. What could not be renewed during an outage, a failover, a restart or a freeze of
--- whoever looks says nothing of those who were to renew it. Counted anew on another server, and where its clock was set
--- back; each counts by itself, since what is a break for one gap is none for another.
+-- Return for how long (ms) `who` has called this at this server, with no more than `gap` ms between two calls. After an
+-- outage, failover, restart or freeze, leases may have ended only because they could not be renewed. Starts again on
+-- another server, and if its clock was set back; kept separately for each `gap`.
 local function contact(prefix, who, gap)
   local key, now = prefix .. 'contact', now_ms()
   local server = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
@@ -42,11 +42,12 @@ local function contact(prefix, who, gap)
   return now - since
 end
 
--- A write that frees, first in the script, so that the rest is allowed when Redis is full.
+-- A write that frees memory: first in a script, it makes Redis allow the rest when it is full.
 local function freeing(prefix) redis.call('DEL', prefix .. 'nothing') end
 
--- Of which schema a run's records are; 0 where it was begun before there was one, -1 where what is noted is no number
--- of one, nil where it is not begun. Whoever begins one makes the streams of its lanes, or subscribes.
+-- Return the schema of a run's records; 0 if the run began before schemas existed, -1 if the recorded one is not a
+-- number,
+-- nil if the run has not begun. A run begins when the streams of its lanes are made, or with a subscription.
 local function schema_of(prefix)
   local key = prefix .. 'schema'
   local kind = redis.call('TYPE', key).ok
@@ -55,7 +56,7 @@ local function schema_of(prefix)
   return redis.call('EXISTS', lane_key_of(prefix, 'train'), prefix .. 'subs') > 0 and 0 or nil
 end
 
--- In a verb that may be the first of a run: note its schema; returns the one that it is of.
+-- For a verb that may be the first of a run: record its schema; returns the run's schema.
 local function begin(prefix)
   local schema = schema_of(prefix)
   if schema then return schema end
@@ -65,13 +66,13 @@ end
 
 local function count(prefix, name, by) return redis.call('HINCRBY', prefix .. 'counters', name, by or 1) end
 
--- The number in a field that verbs count in, 0 where it is not set; nil where no verb wrote it so.
+-- Return the number in a field, 0 if it is not set; nil if it is not a number that verbs write.
 local function number_of(value)
   if not value then return 0 end
   return #value < 20 and string.match(value, '^%-?%d+$') and tonumber(value) or nil
 end
 
--- The numbers in these fields of a hash, in their order; nil where one of them is none.
+-- Return the numbers in these fields of a hash, in their order; nil if one of them is invalid.
 local function numbers_of(key, ...)
   local found = redis.call('HMGET', key, ...)
   for i, value in ipairs(found) do
@@ -87,13 +88,13 @@ local function poke(key, by)
   redis.call('LTRIM', key, 0, WAKE_MAX - 1)
 end
 
--- Field of a stream entry's flat field list.
+-- Return a field of a stream entry's flat field list.
 local function field(flat, name)
   for i = 1, #flat, 2 do if flat[i] == name then return flat[i + 1] end end
   return nil
 end
 
--- An entry's id in a form that sorts as the numbers in it do, and back.
+-- Convert an entry's id to a form that sorts numerically, and back.
 local function place_of(eid)
   local ms, seq = string.match(eid, '^(%d+)%-(%d+)$')
   return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
@@ -103,20 +104,20 @@ local function entry_of(place)
   return ms .. '-' .. seq
 end
 
--- Queued entries stand in line by the version that they need, then by age, so that a job which some engine may start
+-- Queued entries are ordered by the version that they need, then by age, so that a job which some engine may start
 -- is never behind one which it may not: a stream alone is read from its head.
 local function line_up(prefix, lane, eid, nb) redis.call('ZADD', line_key_of(prefix, lane), nb, place_of(eid)) end
 
--- Have jobs been admitted? From then on every lane has its stream.
+-- Return whether jobs have been admitted. From then on every lane has its stream.
 local function has_jobs(prefix) return redis.call('HEXISTS', prefix .. 'counters', 'admitted') == 1 end
 
--- Stop a verb before it uses a stream that was deleted: an entry that is added to it would make it without its group.
+-- Fail before a stream that was deleted is used: XADD would create it without its consumer group.
 local function require_lane(prefix, lane)
   local key = lane_key_of(prefix, lane)
   if redis.call('EXISTS', key) == 0 and has_jobs(prefix) then error('NOGROUP the stream ' .. key .. ' was deleted') end
 end
 
--- Take a job's entry out of its lane; its body, or nil if the entry is gone.
+-- Remove a job's entry from its lane; return its body, or nil if the entry is gone.
 local function take_entry(prefix, lane, eid)
   require_lane(prefix, lane)
   local key = lane_key_of(prefix, lane)
@@ -128,13 +129,14 @@ local function take_entry(prefix, lane, eid)
   return field(found[1][2], 'body')
 end
 
--- When a job was admitted is told by its first entry: keep that, before the group names another one.
+-- The id of a job's first entry contains its time of admission: keep it before the group refers to another entry.
 local function keep_admission(key)
   local eid = redis.call('HGET', key, 'eid')
   if eid then redis.call('HSETNX', key, 'ta', string.match(eid, '^%d+')) end
 end
 
--- The tries of a job (its field `tr`, records/tries.py) with one more; what ends by the last commit has no end of its own.
+-- Return the attempts of a job (its field `tr`, records/tries.py) with one more; an attempt that ends with the last
+-- commit has no end here.
 local function with_try(tries, lane, worker, at)
   local one = lane .. ':' .. worker .. ':' .. at
   if not tries then return one end
@@ -145,13 +147,13 @@ local function with_try(tries, lane, worker, at)
   return (gone > 0 and '+' .. gone .. ';' or '') .. kept .. ';' .. one
 end
 
--- How the try of a job that was leased ended.
+-- Record how the attempt of a leased job ended.
 local function end_try(key, how)
   local tries = redis.call('HGET', key, 'tr')
   if tries then redis.call('HSET', key, 'tr', tries .. ':' .. now_ms() .. ':' .. how) end
 end
 
--- Put a job onto a lane as queued; the caller has taken it out of where it was.
+-- Queue a job on a lane; the caller has removed it from where it was.
 local function put_entry(prefix, lane, job, nb, body)
   require_lane(prefix, lane)
   local eid = redis.call('XADD', lane_key_of(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
@@ -169,23 +171,24 @@ local function event(prefix, kind, job, lane)
   redis.call('XADD', prefix .. 'samples', 'MAXLEN', '~', EVENTS_MAX, '*', 'e', kind, 'j', job, 'l', lane)
 end
 
--- A job stops being unfinished work: of its place in the order of admission (a cohort is complete by this), and,
--- on lane train, of the version it was admitted under (one_step drains by this).
+-- A job is no longer unfinished: remove it from the order of admission (which tells when a cohort is complete) and,
+-- on lane train, from the version it was admitted under (one_step drains by this).
 local function leave_cohort(prefix, job, lane, nb)
   redis.call('ZREM', prefix .. 'unfinished:' .. lane, job)
   if lane ~= 'train' then return end
   if redis.call('HINCRBY', prefix .. 'cohorts', nb, -1) <= 0 then redis.call('HDEL', prefix .. 'cohorts', nb) end
 end
 
--- Out of the running ones, unless tokens of an older version wait in a prefix or in committed samples.
+-- Remove a job from the running ones, unless tokens of an older version are in a prefix or in committed samples.
 local function leave_inflight(prefix, job)
   local g = redis.call('HMGET', group_key_of(prefix, job), 'c', 'pf')
   if tonumber(g[1] or '0') == 0 and not g[2] then redis.call('ZREM', prefix .. 'inflight', job) end
 end
 
--- Take a job that is queued, leased or delayed out of where it waits or runs, for good; the caller says what it is from
--- now on. A worker that holds it sees its lease lost, and its try ends as `how`. Returns its home lane and its record, or
--- nil when it is none of these.
+-- Remove a queued, leased or delayed job from its container for good; the caller sets its next state. A worker that
+-- holds
+-- it loses its lease, and the attempt ends as `how`. Returns its home lane and its record, or nil if it is in none of
+-- these states.
 local function withdraw(prefix, job, how)
   local key = group_key_of(prefix, job)
   local g, body = redis.call('HMGET', key, 'st', 'cl', 'eid', 'ln', 'nb'), nil
@@ -208,7 +211,7 @@ local function withdraw(prefix, job, how)
   return g[4], body
 end
 
--- A job that was withdrawn goes on after all, in its place and under its version.
+-- Undo `withdraw` for a job that continues, at its place and under its version.
 local function enter_again(prefix, job)
   local g = redis.call('HMGET', group_key_of(prefix, job), 'ln', 'nb', 'v0', 'seq', 'co')
   if g[5] then redis.call('ZADD', prefix .. 'unfinished:' .. g[1], g[4], job) end
@@ -217,7 +220,7 @@ local function enter_again(prefix, job)
   redis.call('ZADD', prefix .. 'inflight', g[3], job)
 end
 
--- A group is complete: its lease is over, and subscriptions may use it. The caller has seen that it is leased, in this
+-- Complete a group: its lease ends, and subscriptions may use it. The caller has checked that it is leased, in this
 -- lane and entry.
 local function complete(prefix, job, lane, eid)
   local key = group_key_of(prefix, job)
@@ -232,14 +235,14 @@ local function complete(prefix, job, lane, eid)
   event(prefix, 'ready', job, g[1])
 end
 
--- Bury a job whose entry the caller has taken. The dead letter holds all it needs to come back.
+-- Move a job whose entry the caller has removed to the dead letters, with all that is needed to requeue it.
 local function bury(prefix, job, body, reason, detail, worker)
   local key = group_key_of(prefix, job)
   local g = redis.call('HMGET', key, 'ln', 'nb', 'att', 'cr')
   local eid = redis.call('XADD', prefix .. 'dead', '*', 'id', job, 'reason', reason, 'detail', detail,
     'worker', worker, 'attempts', g[3] or '0', 'crashes', g[4] or '0', 'body', body)
   settle(prefix, key, g[1], 'buried')
-  book(prefix, g[1], 'buried', held_by(key)) -- until it is dug up
+  book(prefix, g[1], 'buried', held_by(key)) -- until it is requeued
   keep_admission(key)
   redis.call('HSET', key, 'st', 'dead', 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')
@@ -252,8 +255,8 @@ local function bury(prefix, job, body, reason, detail, worker)
   poke(prefix .. 'gate')
 end
 
--- Charge a job with a crash on a publication ('' for none) and put it where it may be tried again: resume, suspect after
--- two, dead as a suspect of an engine that is `sure` to work: it finished something else since it started.
+-- Charge a job with a crash on a publication ('' for none) and queue it again: on resume, on suspect after two crashes;
+-- dead if it is a suspect and the engine is `sure` to work: it finished something else since it started.
 local function crashed(prefix, job, lane, body, detail, worker, sure, version)
   local key = group_key_of(prefix, job)
   local crashes = redis.call('HINCRBY', key, 'cr', 1)
@@ -271,10 +274,13 @@ local function crashed(prefix, job, lane, body, detail, worker, sure, version)
   return target
 end
 
--- End a lease whose worker hands it back, and queue the job again; returns its new lane, or 'dead'. The caller has taken
--- its entry and ended its try. `death`: the error that ends the worker, '' where it drains. An error does not say which of
--- the worker's jobs caused it, so nobody is charged with the first two; a job that three workers died under is charged
--- with a crash for that death and one for those before, which makes it a suspect.
+-- End a lease whose worker hands it back, and queue the job again; returns its new lane, or 'dead'. The caller has
+-- removed
+-- its entry and ended its attempt. `death`: the error that ends the worker, '' if it drains. An error does not say
+-- which
+-- of the worker's jobs caused it, so the first two charge no job; a job under which three workers died is charged with
+-- a
+-- crash for this death and one for those before, which makes it a suspect.
 local function handed_back(prefix, job, lane, body, worker, death)
   local key = group_key_of(prefix, job)
   if death ~= '' then
@@ -292,7 +298,7 @@ local function handed_back(prefix, job, lane, body, worker, death)
   return target
 end
 
--- Take back what a job was charged with on a publication.
+-- Undo the charge of a job on a publication.
 local function discharge(prefix, job, version)
   local key = group_key_of(prefix, job)
   local g = redis.call('HMGET', key, 'crv', 'crn')
@@ -302,14 +308,15 @@ local function discharge(prefix, job, version)
   return true
 end
 
--- Done bit of DATASET/EPOCH/INDEX; returns its old value.
+-- Set the done bit of DATASET/EPOCH/INDEX; returns its old value.
 local function set_done(prefix, job)
   local set, index = string.match(job, '^(.*)/(%d+)$')
   return redis.call('SETBIT', prefix .. 'done:' .. set, index, 1)
 end
 
--- Where the latest groups of a job's prompt stand (records/pass_rate.py): the string and the offset in it; nil where the
--- job's id names no prompt.
+-- Return where the latest groups of a job's prompt are recorded (records/pass_rate.py): the string and the offset in
+-- it;
+-- nil if the job's id names no prompt.
 local function rate_place_of(prefix, job)
   local set, index = string.match(job, '^([^/]+)/%d+/(%d+)$')
   if not set or #index > 15 then return nil end
@@ -317,19 +324,19 @@ local function rate_place_of(prefix, job)
   return prefix .. 'rates:' .. set .. '/' .. string.format('%.0f', chunk), (index - chunk * RATE_LINES) * RATE_GROUPS
 end
 
--- Is `lane` one of a subscription's lanes (a comma-separated list)?
+-- Return whether `lane` is one of a subscription's lanes (a comma-separated list).
 local function covers(lanes, lane) return string.find(',' .. (lanes or '') .. ',', ',' .. lane .. ',', 1, true) ~= nil end
 
--- Does the run keep a history? Its first recorder has said so.
+-- Return whether the run keeps a history, which its first recorder enables.
 local function keeps_history(prefix) return redis.call('HEXISTS', prefix .. 'history', 'backlog') == 1 end
 
--- A group is done with, for `reason`: it is to be swept, in a run that keeps a history once it is recorded. Nobody waits
--- for that: what is more than the backlog goes unrecorded, and is counted. Its tokens go to `account`, `parts` of them
--- elsewhere (`spend`).
+-- Retire a group for `reason`: it will be swept, in a run that keeps a history once it is recorded. Nothing waits for
+-- the recorder: groups beyond the backlog go unrecorded, and are counted. Its tokens go to `account`, except `parts` of
+-- them (`spend`).
 local function retire(prefix, job, reason, account, parts, held, checkpoints)
   local key = group_key_of(prefix, job)
   spend(prefix, key, account, parts, held)
-  -- what the ledger made of it, for its rows to say the same
+  -- the account, which the rows of its history repeat
   redis.call('HSET', key, 'st', 'retiring', 'r', reason, 'ac', account, 'cp', checkpoints or '')
   local backlog = redis.call('HGET', prefix .. 'history', 'backlog')
   if backlog and redis.call('ZCARD', prefix .. 'unrecorded') < (number_of(backlog) or 0) then
@@ -340,7 +347,7 @@ local function retire(prefix, job, reason, account, parts, held, checkpoints)
   if backlog then count(prefix, 'unrecorded') end
 end
 
--- The payload of a committed sample is gone; counted once, whoever finds it.
+-- Record that the payload of a committed sample is lost; it is counted once, however many find it.
 local function lose(prefix, job, k)
   local key = group_key_of(prefix, job)
   if redis.call('EXISTS', key) == 1 and redis.call('HSETNX', key, 'x:' .. k, 1) == 1 then
@@ -351,17 +358,17 @@ local function lose(prefix, job, k)
   return 0
 end
 
--- Under what name groups count the uses of a subscription: its own, or its pool's.
+-- Return the name under which groups count the uses of a subscription: its own, or its pool's.
 local function account_of(sub_key, name)
   local share = redis.call('HGET', sub_key, 'share')
   return share and share ~= '' and 'share:' .. share or name
 end
 
--- A member of a pool loses what was cut for it and not committed; the groups are anybody's again. Batch numbers are
--- used anew, so the stream is written anew: the id of an entry never goes back by itself. Returns the groups.
+-- Take from a member of a pool what was cut for it and not committed; the other members may use the groups again. Batch
+-- numbers are reused, so the stream is rewritten: the id of an entry never decreases by itself. Returns the groups.
 local function give_back(prefix, name, sub_key, batches_key)
   local s = numbers_of(sub_key, 'cursor', 'cut')
-  if not s then return 0 end -- what was committed is not known, and no group may be used twice
+  if not s then return 0 end -- the committed batches are not known, and no group may be used twice
   local cursor, cut, given = s[1], s[2], 0
   if cut <= cursor then return 0 end
   local used, last, uses, bore = 'u:' .. account_of(sub_key, name), 'b:' .. name, 'h:' .. name, 'l:' .. name
@@ -389,13 +396,13 @@ local function leads(key, epoch, token)
   return l[1] == epoch and l[2] == token
 end
 
--- Is `role` one of a subscription's roles (a comma-separated list; '' where there is but one trainer)?
+-- Return whether `role` is one of a subscription's roles (a comma-separated list; '' with a single trainer).
 local function has_role(roles, role)
   if roles == '' then return role == '' end
   return string.find(',' .. roles .. ',', ',' .. role .. ',', 1, true) ~= nil
 end
 
--- Role -> a '1' or '0' for each of its ranks, of 'ROLE:0110,ROLE:01'.
+-- Parse 'ROLE:0110,ROLE:01' into role -> a '1' or '0' for each of its ranks.
 local function role_bits(bits)
   local sets = {}
   for role, set in string.gmatch(bits or '', '([^:,]*):([01]+)') do sets[role] = set end
@@ -407,14 +414,14 @@ local function owns(key, owner, gen)
   return s[1] == owner and s[2] == gen
 end
 
--- Train groups admitted so far, and those of them that were buried or cancelled before they were ready.
+-- Return the train groups admitted so far, and those of them that died or were cancelled before they were ready.
 local function stock_of(prefix)
   local c = redis.call('HMGET', prefix .. 'counters', 'seq:train', 'buried:train', 'cancelled:train')
   return tonumber(c[1] or 0), tonumber(c[2] or 0) + tonumber(c[3] or 0)
 end
 
--- Places at the gate (T3) for the subscriptions that it counts together, one or a pool's members: free ones, and all;
--- nil where one of them cannot be counted.
+-- Return the places at the gate (T3) of subscriptions counted together, one or a pool's members: free ones, and all;
+-- nil if one of them cannot be counted.
 local function places(subs_key, keys, admitted, gone)
   local stock, bound, gb, over, pool = admitted, nil, 0, 0, nil
   for _, key in ipairs(keys) do
@@ -424,7 +431,7 @@ local function places(subs_key, keys, admitted, gone)
     local sampler, share, parked = unpack(redis.call('HMGET', key, 'sampler', 'share', 'parked'))
     stock = stock - consumed
     if sampler == 'cohort' then
-      -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained or skipped
+      -- a cohort keeps its size when a member dies: the place is free when the cohort is trained or skipped
       stock, gone = stock - skipped, 0
     elseif (share or '') ~= '' then
       stock, pool = stock - disposed, share
@@ -435,7 +442,7 @@ local function places(subs_key, keys, admitted, gone)
     over = over + beyond + owed
     if parked ~= '1' then gb = gb + budget end
   end
-  if pool then -- what was gone before its first member came, and what members consumed that were dropped
+  if pool then -- groups gone before its first member subscribed, and groups consumed by members that were dropped
     local p = numbers_of(subs_key, 'start:' .. pool, 'gone:' .. pool)
     if not p then return nil end
     stock = stock - p[1] - p[2]
@@ -444,7 +451,7 @@ local function places(subs_key, keys, admitted, gone)
   return all - (stock - gone), all
 end
 
--- Keys from the first on, by the numbers of their gates (1, 2, ... with commas): a list of lists.
+-- Return the keys from `first` on, grouped by the numbers of their gates (1, 2, ... with commas), as a list of lists.
 local function gates_of(keys, first, numbers)
   local gates, i = {}, first
   for number in string.gmatch(numbers, '%d+') do

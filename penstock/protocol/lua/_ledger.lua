@@ -1,15 +1,18 @@
--- The ledger of tokens (I10), the first part of each script. Every token that a fenced verb was told of stands in
--- exactly one account of the hash `tokens`, field LANE:ACCOUNT, or is held by a group that is neither dead nor retiring.
+-- The ledger of tokens (I10), the first part of each script. Every token that was reported to a fenced verb is in
+-- exactly one account of the hash `tokens`, field LANE:ACCOUNT, or is held by a group that is neither dead nor
+-- retiring.
 --
--- A worker says of a sample `LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`: tokens drawn that it has, those of an earlier
--- lease among them, what was thrown away under this lease, and requests whose answer it never got. Of a sample that is not committed the group keeps in `t:K` what
--- was told last, and behind it how much of that its prefix holds; in `tk` the drawn tokens of committed ones, K:TOKENS.
--- What is told is set and never added, so a verb that is sent again changes nothing.
+-- A worker reports for a sample `LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`: generated tokens that it has, including
+-- those
+-- of an earlier lease; tokens discarded under this lease, by reason; and requests without an answer. For a sample that
+-- is
+-- not committed the group keeps in `t:K` the last report, followed by how much of it the prefix holds; `tk` has the
+-- generated tokens of committed ones, K:TOKENS. A report replaces the one before, so a repeated verb changes nothing.
 local THROWN = {'behind_stop', 'rewound', 'lost_turn'}
 local REWOUND, LOST_TURN, UNHEARD, KEPT = #THROWN, #THROWN + 1, #THROWN + 2, #THROWN + 3
 local FIELDS_AT_ONCE = 1000
 
--- Where many groups are booked at once, what is not written yet, by field; else nil.
+-- While many groups are booked at once: the sums that are not written yet, by field; else nil.
 local unwritten = nil
 
 local function book(prefix, lane, account, by)
@@ -22,7 +25,7 @@ local function book(prefix, lane, account, by)
   end
 end
 
--- Have `act` book what it likes, and write it in one go.
+-- Run `act`, and write all that it books at once.
 local function book_together(prefix, act)
   unwritten = {}
   act()
@@ -38,15 +41,16 @@ local function numbers_in(word)
   return found
 end
 
--- Tokens of each k in a word as `K:TOKENS,K:TOKENS`.
+-- Parse `K:TOKENS,K:TOKENS` into tokens by k.
 local function tokens_in(word)
   local found = {}
   for k, tokens in string.gmatch(word or '', '(%d+):(%d+)') do found[k] = tonumber(tokens) end
   return found
 end
 
--- A group's field `l:SUB`, `N/K:TOKENS,...` of each batch N that it entered, with ';' between them, once it is in a
--- further one too. A batch that bore no more of any sample than those before says nothing new: they are durable first.
+-- Return a group's field `l:SUB` with one more batch: `N/K:TOKENS,...` of each batch N that it entered, separated by
+-- ';'.
+-- A batch in which no sample bears more than in earlier ones adds nothing: those are durable first.
 local function with_batch(known, n, bearing)
   local word = n .. '/' .. bearing
   if not known then return word end
@@ -64,22 +68,23 @@ local function total(tokens)
   return sum
 end
 
--- Requests of which nobody hears any more what they drew; no tokens, so no account.
+-- Count requests whose tokens will never be reported; the number of tokens is unknown, so there is no account.
 local function unheard(prefix, lane, requests)
   if requests ~= 0 then redis.call('HINCRBY', prefix .. 'counters', 'unheard:' .. lane, requests) end
 end
 
--- A group is taken from its worker, which is not asked what it has drawn: all that it may be drawing.
+-- Count all requests that may be running in a group that is taken from its worker without a report.
 local function unhear(prefix, key)
   local g = redis.call('HMGET', key, 'ln', 'n', 'c')
   if g[1] ~= 'score' then unheard(prefix, g[1], (tonumber(g[2]) or 0) - (tonumber(g[3]) or 0)) end
 end
 
--- A verb was told `word` of a sample, of which `before` was known. Books what was thrown away since then; returns the
--- tokens that nobody had told of, for the caller to book, and the numbers of the word.
+-- Compare a new report `word` of a sample with the earlier one, `before`. Books tokens discarded since then; returns
+-- the
+-- newly reported tokens, for the caller to book, and the numbers of the report.
 local function hear(prefix, lane, before, word)
   local plain = not before and string.match(word, '^(%d+),0,0,0,0$')
-  if plain then return tonumber(plain), {tonumber(plain), 0, 0, 0, 0, 0} end -- as it is with most
+  if plain then return tonumber(plain), {tonumber(plain), 0, 0, 0, 0, 0} end -- the usual case
   local was, now = numbers_in(before), numbers_in(word)
   local new = now[1] - was[1]
   for i, account in ipairs(THROWN) do
@@ -92,17 +97,18 @@ local function hear(prefix, lane, before, word)
   return new, now
 end
 
--- Was the prefix thrown away since `was` was told: its sample started over, or was cut behind a stop in it?
+-- Return whether the prefix was discarded since the report `was`: its sample started over, or was cut at a stop in it.
 local function is_prefix_gone(was, now)
   local started_over = now[REWOUND] > was[REWOUND] or now[LOST_TURN] > was[LOST_TURN]
   return now[KEPT] > 0 and (started_over or now[1] < now[KEPT])
 end
 
--- The holder of a group's lease says what it has of sample k. `in_prefix`: the prefix holds just that from now on.
--- Else one that was thrown away goes: it is booked as that, and the next lease would throw it away once more.
+-- Record the report of sample k by the holder of a group's lease. `in_prefix`: the prefix holds exactly this from now
+-- on.
+-- Else a discarded prefix is deleted: its tokens are booked, and the next lease would discard it again.
 local function tell(prefix, key, lane, k, word, in_prefix)
   local g = redis.call('HMGET', key, 's:' .. k, 't:' .. k)
-  if g[1] or word == '' then return end -- a committed one is told of by its commit
+  if g[1] or word == '' then return end -- a committed sample was reported by its commit
   local new, now = hear(prefix, lane, g[2], word)
   book(prefix, lane, 'heard', new)
   if in_prefix then
@@ -114,12 +120,12 @@ local function tell(prefix, key, lane, k, word, in_prefix)
   redis.call('HSET', key, 't:' .. k, table.concat(now, ','), 'told', 1)
 end
 
--- The same of many samples, from `first` of the arguments on: k, word, k, word, ...
+-- Record reports of many samples, from `first` of the arguments on: k, word, k, word, ...
 local function tell_all(prefix, key, lane, arguments, first)
   for i = first, #arguments, 2 do tell(prefix, key, lane, arguments[i], arguments[i + 1], false) end
 end
 
--- Field and numbers of each sample of a group that was told of and is not committed.
+-- Return field and numbers of each sample of a group that has a report and is not committed.
 local function told_of(key)
   local g, found = redis.call('HMGET', key, 'told', 'n'), {}
   if not g[1] then return found end
@@ -133,14 +139,14 @@ local function told_of(key)
   return found
 end
 
--- Drawn tokens that a group holds: of committed samples, and of those that are running or have a prefix.
+-- Return the generated tokens that a group holds: of committed samples, and of those that are running or have a prefix.
 local function held_by(key)
   local sum = total(tokens_in(redis.call('HGET', key, 'tk')))
   for _, one in ipairs(told_of(key)) do sum = sum + one[2][1] end
   return sum
 end
 
--- A group's lease is over: what no prefix holds is lost, for this reason.
+-- End a group's lease: tokens that no prefix holds are lost, for this reason.
 local function settle(prefix, key, lane, account)
   local lost = 0
   for _, one in ipairs(told_of(key)) do
@@ -156,7 +162,7 @@ local function settle(prefix, key, lane, account)
   book(prefix, lane, account, lost)
 end
 
--- Samples of a group that never will be committed hold nothing any more.
+-- Book the tokens of samples of a group that will never be committed.
 local function forgo(prefix, key, lane, account)
   local lost = 0
   for _, one in ipairs(told_of(key)) do
@@ -167,8 +173,9 @@ local function forgo(prefix, key, lane, account)
   book(prefix, lane, account, lost)
 end
 
--- A group holds nothing from now on: `parts`, {account, tokens} each, and the rest go to their accounts. What is dead is
--- booked already. `held`: what it holds, where that is known; else nil.
+-- Book all tokens that a group holds: `parts`, {account, tokens} each, and the rest to `account`. Those of a dead job
+-- are
+-- booked already. `held`: the tokens that it holds, if known; else nil.
 local function spend(prefix, key, account, parts, held)
   local g = redis.call('HMGET', key, 'st', 'ln')
   if g[1] == 'dead' or g[1] == 'retiring' then return end
@@ -181,7 +188,7 @@ local function spend(prefix, key, account, parts, held)
   book(prefix, g[2], account, rest)
 end
 
--- Names and checkpoints of subscriptions that were dropped: what was durable then stays trained.
+-- Return names and checkpoints of dropped subscriptions: what was durable then stays trained.
 local function left_subs(subs_key)
   local found, flat = {}, redis.call('HGETALL', subs_key)
   for i = 1, #flat, 2 do
@@ -191,7 +198,7 @@ local function left_subs(subs_key)
   return found
 end
 
--- Of each k the tokens that bore loss in a durable batch of these subscriptions, the most; nil where no batch is durable.
+-- Return, by k, the most tokens that bore loss in a durable batch of these subscriptions; nil if no batch is durable.
 local function borne_by(key, users)
   local names, bore = {}, nil
   for _, user in ipairs(users) do names[#names + 1] = 'l:' .. user.name end
@@ -206,7 +213,7 @@ local function borne_by(key, users)
   return bore
 end
 
--- Of the tokens of a group that was in a durable batch: {trained, payload lost}. `bore`: as borne_by.
+-- Return {trained, payload lost} of the tokens of a group that was in a durable batch. `bore`: see borne_by.
 local function bearing_of(key, bore, tk, some_lost)
   local trained, lost = 0, 0
   for k, tokens in pairs(tokens_in(tk)) do
@@ -219,16 +226,16 @@ local function bearing_of(key, bore, tk, some_lost)
   return {{'trained', trained}, {'payload_lost', lost}}
 end
 
--- `SUB:N,...`: up to which batch what these subscriptions used was durable.
+-- Return `SUB:N,...`: the last durable batch of each of these subscriptions.
 local function checkpoints_of(users)
   local words = {}
   for i, user in ipairs(users) do words[i] = user.name .. ':' .. user.ckpt end
   return table.concat(words, ',')
 end
 
--- What became of a completed group, by those who wanted it: the account of its tokens, the parts that go to others, and
--- as checkpoints_of, of those in whose batches it was.
--- `readers`: name, ckpt, batch (the last that held it, 0: none) and uses (or the code of a disposal) each; `left`: as
+-- Return the fate of a completed group: the account of its tokens, the parts that go to other accounts, and
+-- checkpoints_of the subscriptions in whose batches it was.
+-- `readers`: name, ckpt, batch (the last that held it, 0: none) and uses (or the code of a disposal) each; `left`: see
 -- left_subs; `reasons`: code of a disposal -> its word; `tk`, `lost`: fields of the group.
 -- One fate by precedence: trained (bore loss in a durable batch), masked, evicted, filtered, dropped.
 local function fate_of(key, lane, tk, lost, readers, left, reasons, otherwise)
@@ -254,7 +261,7 @@ local function fate_of(key, lane, tk, lost, readers, left, reasons, otherwise)
   return dropped and 'dropped:' .. dropped or otherwise, {}
 end
 
--- Code -> word of a disposal, of `CODE=WORD,CODE=WORD`.
+-- Parse `CODE=WORD,CODE=WORD` into the words of disposals by code.
 local function reasons_in(word)
   local found = {}
   for code, reason in string.gmatch(word, '(-%d+)=([%w_]+)') do found[code] = reason end

@@ -1,9 +1,10 @@
--- abandon: leased -> queued for jobs that this worker holds without knowing: the reply of a lease was lost, or the job's
+-- abandon: leased -> queued for jobs that this worker holds without knowing: the reply of a lease was lost, or the
+-- job's
 -- own task ended the worker by an error, which may charge it (`handed_back` in _common.lua).
 -- KEYS: jobs:LANE
--- ARGV: prefix, lane, worker, error that ends the worker ('' where none does), then the jobs it knows
+-- ARGV: prefix, lane, worker, error that ends the worker ('' for none), then the jobs it knows
 -- Returns: jobs released
--- Atomic because what is pending and what is known must be compared in one instant.
+-- Atomic because the pending and the known jobs must be compared in one instant.
 local lane_key = KEYS[1]
 local prefix, lane, worker, death = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local first_known = 5

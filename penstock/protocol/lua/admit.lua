@@ -1,14 +1,14 @@
--- admit: - -> queued (producer). As many of the given jobs as every gate lets in, in order.
+-- admit: - -> queued (producer). As many of the given jobs as every gate admits, in order.
 -- KEYS: source, subs, clock, then sub:NAME of every subscription that the gate counts
 -- ARGV: prefix, lane, source field, expected position, revision of subs (-1: no gate), version field of clock,
 --       keep the order for cohorts (0|1), per sub:NAME the number of its gate from 1 (commas; members of a pool share
---       one), then per job: id, n, body, and when its prompt is skipped ('': never; else GROUPS,HARD,EASY: where the
---       latest GROUPS of its prompt are HARD right at most, or EASY at least, on average, in 254ths); of a line that
---       is passed over '', 0, the name of its dataset and ''
+--       one), then per job: id, n, body, and when its prompt is skipped ('': never; else GROUPS,HARD,EASY: if the
+--       latest GROUPS of its prompt are HARD right at most, or EASY at least, on average, in 254ths); for a line that
+--       is skipped '', 0, the name of its dataset and ''
 -- Returns: {'ok', admitted, position, 0, numbers from 1 of those of them that were skipped (commas)}
 --          | {'moved', 0, position} | {'subs'} revision differs
 --          | {'ended', 0, position} the data has ended (source train)
---          | {'closed', 0, position, number of the gate that has no room, or cannot be counted; 0: there is none}
+--          | {'closed', 0, position, number of the gate that is full, or cannot be counted; 0: no gate}
 -- Atomic because the position, the gate's stock and the queue must move as one: a producer that dies or is
 -- doubled at any instant neither skips a prompt nor admits it twice. Whether a prompt is skipped is judged in the
 -- same instant, and stands: the position has moved past it. It takes no place at the gate.
@@ -42,7 +42,7 @@ require_lane(prefix, lane)
 local nb = redis.call('HGET', clock_key, clock_field) or '0'
 local queued, offered, taken, skipped = 0, 0, 0, {}
 
--- Why the prompt of a job is not to be drawn again yet: 'hard', 'easy'; nil where it is.
+-- Return why the prompt of a job is skipped, 'hard' or 'easy'; nil if it is not.
 local function skip_reason(job, rule)
   local groups, hard, easy = string.match(rule, '^(%d+),([^,]+),([^,]+)$')
   local rates, at = rate_place_of(prefix, job)

@@ -1,9 +1,9 @@
--- agree: a rank says what it is about to do, and sees what the others of its role said (each rank, before a step).
+-- agree: a rank reports what it is about to do, and reads the reports of the other ranks of its role (before a step).
 -- KEYS: sub:NAME, agree:NAME
--- ARGV: prefix, owner, gen, round, role, rank, ranks, what it says, seconds the words are kept
--- Returns: {'owner'}, or {'ok', words of rank 0, ...}; '' where a rank has said nothing in this round
--- Atomic because a rank of an older owner or generation must not be heard. Two rounds are kept: nobody begins round
--- r + 1 before it has heard everybody in round r, so r - 1 is over for all (T14).
+-- ARGV: prefix, owner, gen, round, role, rank, ranks, its report, seconds the reports are kept
+-- Returns: {'owner'}, or {'ok', report of rank 0, ...}; '' for a rank without a report in this round
+-- Atomic because the report of a rank with an older owner or generation must not count. Two rounds are kept: no rank
+-- begins round r + 1 before it has read all reports of round r, so r - 1 is over for all (T14).
 local sub_key, words_key = KEYS[1], KEYS[2]
 local prefix, owner, gen, round, role = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local caller, num_ranks, word, ttl_s = ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9]

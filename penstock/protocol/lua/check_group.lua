@@ -2,7 +2,7 @@
 -- KEYS: group:JOB, meta:JOB, ready, delayed, dead, inflight, retiring
 -- ARGV: prefix, job
 -- Returns: '' when it agrees or is gone; else what is wrong
--- Atomic because a job moves while the audit looks.
+-- Atomic because jobs move during an audit.
 local group_key, meta_key, ready_key, delayed_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local dead_key, inflight_key, retiring_key = KEYS[5], KEYS[6], KEYS[7]
 local prefix, job = ARGV[1], ARGV[2]

@@ -1,6 +1,7 @@
--- checkpoint: a running sample's prefix is kept, so that another worker can go on from it (worker).
+-- checkpoint: keep a running sample's prefix, so that another worker can continue it (worker).
 -- KEYS: group:JOB, partial:SAMPLE
--- ARGV: prefix, token, k, record, seconds it is kept, what was drawn (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`; '': not told)
+-- ARGV: prefix, token, k, record, seconds it is kept, report of tokens (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`;
+-- '': none)
 -- Returns: 1, or 0 when the lease is lost
 -- Atomic because a worker that lost its lease must not overwrite its successor's prefix (I3).
 local group_key, partial_key = KEYS[1], KEYS[2]

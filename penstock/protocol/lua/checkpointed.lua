@@ -1,8 +1,8 @@
--- checkpointed: committed -> durable up to n; the file of the caller's role is safe (leader rank of each role).
+-- checkpointed: committed -> durable up to n; the caller's role has a checkpoint file (leader rank of each role).
 -- KEYS: sub:NAME
--- ARGV: prefix, owner, gen, n, role ('' where the subscription has none)
+-- ARGV: prefix, owner, gen, n, role ('' if the subscription has none)
 -- Returns: 1, 0 when the subscription is not the caller's, -1 when n is not committed
--- Atomic because groups may be retired from this instant on: durable is what every role has in a file (T13).
+-- Atomic because groups may be retired from this instant on: a batch is durable when every role has it in a file (T13).
 local sub_key = KEYS[1]
 local prefix, owner, gen, n, role = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 

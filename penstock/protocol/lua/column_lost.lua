@@ -1,8 +1,8 @@
--- column_lost: a column says nothing of samples whose payload its writer had lost (rank that reads it).
+-- column_lost: a column has no values for samples whose payload its writer could not read (rank that reads it).
 -- KEYS: columns_lost:NAME
 -- ARGV: prefix, seconds it is remembered, then DIGEST/COLUMN/ROW of each
--- Returns: those that nobody had told before
--- Atomic because every rank, micro-batch and delivery may find it, and it counts once.
+-- Returns: those that were not reported before
+-- Atomic because every rank, micro-batch and delivery may report it, and it counts once.
 local lost_key = KEYS[1]
 local prefix, ttl_s = ARGV[1], ARGV[2]
 local first_value = 3

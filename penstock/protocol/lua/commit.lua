@@ -1,13 +1,14 @@
 -- commit: written -> committed, and leased -> ready with the last k (worker). Several samples of one job at once.
--- Where a reward of the whole group is to come the last k leaves the job leased, and the verb `reward` completes it.
+-- If a group reward is still to come, the last k leaves the job leased, and the verb `reward` completes it.
 -- KEYS: group:JOB, meta:JOB
--- ARGV: prefix, job, token, a reward of the whole group is to come (0|1), then per sample: k, oldest version (-1: none), metadata record, what was drawn of it
---       (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`)
--- Returns: {'ok' | 'ready' | 'reward' (all are committed, the group's reward is to come) | 'lost',
+-- ARGV: prefix, job, token, a group reward is still to come (0|1), then per sample: k, oldest version (-1: none),
+-- metadata
+--       record, report of tokens (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`)
+-- Returns: {'ok' | 'ready' | 'reward' (all are committed, the group's reward is still to come) | 'lost',
 --           new commits, already committed by this token, committed by another lease}
--- Atomic because a sample must be committed at most once, whoever tries, however late (I2), and only by the
--- holder of the lease (I3). Saying it twice with the same token changes nothing.
--- Samples are looked up and written together: a call of Redis from a script costs as much as the work it does here.
+-- Atomic because a sample must be committed at most once, however late and however often (I2), and only by the
+-- holder of the lease (I3). Repeating it with the same token changes nothing.
+-- Samples are read and written together: a Redis call from a script costs as much as the work it does here.
 local group_key, meta_key = KEYS[1], KEYS[2]
 local prefix, job, token, with_reward = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local first_sample = 5

@@ -1,15 +1,15 @@
 -- commit_batch: cut -> committed (each rank of each role; the last one's bit moves the cursor).
 -- KEYS: sub:NAME, batches:NAME
--- ARGV: prefix, owner, gen, n, manifest's digest, rank, ranks, role ('' where the subscription has none)
+-- ARGV: prefix, owner, gen, n, manifest's digest, rank, ranks, role ('' if the subscription has none)
 -- Returns: {'committed' | 'waiting' | 'already' | 'owner' | 'order' | 'diverged' | 'unknown' | 'role', cursor, bits};
---          bits: 'ROLE:0110,ROLE:' of every role, 1 for each rank that has the batch behind it; with 'order' those of
+--          bits: 'ROLE:0110,ROLE:' of every role, 1 for each rank that has committed the batch; with 'order' those of
 --          the batch after the cursor, which has to be committed first
--- Atomic because the cursor moves once per batch, when every rank of every role has it behind it (T13, T15).
+-- Atomic because the cursor moves once per batch, when every rank of every role has committed it (T13, T15).
 local sub_key, batches_key = KEYS[1], KEYS[2]
 local prefix, owner, gen, n = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local digest, rank, num_ranks, role = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 
-local TRAINED_MAX = 1024 -- batches whose time is kept; of others a history does not have it
+local TRAINED_MAX = 1024 -- batches whose time is kept for the history
 
 freeing(prefix)
 if not owns(sub_key, owner, gen) then return {'owner', 0, ''} end
@@ -38,13 +38,13 @@ if not all then
   return {'waiting', cursor, bits}
 end
 redis.call('HSET', sub_key, 'bits', '', 'cursor', n)
--- who publishes nothing has consumed its groups now
+-- a subscription that does not publish consumes its groups now
 if redis.call('HGET', sub_key, 'driving') ~= '1' then
   redis.call('HSET', sub_key, 'p', field(found[1][2], 'cum') or 0)
   poke(prefix .. 'gate')
 end
 if tonumber(redis.call('HGET', sub_key, 'ask') or 0) > n then event(prefix, 'committed', '', '') end
-if keeps_history(prefix) then -- when it was, for as long as its groups are about to be retired
+if keeps_history(prefix) then -- the time, for the groups that are about to be retired
   local trained = prefix .. 'trained:' .. string.sub(sub_key, #(prefix .. 'sub:') + 1)
   redis.call('HSET', trained, n, now_ms())
   redis.call('HDEL', trained, n - TRAINED_MAX)

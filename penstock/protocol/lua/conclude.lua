@@ -1,8 +1,8 @@
--- conclude: the batch that a subscription asks for never comes, since the data has ended (leader).
--- KEYS: leader, source, sub:NAME, delayed, counters, then jobs:LANE of every lane whose jobs it may still be given
+-- conclude: the batch that a subscription asks for will not be cut, since the data has ended (leader).
+-- KEYS: leader, source, sub:NAME, delayed, counters, then jobs:LANE of every lane whose jobs it may still use
 -- ARGV: prefix, epoch, token, number of the batch, position at which the data ends, completed groups when it was seen
--- Returns: 1 concluded, 0: something moved meanwhile, -1: leadership lost
--- Atomic because it is true only while everything is admitted and nothing is queued, running or to be tried again; no
+-- Returns: 1 concluded, 0: something has changed meanwhile, -1: leadership lost
+-- Atomic because it is true only while everything is admitted and nothing is queued, running or to be retried; no
 -- batch is cut after it until the trainer joins or rewinds anew, so that all ranks see the same end.
 local leader_key, source_key, sub_key, delayed_key, counters_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local first_lane_key = 6

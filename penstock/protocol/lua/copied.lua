@@ -1,8 +1,8 @@
--- copied: the copy of the newest version is proven and served out of the trainer's memory (the trainer's driver).
+-- copied: the trainer's copy of the newest version is verified and served from its memory (the trainer's driver).
 -- KEYS: clock, sub:NAME, copied:MODEL
 -- ARGV: prefix, owner, gen, version field of clock, version, record
 -- Returns: 'copied' | 'already' | 'owner' | 'version' (it is not the newest that was announced)
--- Atomic because a number above the clock names no weights yet, and another owner's may come to name others (T1).
+-- Atomic because a number above the clock names no weights yet, and another owner may publish others under it (T1).
 local clock_key, sub_key, copied_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, owner, gen, clock_field, version, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 

@@ -1,11 +1,12 @@
 -- crash: leased -> queued on resume or suspect, or dead (worker whose engine died under the job).
 -- KEYS: group:JOB, trials:MODEL, aside:MODEL
 -- ARGV: prefix, job, token, worker, detail, publication that the engine had (VERSION-REV, '' for none), the engine's
---       name (one for each start), 1: it had finished something since it started, deaths that set a publication aside,
---       then per sample that is not committed: k, what was drawn of it
+--       name (one for each start), 1: it had finished something since it started, crashes that set a publication aside,
+--       then per sample that is not committed: k, report of its tokens
 -- Returns: 'resume' | 'suspect' | 'dead', or 'lost'
--- Atomic as release is; the charge and the move are one. Several engines that died on a publication on which none has
--- finished anything are charged to it: it is set aside, and jobs are not charged for it, nor for what it did before.
+-- Atomic as release; the charge and the move are one. If several engines crashed on a publication on which none has
+-- finished anything, it is to blame: it is set aside, and jobs are not charged for it, nor for their earlier crashes on
+-- it.
 local group_key, trials_key, aside_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, job, token, worker, detail = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local publication, engine, sure, max_deaths = ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])

@@ -1,13 +1,13 @@
--- cut: a batch comes to be (leader).
+-- cut: create a batch (leader).
 -- KEYS: leader, subs, sub:NAME, batches:NAME, clock
 -- ARGV: prefix, epoch, token, sub, revision of subs, n, manifest, digest, places it consumes at the gate,
 --       version field of clock ('' for none), version it was planned at, oldest version allowed (-1: any),
---       groups that a version consumes from now on ('': as before), what a history keeps of it, tokens of
---       each group that were drawn and bear loss (K:TOKENS with commas; groups with ';'), then jobs
+--       groups that a version consumes from now on ('': as before), record for the history, tokens of
+--       each group that bear loss (K:TOKENS with commas; groups with ';'), then jobs
 -- Returns: {'cut'} | {'already'} | {'subs'} | {'order', cut} | {'clock', version} | {'group', job, why}, or -1 when the
 --          leadership is lost
 -- Atomic because every group must be ready, kept, unused up to its limit and inside the bound in the instant in
--- which the batch comes to be; nothing is written unless all are (I5, I6).
+-- which the batch is created; nothing is written unless all are (I5, I6).
 local leader_key, subs_key, sub_key, batches_key, clock_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
 local sub, revision, n = ARGV[4], ARGV[5], tonumber(ARGV[6])
@@ -28,7 +28,7 @@ end
 if n ~= cut + 1 then return {'order', cut} end
 if clock_field ~= '' then
   local version = redis.call('HGET', clock_key, clock_field) or '0'
-  -- nor between a rewind and its publication: the clock still shows a version that was abandoned
+  -- nor between a rewind and its publication: the clock still has an abandoned version
   if version ~= planned_version or s[4] == '1' then return {'clock', version} end
 end
 local used = 'u:' .. account_of(sub_key, sub)
@@ -45,7 +45,7 @@ local cum = tonumber(s[3] or 0) + num_places
 local jobs = table.concat(ARGV, ',', first_job)
 redis.call('XADD', batches_key, n .. '-0', 'm', manifest, 'dg', digest, 'cum', cum, 'j', jobs)
 redis.call('HSET', sub_key, 'cut', n, 'cum', cum)
--- what was owed to this batch is in it
+-- this batch contains the groups granted for it
 redis.call('HDEL', sub_key, 'owed')
 if groups_per_version ~= '' then redis.call('HSET', sub_key, 'gb', groups_per_version) end
 -- in a run that keeps a history: all uses of a group, since its manifests may go before it does

@@ -1,8 +1,8 @@
--- dispose: a subscription (or its pool) will not use these ready groups: too old, filtered, rewound (leader).
+-- dispose: a subscription (or its pool) will not use these ready groups: stale, filtered, rewound (leader).
 -- KEYS: leader, sub:NAME
 -- ARGV: prefix, epoch, token, sub, reason, code (negative), then for each group
---       job, samples and generated tokens that count as given up for their age (0, 0: for another reason), staleness
--- Returns: number disposed of (none where the subscription was dropped meanwhile), or -1 when the leadership is lost
+--       job, samples and generated tokens that count as stale (0, 0: for another reason), staleness
+-- Returns: number disposed of (0 if the subscription was dropped meanwhile), or -1 when the leadership is lost
 -- Atomic because the place at the gate is freed exactly once (u goes from unused to the code). A group that was used
 -- and has uses left loses them; its place was consumed by its first use.
 local leader_key, sub_key = KEYS[1], KEYS[2]

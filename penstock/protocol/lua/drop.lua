@@ -1,8 +1,8 @@
--- drop: leased, queued or delayed -> retiring(dropped): a group that timed out, where a policy drops it (leader). A
--- worker that holds the job sees its lease lost.
+-- drop: leased, queued or delayed -> retiring(dropped): a group that timed out, if a policy drops it (leader). A
+-- worker that holds the job loses its lease.
 -- KEYS: leader, group:JOB
 -- ARGV: prefix, epoch, token, job
--- Returns: 1; 0 when it is none of these any more; -1: leadership lost
+-- Returns: 1; 0 when it is in none of these states any more; -1: leadership lost
 -- Atomic because the job leaves exactly one container (I1), and its place at the gate is free in that instant.
 local leader_key, group_key = KEYS[1], KEYS[2]
 local prefix, epoch, token, job = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

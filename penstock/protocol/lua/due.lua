@@ -1,14 +1,14 @@
--- due: delayed -> queued for jobs whose wait is over, by the server's clock (any part may call it).
+-- due: delayed -> queued for jobs whose wait is over, by the server's clock (any process may call it).
 -- KEYS: delayed, bodies
 -- ARGV: prefix, most jobs
 -- Returns: number of jobs queued
--- Atomic because two callers must not queue one job twice: only who removes it from `delayed` queues it.
+-- Atomic because two callers must not queue one job twice: the one that removes it from `delayed` queues it.
 local delayed_key, bodies_key = KEYS[1], KEYS[2]
 local prefix, most = ARGV[1], ARGV[2]
 
 local now = now_ms()
 local due = redis.call('ZRANGEBYSCORE', delayed_key, '-inf', now, 'LIMIT', 0, most)
--- what was failed while the clock was ahead: its wait would begin later than now, and begins now
+-- a job that failed while the clock was ahead: its wait would begin later than now, and begins now
 local last = redis.call('ZREVRANGE', delayed_key, 0, most - 1, 'WITHSCORES')
 for i = 1, #last, 2 do
   local wait_ms = redis.call('HGET', group_key_of(prefix, last[i]), 'wt')

@@ -1,7 +1,7 @@
--- ended: how jobs came to their end, by what of the user's code judged them (worker; statistics, nothing moves).
+-- ended: record how jobs ended, per reward or environment of the user (worker; statistics, nothing moves).
 -- KEYS: ends
--- ARGV: prefix, jobs that are remembered of each, then per kind: its name, a digit for each job (1: it died of user
---       code, 2: it was refused), the last words of the last of these ('': there was none)
+-- ARGV: prefix, jobs that are remembered of each, then per kind: its name, a digit for each job (1: the user's
+--       code failed, 2: it was refused), the last error ('': none)
 -- Returns: number of kinds
 -- Atomic because workers append to one line of digits.
 local ends_key = KEYS[1]

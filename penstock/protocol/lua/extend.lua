@@ -1,10 +1,10 @@
--- extend: what was drawn since is put behind a running sample's prefix (worker).
+-- extend: append tokens to a running sample's prefix (worker).
 -- KEYS: group:JOB, partial:SAMPLE
--- ARGV: prefix, token, k, bytes of the prefix that is there, record, seconds it is kept, most bytes of a prefix,
---       what was drawn (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`; '': not told)
--- Returns: 'kept' | 'lost' (the lease) | 'other' (there are other bytes: write the whole) | 'full'
+-- ARGV: prefix, token, k, bytes of the stored prefix, record, seconds it is kept, most bytes of a prefix,
+--       report of tokens (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`; '': none)
+-- Returns: 'kept' | 'lost' (the lease) | 'other' (other bytes are stored: write the complete prefix) | 'full'
 -- Atomic because a worker that lost its lease must not touch its successor's prefix (I3), and because a record that is
--- sent again after a lost reply must not be there twice: only the holder writes, so the length tells.
+-- sent again after a lost reply must not be appended twice: only the holder writes, so the length decides.
 local group_key, partial_key = KEYS[1], KEYS[2]
 local prefix, token, k, before, record = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local ttl_s, max_bytes, told = ARGV[6], tonumber(ARGV[7]), ARGV[8]

@@ -1,9 +1,9 @@
--- fail: leased -> delayed, or dead when its tries are used up or it can never succeed (worker).
+-- fail: leased -> delayed, or dead when its attempts are used up or it can never succeed (worker).
 -- KEYS: group:JOB, delayed, bodies
--- ARGV: prefix, job, token, worker, reason, detail, tries allowed (0: bury at once), first wait in ms,
---       longest wait in ms, then per sample that is not committed: k, what was drawn of it
+-- ARGV: prefix, job, token, worker, reason, detail, attempts allowed (0: dead at once), first wait in ms,
+--       longest wait in ms, then per sample that is not committed: k, report of its tokens
 -- Returns: 'delayed' | 'dead' | 'lost'
--- Atomic because the try is counted where the job moves.
+-- Atomic because the attempt is counted where the job moves.
 local group_key, delayed_key, bodies_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, job, token = ARGV[1], ARGV[2], ARGV[3]
 local worker, reason, detail = ARGV[4], ARGV[5], ARGV[6]

@@ -1,10 +1,10 @@
--- grant: groups owed to a batch that cannot be filled from what the gate admits (leader).
+-- grant: groups beyond the gate, for a batch that cannot be filled from what the gate admits (leader).
 -- KEYS: leader, subs, sub:NAME of the one that asks, delayed, counters, jobs:train, jobs:resume, jobs:suspect,
 --       then sub:NAME of all that the gate counts together with it (itself, or its pool)
--- ARGV: prefix, epoch, token, groups, completed groups that they were reckoned by
--- Returns: groups owed now, 0 when none are granted (or the gate cannot be counted), -1: leadership lost
--- Atomic because it is granted only while the gate is closed, nothing is in flight and the ask is unfilled: said
--- twice, it must not let in twice as much. The cut takes it back.
+-- ARGV: prefix, epoch, token, groups, completed groups that they were computed from
+-- Returns: groups granted now, 0 when none are granted (or the gate cannot be counted), -1: leadership lost
+-- Atomic because it is granted only while the gate is closed, nothing is in flight and the ask is unfilled: repeating
+-- it must not admit twice as much. The cut takes it back.
 local leader_key, subs_key, sub_key, delayed_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local counters_key, train_key, resume_key, suspect_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local first_member_key = 9

@@ -1,10 +1,10 @@
--- hear: a rank other than 0 says for which order of a publication it waits, and hears it (each of them).
+-- hear: a rank other than 0 reports for which order of a publication it waits, and reads it (each of them).
 -- KEYS: sub:NAME, orders:NAME, owner:NAME
 -- ARGV: prefix, owner, call (its publications of sharded weights so far), place of the order, rank, seconds it is kept,
---       most bytes of an order that are passed on
--- Returns: {'owner'}, or {'ok', order ('': not given yet), call of rank 0's last order (0: none), 1 where the owner's
+--       most bytes of an order that are returned
+-- Returns: {'owner'}, or {'ok', order ('': not given yet), call of rank 0's last order (0: none), 1 while the owner's
 --          lease runs}
--- Atomic because a rank of an older owner must not count as one that has come.
+-- Atomic because a rank of an older owner must not count as arrived.
 local sub_key, orders_key, owner_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, owner, call, place, rank, ttl_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local most = tonumber(ARGV[7])

@@ -1,7 +1,7 @@
--- identify: what the positions of the source are counted in (producer, at its start).
+-- identify: record the data in which positions of the source are counted (producer, at its start).
 -- KEYS: source
--- ARGV: prefix, fingerprint of the prompts, then field, number of what others want to know of them
--- Returns: the fingerprint that counts: the first one that was told; numbers are written only where it is the caller's
+-- ARGV: prefix, fingerprint of the prompts, then field, number of further facts about them
+-- Returns: the valid fingerprint: the first one given; numbers are written only if it is the caller's
 -- Atomic because two producers that start together must not both be the first.
 local source_key = KEYS[1]
 local prefix, fingerprint = ARGV[1], ARGV[2]

@@ -1,6 +1,6 @@
 -- join: a trainer takes the ownership of its subscription, or keeps it (heartbeat of its leader rank).
 -- KEYS: sub:NAME, owner:NAME, subs
--- ARGV: prefix, owner's token, lease in ms, 1: only if it is the caller's already, what the ranks of its
+-- ARGV: prefix, owner's token, lease in ms, 1: only if it is the caller's already, an id that the ranks of its
 --       job have in common ('': not known)
 -- Returns: {1, gen, cursor, cut, ckpt, floor} | {0, ms until the present owner's lease ends} | {-1}: it was dropped
 -- Atomic because one subscription has one owner: two trainers with one name would each train half of it.
@@ -9,7 +9,7 @@ local prefix, owner, lease_ms, only_renew, job = ARGV[1], ARGV[2], ARGV[3], ARGV
 
 freeing(prefix)
 local name = string.sub(sub_key, #prefix + #'sub:' + 1)
--- its keys are gone, and nobody would ever free new ones
+-- its keys are deleted, and new ones would never be freed
 if redis.call('HEXISTS', subs_key, 'was:' .. name) == 1 then return {-1} end
 local holder = redis.call('GET', owner_key)
 if holder and holder ~= owner then

@@ -1,15 +1,15 @@
--- judge: what a subscription's filters said of ready groups: rejected, or kept although a filter raised (leader).
+-- judge: results of a subscription's filters for ready groups: rejected, or kept although a filter raised (leader).
 -- KEYS: leader, sub:NAME
 -- ARGV: prefix, epoch, token, sub, code of a filtered group (negative), then per group: job, reason,
 --       keep it (0|1), a filter raised (0|1), samples, sum of their rewards
--- Returns: number of groups dropped (none where the subscription was dropped meanwhile), or -1 when the leadership is
+-- Returns: number of groups dropped (0 if the subscription was dropped meanwhile), or -1 when the leadership is
 --          lost
 -- Atomic because a drop frees its place at the gate exactly once, and the ledger agrees with the places freed.
 local leader_key, sub_key = KEYS[1], KEYS[2]
 local prefix, epoch, token, sub, code = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local first_group = 6
 
--- The sum stops here, on both sides of 0 (MOST_REWARD in position.py): far beyond it is no number that Python reads,
+-- The sum is limited on both sides of 0 (MOST_REWARD in position.py): beyond float64 Python cannot read it,
 -- and at infinity Redis raises.
 local MOST_REWARD = 1e300
 

@@ -1,10 +1,10 @@
--- lanes: make the job streams and their consumer group (any part, at its start). A run of another schema is left alone,
--- and a lane that is missing once jobs were admitted was lost: making it anew would hide that.
+-- lanes: make the job streams and their consumer group (any process, at its start). A run of another schema is not
+-- changed, and a lane that is missing after jobs were admitted was lost: creating it again would hide that.
 -- KEYS: each lane's jobs:LANE
 -- ARGV: prefix
 -- Returns: {schema of the run (0: none, -1: it cannot be read), schema of the caller}
--- Atomic because a part that starts while Redis is full must be able to begin: it looks, and makes what is missing
--- behind a write that a full Redis allows.
+-- Atomic because a process that starts while Redis is full must be able to begin: it reads, and creates what is missing
+-- after a write that a full Redis allows.
 local prefix = ARGV[1]
 
 freeing(prefix)

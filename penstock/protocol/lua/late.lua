@@ -1,4 +1,4 @@
--- late: begun train groups that were first leased too long ago (leader, where a policy asks; read-only).
+-- late: list begun train groups that were first leased too long ago (leader, if a policy needs it; read-only).
 -- KEYS: inflight
 -- ARGV: prefix, age in ms, most groups
 -- Returns: per group {job, samples committed, samples wanted, age in ms}, oldest version first

@@ -1,11 +1,12 @@
 -- lease: queued -> leased (worker). Never blocks; sleep on the list `wake` instead.
--- KEYS: inflight, paused, then jobs:LANE in the order to look
+-- KEYS: inflight, paused, then jobs:LANE in the order of search
 -- ARGV: prefix, worker, token base, most jobs, engine version, suspects allowed (0|1), highest version at admission
 --       that the engine may start, then the lanes' names in the order of KEYS
--- Returns: list of {lane, job, token, nb, body, attempts, crashes, {k committed}, 1: the group's reward alone is missing}
--- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12),
--- but for those of a version that was set aside, as far as the bound allows. Among those that may
--- be started the ones of the oldest version come first, then the oldest, whatever stands before them in the lane.
+-- Returns: list of {lane, job, token, nb, body, attempts, crashes, {k committed}, 1: only the group's reward is
+-- missing}
+-- Atomic because a job must not be leased to two workers, nor start on weights older than `nb` (T12),
+-- except those of a version that was set aside, within the bound. Of the jobs that may be started those of the
+-- oldest version come first, then the oldest, whatever precedes them in the lane.
 local inflight_key, paused_key = KEYS[1], KEYS[2]
 local first_lane_key = 3
 local prefix, worker, base, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -14,7 +15,7 @@ local first_lane = 8
 
 local leased, now = {}, now_ms()
 
--- Lease the first one in line; false when no more of this lane may be started.
+-- Lease the first job in order; false when no more of this lane may be started.
 local function lease_one(key, lane)
   local line = line_key_of(prefix, lane)
   local place = redis.call('ZRANGEBYSCORE', line, '-inf', highest, 'LIMIT', 0, 1)[1]

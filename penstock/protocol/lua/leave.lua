@@ -1,4 +1,4 @@
--- leave: a trainer gives its ownership back, so that the next one need not wait for its lease to end.
+-- leave: a trainer releases its ownership, so that the next one need not wait for its lease to end.
 -- KEYS: owner:NAME
 -- ARGV: owner's token
 -- Returns: 1, or 0 when it was not the caller's

@@ -1,9 +1,10 @@
--- lost: the payload of a sample that was cut is gone (trainer that looked for it).
+-- lost: the payload of a cut sample is gone (trainer that tried to read it).
 -- KEYS: counters (unused; it names the hash slot)
 -- ARGV: prefix, then per sample: job, k, token that committed it
--- Returns: those that nobody had reported before, by their place in ARGV (from 0)
--- Atomic because every rank and every delivery may find it, and it counts once. Where Redis went back behind a commit,
--- the sample is drawn again, and committed under another token: that one's payload is not gone.
+-- Returns: those that were not reported before, by their place in ARGV (from 0)
+-- Atomic because every rank and every delivery may report it, and it counts once. If a rollback of Redis undid a
+-- commit,
+-- the sample is generated again, and committed under another token: the payload of that one is not gone.
 local prefix = ARGV[1]
 local first_sample = 2
 

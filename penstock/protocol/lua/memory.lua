@@ -1,8 +1,8 @@
--- memory: say which memory the engines of a model are to do without (trainer or operator).
+-- memory: request that the engines of a model offload memory (trainer or operator).
 -- KEYS: memory:MODEL
--- ARGV: prefix, record of the wish
+-- ARGV: prefix, record of the request
 -- Returns: id of the entry
--- Atomic because the newest entry is the whole truth: who reads it needs no other.
+-- Atomic because the newest entry is the complete request: readers need no other.
 local memory_key = KEYS[1]
 local prefix, wish = ARGV[1], ARGV[2]
 

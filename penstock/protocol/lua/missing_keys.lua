@@ -1,8 +1,8 @@
--- missing_keys: what Redis lost of a run, as after FLUSHALL, a deletion or an eviction (whoever asks why); reads only.
+-- missing_keys: what Redis lost of a run, as after FLUSHALL, a deletion or an eviction (`penstock why`); reads only.
 -- KEYS: schema, counters, subs, source, delayed, bodies, dead, ready, then jobs:LANE of every lane
 -- ARGV: prefix, then the lanes' names in the order of KEYS
 -- Returns: {admitted jobs that are in no container, jobs admitted, then names of lost keys without their prefix}
--- Atomic because jobs move while one looks. A key of another type is skipped: whoever uses it reports it.
+-- Atomic because jobs move meanwhile. A key of another type is skipped: its users report it.
 local schema_key, counters_key, subs_key, source_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local delayed_key, bodies_key, dead_key, ready_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local first_lane_key = 9

@@ -1,8 +1,8 @@
--- note: a small record of who is there or waits, shown to people ('' takes it away).
+-- note: write a small record of a present or waiting process, for views ('' deletes it).
 -- KEYS: hash of such records
 -- ARGV: prefix, field, record
 -- Returns: 1
--- One script so that it is allowed when Redis is full, which is when waits have to be told.
+-- A script so that it is allowed when Redis is full, which is when waits have to be reported.
 local records_key = KEYS[1]
 local prefix, name, record = ARGV[1], ARGV[2], ARGV[3]
 

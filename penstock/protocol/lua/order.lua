@@ -1,9 +1,9 @@
--- order: rank 0 says what all ranks of its role do next in a publication, and sees which of them have come so far.
+-- order: rank 0 gives the next order of a publication to all ranks of its role, and reads which of them have arrived.
 -- KEYS: sub:NAME, orders:NAME
 -- ARGV: prefix, owner, gen, call (its publications of sharded weights so far), place (of the order in it, from 0), order,
 --       ranks, seconds it is kept
--- Returns: {'owner'}, or {'ok', place that rank 1 waits for, ...}; -1 where a rank has not come to this publication
--- Atomic because an order of an older owner or generation must not be heard.
+-- Returns: {'owner'}, or {'ok', place that rank 1 waits for, ...}; -1 if a rank has not come to this publication
+-- Atomic because an order of an older owner or generation must not be followed.
 local sub_key, orders_key = KEYS[1], KEYS[2]
 local prefix, owner, gen, call, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local order, num_ranks, ttl_s = ARGV[6], tonumber(ARGV[7]), ARGV[8]

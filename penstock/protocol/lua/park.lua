@@ -1,10 +1,10 @@
--- park: a subscription whose owner has been gone for longer than its retention holds up nobody any more (leader).
+-- park: a subscription whose owner has been gone for longer than its retention no longer blocks others (leader).
 -- KEYS: leader, subs, sub:NAME, batches:NAME, owner:NAME
 -- ARGV: prefix, epoch, token, revision of subs, name, longest absence in ms
 -- Returns: {'parked', groups given back} | {'present'} | {'parked already'} | {'contact'} | {'subs'}, or -1 when the
 --          leadership is lost
--- Atomic because an owner that comes back meanwhile keeps everything. What a member of a pool had cut and not
--- committed goes to the others, and a later commit of it is refused (gen): each group is used once (I5).
+-- Atomic because an owner that returns meanwhile keeps everything. Batches that a member of a pool had cut and not
+-- committed go to the others, and a later commit of them is refused (gen): each group is used once (I5).
 local leader_key, subs_key, sub_key, batches_key, owner_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
 local revision, sub, absent_ms = ARGV[4], ARGV[5], tonumber(ARGV[6])
@@ -13,7 +13,7 @@ local BACK_MS, GAP_MS = 15000, 2000
 freeing(prefix)
 if not leads(leader_key, epoch, token) then return -1 end
 if (redis.call('HGET', subs_key, 'rev') or '0') ~= revision then return {'subs'} end
--- a trainer that could not renew for an outage is back within this time
+-- a trainer that could not renew during an outage is back within this time
 local grace = math.min(absent_ms, BACK_MS)
 if contact(prefix, 'park:' .. sub, math.max(GAP_MS, grace / 2)) <= grace then return {'contact'} end
 local s = redis.call('HMGET', sub_key, 'seen', 'parked', 'share')

@@ -1,9 +1,9 @@
--- pause: nothing more is leased from a lane, until it is opened again (operator). Jobs that are leased go on.
+-- pause: nothing more is leased from a lane until it is resumed (operator). Leased jobs continue.
 -- KEYS: paused, paused_by
--- ARGV: prefix, lane, record of who closed it and when ('' opens it)
--- Returns: 1, or 0 when it was so already (who closed it first stays)
--- Atomic because who looks why nothing is leased finds who closed it; in a full Redis too. Workers are woken, which
--- sleep while there is nothing to lease.
+-- ARGV: prefix, lane, record of who paused it and when ('' resumes it)
+-- Returns: 1, or 0 when it was in that state already (the first record stays)
+-- Atomic because the lane and the record of who paused it change together, in a full Redis too. Sleeping workers are
+-- woken.
 local paused_key, by_key = KEYS[1], KEYS[2]
 local prefix, lane, record = ARGV[1], ARGV[2], ARGV[3]
 

@@ -2,7 +2,7 @@
 -- KEYS: each committed sample's payload:SAMPLE:TOKEN
 -- ARGV: none
 -- Returns: per key 1 when it is permanent now, 0 when it is gone
--- Atomic only because it is one round trip; asking again changes nothing.
+-- Atomic only because it is one round trip; repeating it changes nothing.
 local kept = {}
 for i, key in ipairs(KEYS) do
   local done = redis.call('PERSIST', key)

@@ -1,7 +1,7 @@
 -- publish: committed -> published; the clock moves (driver).
 -- KEYS: clock, sub:NAME, batches:NAME, weights:MODEL, steps:MODEL
 -- ARGV: prefix, owner, gen, version field of clock, version, through, step, rev, publication record,
---       newest version that anybody knows: above the clock only when a failover lost publications
+--       newest known version: above the clock only when a failover lost publications
 -- Returns: {'published' | 'already' | 'owner' | 'version' | 'through', version of the clock}
 -- Atomic because the gate counts a batch as consumed in the instant in which its version can be loaded (T3),
 -- and a version names one set of weights for ever (T1).
@@ -25,12 +25,12 @@ end
 if version ~= (rev > 0 and clock or known + 1) then return {'version', clock} end
 if rev == 0 then
   local cursor, last = tonumber(s[1] or 0), tonumber(s[2] or 0)
-  -- the first one of a trainer, or of one that was restored, consumes nothing new
+  -- the first publication of a trainer, or after a restore, consumes nothing new
   local first = not s[2] or s[3] == '1'
   if through > cursor or through < last or (through == last and not first) then return {'through', clock} end
   local found = redis.call('XRANGE', batches_key, through .. '-0', through .. '-0')
   local cum = #found == 1 and tonumber(field(found[1][2], 'cum')) or 0
-  -- engines may hold what was lost under these numbers: they name no policy of this lineage any more
+  -- engines may hold lost publications under these numbers: they belong to no policy of this lineage any more
   if known > clock then
     local old, span = redis.call('HGET', sub_key, 'abandoned'), (clock + 1) .. '-' .. known
     redis.call('HSET', sub_key, 'abandoned', old and old ~= '' and old .. ',' .. span or span)
@@ -41,12 +41,12 @@ if rev == 0 then
   redis.call('HSET', steps_key, version, through)
   redis.call('HDEL', steps_key, version - 256)
   redis.call('HSET', sub_key, 'through', through, 'p', cum, 'restored', '0', 'again', '0')
-  -- the weights of the version that was restored once more: nothing grows older by it
+  -- the weights of the restored version again: they age nothing
   if s[4] == '1' and through == last then
     redis.call('HSET', sub_key, 'repeats', s[5] and s[5] ~= '' and s[5] .. ',' .. version or version)
   end
 end
--- a rewind looks back for the version that a batch led to; 256 publications reach far enough
+-- a rewind searches for the version of a batch; 256 publications are enough
 redis.call('XADD', weights_key, 'MAXLEN', '~', 256, id, 'p', record, 'g', gen, 't', through)
 count(prefix, 'published')
 event(prefix, 'published', '', '')

@@ -1,9 +1,10 @@
 -- ready_groups: count the groups of each lane that a batch may still take.
 -- KEYS: ready, subs
 -- ARGV: prefix
--- Returns: {lane, count, ...}; a group of a lane that nobody subscribes to counts until it is collected. Reads only; what
---          is not as penstock writes it is left out
--- Atomic because groups are cut while one counts: a group is ready for `penstock status` as long as it is for the cut.
+-- Returns: {lane, count, ...}; a group of a lane without a subscription counts until it is collected. Reads only;
+-- invalid
+--          entries are skipped
+-- Atomic because groups are cut meanwhile: a group is ready for `penstock status` as long as it is for the cut.
 local ready_key, subs_key = KEYS[1], KEYS[2]
 local prefix = ARGV[1]
 

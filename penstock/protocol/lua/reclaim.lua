@@ -1,9 +1,10 @@
--- reclaim: leases that nobody renewed end; leased -> resume, suspect or dead (`crashed` in _common.lua). One elected reclaimer.
+-- reclaim: end leases that were not renewed; leased -> resume, suspect or dead (`crashed` in _common.lua). One elected
+-- reclaimer.
 -- KEYS: reclaimer, jobs:LANE
 -- ARGV: prefix, lane, reclaimer's token, lease in ms, most jobs
 -- Returns: list of {job, worker, where it went}, or 'contact' | 'elected' when it is not the caller's turn
 -- Atomic because a lease that is renewed meanwhile must not be taken. Waits one lease after unbroken contact
--- began, or the first comer after an outage would take every lease that could not be renewed meanwhile.
+-- began, or the first caller after an outage would take every lease that could not be renewed meanwhile.
 local reclaimer_key, lane_key = KEYS[1], KEYS[2]
 local prefix, lane, token, lease_ms, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 

@@ -1,9 +1,9 @@
--- record: take or renew the right to record the run's history (recorder). With the first of them the run keeps one.
+-- record: take or renew the right to record the run's history (recorder). The first call enables the history.
 -- KEYS: recorder, history
 -- ARGV: prefix, token, lease in ms, most groups that wait to be recorded, how long in ms they wait for a recorder,
---       newest epoch that there are files of: after a failover Redis may know of none so late
+--       newest epoch of the files: after a failover Redis may not know it
 -- Returns: epoch, or 0 when another records
--- Atomic because two recorders must not write in one epoch, and no group may wait for one that was never there.
+-- Atomic because two recorders must not write in one epoch, and no group may wait for a recorder that never ran.
 local recorder_key, history_key = KEYS[1], KEYS[2]
 local prefix, token, lease_ms, backlog, patience_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local newest = tonumber(ARGV[6])

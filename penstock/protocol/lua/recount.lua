@@ -2,7 +2,7 @@
 -- KEYS: counters, delayed, dead, ready, then jobs:LANE of every lane
 -- ARGV: none
 -- Returns: {admitted, in lanes, delayed, dead, kept, retired, evicted, dropped, cancelled}
--- Atomic because jobs move while one counts.
+-- Atomic because jobs move meanwhile.
 local counters_key, delayed_key, dead_key, ready_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local first_lane_key = 5
 

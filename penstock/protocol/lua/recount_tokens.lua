@@ -2,7 +2,7 @@
 -- KEYS: tokens, delayed, ready, then jobs:LANE of every lane
 -- ARGV: prefix
 -- Returns: {fields and values of the ledger, flat; home lanes and the tokens that their live groups hold, flat}
--- Atomic because tokens move while one counts. Takes some microseconds for each live group.
+-- Atomic because tokens move meanwhile. Takes some microseconds for each live group.
 local tokens_key, delayed_key, ready_key = KEYS[1], KEYS[2], KEYS[3]
 local first_lane_key = 4
 local prefix = ARGV[1]

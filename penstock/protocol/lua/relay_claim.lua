@@ -1,10 +1,10 @@
--- relay_claim: a range that a worker may fetch from the trainer itself, for nobody else has it (worker).
+-- relay_claim: a range that a worker may fetch from the trainer itself, because no peer has it (worker).
 -- KEYS: relay:OBJECT, relay_peers:OBJECT, relay_slot:OBJECT:1, relay_slot:OBJECT:2, relay_taken:OBJECT
--- ARGV: prefix, object, worker, how long in ms the claim holds, number of ranges, range that its peers have and did not
---       give (-1: none): it may be claimed when all others are taken
+-- ARGV: prefix, object, worker, how long in ms the claim holds, number of ranges, range that its peers have and failed
+--       to send (-1: none): it may be claimed when all others are taken
 -- Returns: the range; -1: both slots are taken, there is nothing left to claim, or no offer
--- Atomic because two workers must not be given the same range, nor a third one a slot: the trainer's link carries what
--- is claimed.
+-- Atomic because two workers must not be given the same range, nor a third one a slot: the trainer's link carries the
+-- claimed ranges.
 local relay_key, peers_key, slot_key, other_slot_key, taken_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, object, worker, claim_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local num_ranges, wanted = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -23,7 +23,7 @@ for _, key in ipairs({slot_key, other_slot_key}) do
 end
 if not free then return -1 end
 
--- a peer whose word has run out is gone, and what it alone had is given out again; so is what no worker says so
+-- a peer whose record expired is gone, and the ranges that only it had are assigned again, like those of no worker
 local longest = math.ceil(num_ranges / 8)
 redis.call('DEL', taken_key)
 for _, peer in ipairs(redis.call('HKEYS', peers_key)) do

@@ -1,9 +1,9 @@
--- relay_offer: an object's files, their ranges and where they are served (the trainer's driver, again and again).
+-- relay_offer: an object's files, their ranges and their addresses (the trainer's driver, periodically).
 -- KEYS: relay:OBJECT, relay_names, sub:NAME
--- ARGV: prefix, owner, gen, offer record, how long in ms it holds unless it is said again, name of the object
+-- ARGV: prefix, owner, gen, offer record, how long in ms it holds unless it is renewed, name of the object
 -- Returns: 'offered' | 'owner'
--- Atomic because an offer without an end would outlive the trainer that serves it, a name without an offer would be
--- asked for in vain, and a trainer that was taken over must not say what its successor offers; one script so that it is
+-- Atomic because an offer without an expiry would outlive the trainer that serves it, a name without an offer would be
+-- requested in vain, and a trainer that was replaced must not change its successor's offers; a script so that it is
 -- allowed when Redis is full.
 local relay_key, names_key, sub_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, owner, gen, record, ttl_ms, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]

@@ -1,8 +1,8 @@
--- release: leased -> queued on lane resume, without a charge (worker that drains, or starts anew); charged where workers
+-- release: leased -> queued on lane resume, without a charge (worker that drains, or restarts); charged if workers
 -- died of an error under it (`handed_back` in _common.lua).
 -- KEYS: group:JOB
--- ARGV: prefix, job, token, worker, error that ends the worker ('' where it drains), then per sample that is not
---       committed: k, what was drawn of it
+-- ARGV: prefix, job, token, worker, error that ends the worker ('' if it drains), then per sample that is not
+--       committed: k, report of its tokens
 -- Returns: the lane where the job is queued, 'dead', or 'lost'
 -- Atomic because the job must be in exactly one lane at every instant (I1).
 local group_key = KEYS[1]

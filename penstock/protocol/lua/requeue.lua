@@ -1,4 +1,4 @@
--- requeue: dead -> queued, with its tries given back (operator).
+-- requeue: dead -> queued, with its attempts reset (operator).
 -- KEYS: group:JOB, dead, clock
 -- ARGV: prefix, job, version field of clock
 -- Returns: 1, or 0 when the job is not dead

@@ -1,4 +1,4 @@
--- resign: give the leadership back (a buffer that stops), or the right to record (a recorder that stops).
+-- resign: give up the leadership (a buffer that stops), or the right to record (a recorder that stops).
 -- KEYS: leader or recorder
 -- ARGV: epoch, token
 -- Returns: 1, or 0 when it was not the caller's

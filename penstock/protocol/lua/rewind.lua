@@ -1,4 +1,4 @@
--- rewind: any batch after n is delivered again, in the same order (leader rank of a restored trainer).
+-- rewind: deliver every batch after n again, in the same order (leader rank of a restored trainer).
 -- KEYS: sub:NAME, batches:NAME, clock, weights:MODEL, subs
 -- ARGV: prefix, owner, gen, n, version field of clock ('' when the trainer does not publish)
 -- Returns: {'rewound' | 'owner' | 'floor' | 'cursor', gen, floor}
@@ -19,7 +19,7 @@ gen = gen + 1
 redis.call('HSET', sub_key, 'gen', gen, 'cursor', n, 'ckpt', math.min(ckpt, n), 'through', n, 'p', cum,
   'bits', '', 'ask', 0, 'restored', clock_field ~= '' and '1' or '0', 'again', '0')
 redis.call('HDEL', sub_key, 'ended')
--- no role has a file of what comes now
+-- no role has a checkpoint of the batches that follow
 for role in string.gmatch(redis.call('HGET', sub_key, 'roles') or '', '[^,]+') do
   local had = tonumber(redis.call('HGET', sub_key, 'ckpt:' .. role) or 0)
   redis.call('HSET', sub_key, 'ckpt:' .. role, math.min(had, n))
@@ -39,7 +39,7 @@ if clock_field ~= '' then
   if clock > restored then
     local span = (restored + 1) .. '-' .. clock
     redis.call('HSET', sub_key, 'abandoned', s[4] and s[4] ~= '' and s[4] .. ',' .. span or span)
-    -- a cut for another subscription of this model was planned on versions that are gone now
+    -- a cut for another subscription of this model was planned on versions that are abandoned now
     redis.call('HINCRBY', subs_key, 'rev', 1)
     event(prefix, 'rewound', '', '')
   end

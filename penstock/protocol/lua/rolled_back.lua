@@ -1,8 +1,8 @@
--- rolled_back: Redis forgot acknowledged writes (failover, power loss); what is known of it is kept (any buffer).
+-- rolled_back: Redis lost acknowledged writes (failover, power loss); keep what is known of it (any buffer).
 -- KEYS: counters
--- ARGV: prefix, then per counter: name, the most that somebody has seen of it: its value and what was reported of it
--- Returns: per counter of which more is lost than was reported: name, how much more
--- Atomic because several have seen the counters, and what one of them has reported the others must not report again.
+-- ARGV: prefix, then per counter: name, the largest observed sum of its value and what was reported of it
+-- Returns: per counter that lost more than was reported: name, how much more
+-- Atomic because several processes observe the counters, and a loss reported by one must not be reported again.
 local counters_key = KEYS[1]
 local prefix = ARGV[1]
 local first_counter = 2

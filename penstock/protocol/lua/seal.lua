@@ -1,12 +1,12 @@
 -- seal: ready -> retiring(retired | dropped | evicted) (leader).
 -- KEYS: leader, subs, ready, then sub:NAME of every live subscription
 -- ARGV: prefix, epoch, token, revision of subs, number of subscriptions,
---       those that may lose what they have no checkpoint past (0|1 each, in one word), codes of disposals
+--       those that may lose batches not covered by a checkpoint (0|1 each, in one word), codes of disposals
 --       (CODE=WORD, ...), then their names, then jobs
--- Returns: list of jobs sealed (none where a subscription cannot be read), 'subs', or -1 when the leadership is lost
+-- Returns: list of jobs sealed (none if a subscription cannot be read), 'subs', or -1 when the leadership is lost
 -- Atomic because a subscription that joins, or a rewind, must not race with retirement: every use must be final
--- and every batch that holds the group must lie below its subscription's checkpoint. A group of a lane that nobody
--- subscribed to waits for somebody who does.
+-- and every batch that holds the group must be below its subscription's checkpoint. A group of a lane without a
+-- subscription waits for one.
 local leader_key, subs_key, ready_key = KEYS[1], KEYS[2], KEYS[3]
 local first_sub_key = 4
 local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]

@@ -1,9 +1,9 @@
--- server: a payload server becomes known, or changes its state (operator; any part, for those of its configuration).
+-- server: add a payload server, or change its state (operator; any process, for those of its configuration).
 -- KEYS: servers
--- ARGV: prefix, name, record, only when nothing is known of it (0|1), random word that is the directory's
---       revision from now on
+-- ARGV: prefix, name, record, only if it is not known (0|1), random word that becomes the directory's
+--       revision
 -- Returns: 1, or 0 when it was known and nothing was changed
--- Atomic because workers look at the revision alone.
+-- Atomic because workers compare only the revision.
 local servers_key = KEYS[1]
 local prefix, name, record, only_new, revision = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 

@@ -1,6 +1,6 @@
--- shorten: leased, queued or delayed -> ready with the samples that are committed, where a policy allows a short group
--- (leader). Where a reward of the whole group is to come -> queued for that. A worker that holds the job sees its lease
--- lost.
+-- shorten: leased, queued or delayed -> ready with the committed samples, if a policy allows a short group
+-- (leader). If a group reward is still to come -> queued for that. A worker that holds the job loses its
+-- lease.
 -- KEYS: leader, group:JOB, ready
 -- ARGV: prefix, epoch, token, job, fewest samples
 -- Returns: number of samples of the short group; 0 when it has too few, or all, or is not begun; -1: leadership lost

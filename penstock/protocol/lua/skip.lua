@@ -1,6 +1,6 @@
--- skip: places in the order of admission that hold nothing any more are passed over (leader).
+-- skip: places in the order of admission that are empty now are skipped (leader).
 -- KEYS: leader, subs, sub:NAME
--- ARGV: prefix, epoch, token, revision of subs, place to be cut next, places passed over
+-- ARGV: prefix, epoch, token, revision of subs, place to be cut next, places to skip
 -- Returns: {'skipped' | 'subs' | 'moved', places skipped so far}, or -1 when the leadership is lost
 -- Atomic because the position moves once, and the gate sees the places free in that instant.
 local leader_key, subs_key, sub_key = KEYS[1], KEYS[2], KEYS[3]

@@ -1,10 +1,10 @@
--- span: how far the positions of the train prompts go (producer; the launcher, which takes an older one's word back).
+-- span: record the end of the train prompts (producer; the launcher, which withdraws an older producer's record).
 -- KEYS: source
--- ARGV: prefix, position at which the data ends ('': it has no end), what becomes of a last batch that is short
+-- ARGV: prefix, position at which the data ends ('': it has no end), what happens to a last batch that is short
 --       (train | drop)
--- Returns: position of the train prompts; -1 in its place where more was admitted already, -2 where it is no number,
+-- Returns: position of the train prompts; instead -1 if more was admitted already, -2 if it is not a number,
 --          and nothing is changed
--- Atomic because the end must not come to stand before what is admitted meanwhile.
+-- Atomic because the end must not be set before what is admitted meanwhile.
 local source_key = KEYS[1]
 local prefix, end_position, last_batch = ARGV[1], ARGV[2], ARGV[3]
 

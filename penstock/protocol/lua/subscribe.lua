@@ -8,7 +8,7 @@
 --          {-7, its sampler, the one asked for}: one of them is cohort, which counts places as the other does not;
 --          {-4, field, member}: a pool's members must agree on it
 -- Atomic because a cut or a seal that was planned on the old definition must see another revision.
--- What an operator set stays when the trainer comes back with its own definition; an operator's empty value lets go.
+-- An operator's values stay when the trainer returns with its own definition; an operator's empty value removes them.
 local subs_key, sub_key = KEYS[1], KEYS[2]
 local prefix, name, planned_revision, by_operator = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local agreed, first_field = ARGV[5], 6
@@ -28,12 +28,13 @@ for i = first_field, #ARGV, 2 do
 end
 local mode = live and redis.call('HGET', sub_key, 'mode')
 if mode and new['mode'] and new['mode'] ~= mode then return {-6, mode, new['mode']} end
--- a cohort counts the places it passed, others the groups they used and gave up: neither count can go on as the other
+-- a cohort counts the places it passed, others the groups they used and disposed of: neither count can continue the
+-- other
 local sampler = live and (redis.call('HGET', sub_key, 'sampler') or 'fifo')
 if sampler and new['sampler'] and (new['sampler'] == 'cohort') ~= (sampler == 'cohort') then
   return {-7, sampler, new['sampler']}
 end
--- groups remember uses by the pool, and places at the gate by the size of what consumed them
+-- groups record uses by pool, and places at the gate by the size of what consumed them
 local account = new['share'] or redis.call('HGET', sub_key, 'share') or ''
 if live and account ~= (redis.call('HGET', sub_key, 'share') or '') then return {-3, 'share'} end
 if account ~= '' then
@@ -52,7 +53,7 @@ if account ~= '' then
   redis.call('HSETNX', subs_key, 'start:' .. account, redis.call('HGET', prefix .. 'counters', 'gone:train') or 0)
 end
 local changed = not live
--- what was gone before it came is not of its stock at the gate
+-- groups that were gone before it subscribed are not of its stock at the gate
 if changed then
   redis.call('HSETNX', sub_key, 'start', redis.call('HGET', prefix .. 'counters', 'gone:train') or 0)
   redis.call('HSETNX', sub_key, 'seen', now_ms())
@@ -69,7 +70,7 @@ for _, f in ipairs(given) do
   elseif v then
     if by_operator then redis.call('HSET', sub_key, 'set:' .. f, 1) end
     if f == 'gb' and (new['unit'] or redis.call('HGET', sub_key, 'unit') or 'groups') ~= 'groups' then
-      redis.call('HSETNX', sub_key, f, v) -- the cuts know better what a version consumes
+      redis.call('HSETNX', sub_key, f, v) -- cuts compute exactly what a version consumes
     elseif redis.call('HGET', sub_key, f) ~= v then
       redis.call('HSET', sub_key, f, v)
       changed = true

@@ -1,8 +1,8 @@
--- swap: a number of the source moves, if it still is what the caller read (producer).
+-- swap: change a number of the source if it still is what the caller read (producer).
 -- KEYS: source
 -- ARGV: prefix, field, number it was read as (absent counts as 0), number it becomes
--- Returns: the number that is there now
--- Atomic because two producers must go on with the same evaluation.
+-- Returns: the number after the call
+-- Atomic because two producers must continue with the same evaluation.
 local source_key = KEYS[1]
 local prefix, name, expected, number = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 

@@ -2,7 +2,7 @@
 -- KEYS: leader
 -- ARGV: prefix, epoch, token, then per group: job, n
 -- Returns: number of groups gone, or -1 when the leadership is lost
--- Atomic because a group must not half vanish.
+-- Atomic because a group must not be deleted in part.
 local leader_key = KEYS[1]
 local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
 local first_group = 4

@@ -1,8 +1,8 @@
--- tidy: what dead processes left behind: records that are old, and consumers without a lease (leader).
+-- tidy: delete what dead processes left: old records, and consumers without a lease (leader).
 -- KEYS: hash of presence or waits, then jobs:LANE
 -- ARGV: prefix, then per record: field, record as it was read
 -- Returns: records and consumers removed
--- Atomic because a record that was renewed meanwhile stays, and a consumer is deleted with what is pending for it.
+-- Atomic because a record that was renewed meanwhile stays, and a consumer is deleted only without pending entries.
 local records_key = KEYS[1]
 local first_lane_key = 2
 local prefix = ARGV[1]

@@ -1,8 +1,8 @@
--- transfer_decide: say who receives a version, and how; the others load it from the disk (the trainer's driver).
+-- transfer_decide: decide who receives a version, and how; the others load it from disk (the trainer's driver).
 -- KEYS: transfer:MODEL, transfers:MODEL
 -- ARGV: prefix, id (VERSION-REV), decision record
--- Returns: 1, or 0 when it is of another version by now
--- Atomic because the decision closes the enrollment that it is about.
+-- Returns: 1, or 0 when the current transfer is of another version
+-- Atomic because the decision closes the enrollment that it uses.
 local transfer_key, decisions_key = KEYS[1], KEYS[2]
 local prefix, id, decision = ARGV[1], ARGV[2], ARGV[3]
 

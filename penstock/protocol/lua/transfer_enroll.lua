@@ -1,8 +1,9 @@
 -- transfer_enroll: a worker is ready to receive a version (worker).
 -- KEYS: transfer:MODEL
 -- ARGV: prefix, id (VERSION-REV), worker, record
--- Returns: 'open' when the worker is enrolled; 'closed' when that was decided without it, or is of another version
--- Atomic because nobody may be enrolled after the decision who is not in it.
+-- Returns: 'open' when the worker is enrolled; 'closed' when the decision was made, or the transfer is of another
+-- version
+-- Atomic because a worker that is not in the decision must not be enrolled after it.
 local transfer_key = KEYS[1]
 local prefix, id, worker, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 

@@ -1,9 +1,9 @@
--- transfer_open: workers that are ready may enroll for a version that comes without the disk (the trainer's driver).
+-- transfer_open: workers that are ready may enroll for a version that is sent without the disk (the trainer's driver).
 -- KEYS: transfer:MODEL, sub:NAME
 -- ARGV: prefix, owner, gen, id (VERSION-REV), longest life in ms
--- Returns: 1, or 0 where the subscription is not the caller's
--- Atomic because what an earlier version left must go in the instant in which this one opens, and a trainer that was
--- taken over must not end what its successor sends.
+-- Returns: 1, or 0 if the subscription is not the caller's
+-- Atomic because the record of an earlier version must be deleted in the instant in which this one opens, and a trainer
+-- that was replaced must not end its successor's transfer.
 local transfer_key, sub_key = KEYS[1], KEYS[2]
 local prefix, owner, gen, id, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 

@@ -1,9 +1,9 @@
--- transfer_report: a worker says that its engine is frozen and may be written to, or what came of it; the trainer's
--- driver where the engine finds the weights, or that they were sent (worker, driver).
+-- transfer_report: a worker reports that its engine is paused and may be written to, or the result; the trainer's
+-- driver reports where the engine finds the weights, or that they were sent (worker, driver).
 -- KEYS: transfer:MODEL
 -- ARGV: prefix, id (VERSION-REV), field (f:WORKER frozen | h:WORKER where | s:WORKER sent | r:WORKER received), text
--- Returns: 1, or 0 when it is of another version by now
--- Atomic because a late report must not be taken for one of the next version.
+-- Returns: 1, or 0 when the current transfer is of another version
+-- Atomic because a late report must not count for the next version.
 local transfer_key = KEYS[1]
 local prefix, id, name, text = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 

@@ -1,11 +1,13 @@
--- unrecorded: how many groups wait for the recorder; those that wait in vain are given up and may be swept (leader).
+-- unrecorded: count the groups that wait for the recorder; those that wait in vain are given up and may be swept
+-- (leader).
 -- KEYS: leader, recorder, history, unrecorded, retiring
--- ARGV: prefix, epoch, token, most groups to give up
--- Returns: {groups that wait, given up by this call, given up since the run began, ms since a recorder was there
+-- ARGV: prefix, epoch, token, most groups to discard
+-- Returns: {groups that wait, discarded by this call, discarded since the run began, ms since a recorder was running
 --          (0: one is, -1: the run keeps no history)}, or -1 when the leadership is lost
--- Atomic because a group is in exactly one of the two (I1), and must not be given up to a recorder that is there again.
--- In vain waits what is more than the backlog, the newest first, and everything once no recorder was there for its
--- patience, in which the leader looked at this server without a break: during an outage nobody could say that it is there.
+-- Atomic because a group is in exactly one of the two (I1), and must not be discarded while a recorder is running
+-- again.
+-- Groups wait in vain if they exceed the backlog, the newest first, and all of them once no recorder has run for its
+-- patience, during which the leader called this server without a break: in an outage a recorder cannot report.
 local leader_key, recorder_key, history_key = KEYS[1], KEYS[2], KEYS[3]
 local unrecorded_key, retiring_key = KEYS[4], KEYS[5]
 local prefix, epoch, token, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])

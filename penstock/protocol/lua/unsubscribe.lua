@@ -2,8 +2,8 @@
 -- KEYS: subs, sub:NAME, batches:NAME, owner:NAME, orders:NAME
 -- ARGV: prefix, name
 -- Returns: 1, or 0 when there was none
--- Atomic because a seal must see either all of it or none. The name cannot come back: groups remember its uses.
--- What a member of a pool had in hand goes to the other members; what it had committed stays consumed.
+-- Atomic because a seal must see either all of it or none. The name cannot be used again: groups remember its uses.
+-- Uncommitted batches of a pool's member go to the other members; committed ones stay consumed.
 local subs_key, sub_key, batches_key, owner_key, orders_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, name = ARGV[1], ARGV[2]
 

@@ -1,8 +1,8 @@
--- write_column: values of a column, on a payload server (rank of a trainer).
+-- write_column: write values of a column to a payload server (rank of a trainer).
 -- KEYS: column:SUB:N:DIGEST:GEN:NAME
 -- ARGV: seconds it lives unless it is freed before, then row index, bytes, ... of each sample
 -- Returns: row indices that hold other bytes already; those are left as they are
--- Atomic because a reader must see one value per row for ever: a column is written once, and again only the same.
+-- Atomic because a reader must see one value per row for ever: a value is written once, and repeated only unchanged.
 local column_key = KEYS[1]
 local ttl_s = ARGV[1]
 local first_row = 2

@@ -13,17 +13,17 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 #: Most entries of one list or map inside a record.
 MAX_ITEMS = 4 * 1024 * 1024
-#: Most values of one record, those inside of lists and maps included: an empty list is one byte, and 64 once it is
-#: made. The index of 500,000 tensors has 5 million.
+#: Most values of one record, including those in lists and maps: an empty list is one byte, and 64 once it is
+#: created. The index of 500,000 tensors has 5 million.
 MAX_VALUES = 2 * MAX_ITEMS
-#: Most fields, and bytes of a text, of a record of which a few are looked at.
+#: Most fields, and bytes of a text, of a record that is skimmed.
 MAX_SKIMMED = 256
-#: A record of more bytes is gone through without building anything first: what it claims to hold, it must hold.
+#: A larger record is scanned without building anything first, so that its claimed sizes are checked.
 SKIP_BYTES = 64 * 1024
 
 
 def pack(value: Any) -> bytes:
-    """Plain values (None, bool, int, float, str, bytes, lists, maps with str keys) as msgpack."""
+    """Encode plain values (None, bool, int, float, str, bytes, lists, maps with str keys) as msgpack."""
     return bytes(msgpack.packb(value, use_bin_type=True))
 
 
@@ -48,9 +48,9 @@ def unpack(data: bytes, what: str) -> Any:
 
 
 def unpack_each(data: bytes, what: str, max_bin_bytes: int = MAX_TEXT_BYTES) -> Iterator[Any]:
-    """Decode records that stand one after another, each when it is asked for; raises as ``unpack``.
+    """Decode concatenated records, each when it is requested; raises as ``unpack``.
 
-    ``MAX_VALUES`` is of all of them together.
+    ``MAX_VALUES`` limits all of them together.
 
     ``max_bin_bytes``: most bytes of one binary value inside a record.
     """
@@ -68,7 +68,7 @@ def unpack_each(data: bytes, what: str, max_bin_bytes: int = MAX_TEXT_BYTES) -> 
 
 
 def skim(data: bytes, fields: Collection[str], what: str) -> dict[str, Any]:
-    """Those fields of a record that is a map, which hold plain values; the others are gone past and not made.
+    """Decode only ``fields`` of a record that is a map, which hold plain values.
 
     Raises ProtocolError that names ``what``.
     """
@@ -100,7 +100,7 @@ def _foreign(what: str, exc: Exception) -> ProtocolError:
 
 
 def _limits(num_bytes: int, max_bin_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any]:
-    """Each entry takes a byte: a list that claims more than there are must not be made room for."""
+    """Return msgpack's limits: each entry takes a byte, so a list must not claim more entries than bytes."""
     most = min(MAX_ITEMS, num_bytes)
     return {
         "raw": False,
@@ -114,7 +114,7 @@ def _limits(num_bytes: int, max_bin_bytes: int = MAX_TEXT_BYTES) -> dict[str, An
 
 
 class _Count:
-    """Refuses a record while it is made: lists and maps are counted as they come, from the inside to the outside."""
+    """Refuses a record with too many values while it is decoded: counts lists and maps from the inside out."""
 
     def __init__(self) -> None:
         self._left = MAX_VALUES
@@ -138,7 +138,7 @@ def _too_many() -> ValueError:
 
 
 def _counting(data: bytes) -> dict[str, Any]:
-    """Nothing for a record that has not so many bytes: a call for each list and map costs more than they do."""
+    """Return the counting hooks; {} for a small record: a call for each list and map costs more than they do."""
     if len(data) <= SKIP_BYTES:
         return {}
     count = _Count()

@@ -1,4 +1,4 @@
-"""What proves the trainer's copy of a version whose folder is still to come."""
+"""The record of a trainer's copy of a version whose folder is not complete yet."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from penstock.protocol.records.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Copied(Record):
-    """A version that its trainer serves out of memory."""
+    """A version that its trainer serves from memory."""
 
     version: int
-    #: Digest of the index that its folder will have: whatever is fetched is believed by it.
+    #: Digest of the index that its folder will have; fetched data is verified with it.
     index: str

@@ -1,4 +1,4 @@
-"""A disposal: a subscription gives up a group unused."""
+"""A disposal: a subscription removes a group unused."""
 
 from enum import StrEnum
 
@@ -10,15 +10,15 @@ class Disposal(StrEnum):
     STALE = "stale"
     #: A filter rejected it; the ledger has the filter's own reason.
     FILTERED = "filtered"
-    #: It was drawn with a version that a rewind abandoned.
+    #: It was generated with a version that a rewind abandoned.
     REWOUND = "rewound"
-    #: Nothing is left of the payloads that bear loss.
+    #: All of its payloads that bear loss are lost.
     PAYLOAD_LOST = "payload_lost"
-    #: It is from before the subscription came.
+    #: It completed before the subscription was made.
     BEFORE = "before"
-    #: It is not of the share that the subscription takes.
+    #: It is not in the subscription's quota.
     QUOTA = "quota"
-    #: The subscription may not hold so many, or not for so long.
+    #: The subscription may not hold more groups, or not for longer.
     RETENTION = "retention"
     #: Its records cannot be read.
     UNREADABLE = "unreadable"
@@ -27,7 +27,7 @@ class Disposal(StrEnum):
 
     @property
     def code(self) -> int:
-        """What the group's field ``u:ACCOUNT`` holds in place of a number of uses; below 0."""
+        """Value of the group's field ``u:ACCOUNT`` instead of a number of uses; below 0."""
         return _CODES[self]
 
 
@@ -43,5 +43,5 @@ _CODES = {
     Disposal.NO_LOSS: -9,
 }
 
-#: The same for verbs: ``CODE=WORD`` of each, with commas.
+#: Codes for verbs: ``CODE=WORD`` of each, with commas.
 CODES = ",".join(f"{reason.code}={reason}" for reason in Disposal)

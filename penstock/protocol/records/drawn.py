@@ -1,4 +1,4 @@
-"""What a worker tells the ledger of tokens of one sample (I10)."""
+"""A worker's report of the tokens of one sample, for the ledger (I10)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from penstock.protocol.records.sample_meta import SampleMeta
 
 @dataclass(slots=True)
 class Drawn:
-    """Tokens of one sample under one lease: what there is of it, and what was drawn and thrown away.
+    """Tokens of one sample under one lease: those that it has, and those that were generated and discarded.
 
-    Totals, not differences: told again they change nothing. On the wire the numbers with commas, in this order
+    Totals, not differences, so a repeated report changes nothing. Sent as numbers with commas, in this order
     (``_ledger.lua``).
     """
 
-    #: Drawn tokens that the sample has, those of earlier leases among them.
+    #: Generated tokens that the sample has, including those of earlier leases.
     live: int = 0
-    #: Drawn behind a stop and cut off, or of an answer that cannot be taken: its prefix was of older weights, or its
-    #: routing was not told.
+    #: Generated after a stop and cut off, or of an answer that is invalid: its prefix was of older weights, or its
+    #: routing was missing.
     behind_stop: int = 0
     #: Of a version that a rewind abandoned: the sample was started over.
     rewound: int = 0
-    #: Of turns of an environment that is gone, or of a prefix whose routing is: the sample was started over.
+    #: Of turns of a lost environment, or of a prefix whose routing is lost: the sample was started over.
     lost_turn: int = 0
-    #: Requests whose answer never came: what they drew is not known.
+    #: Requests without an answer: the number of tokens they generated is unknown.
     unheard: int = 0
 
     def __str__(self) -> str:
@@ -38,9 +38,9 @@ class Drawn:
 
     @classmethod
     def recorded(cls, meta: SampleMeta) -> "Drawn":
-        """What the record of a committed sample says; nothing was drawn of an answer that was given."""
+        """Make the report of a committed sample from its record; a given answer has no generated tokens."""
         return cls(0 if meta.status == SampleStatus.GIVEN else meta.num_generated)
 
 
-#: Of no sample.
+#: A report without samples.
 NOTHING: Final[Mapping[int, Drawn]] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""Whether a decoded value is what a field of a record is declared as: types and bounds, before anybody uses it."""
+"""Checks whether a decoded value has the declared type and bounds of a record's field."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -13,7 +13,7 @@ Check = Callable[[Any], bool]
 
 @cache
 def checks_of(cls: type) -> dict[str, Check]:
-    """A check for each field of a dataclass that declares more than Any; its metadata may bound a number."""
+    """Return a check for each field of a dataclass that declares more than Any; its metadata may bound a number."""
     hints, found = get_type_hints(cls), {}
     for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
         check = _check_of(hints[name])
@@ -28,18 +28,18 @@ def checks_of(cls: type) -> dict[str, Check]:
 
 @cache
 def column_checks_of(cls: type) -> dict[str, Check]:
-    """The same for a list of values of each field: types are looked at once, not value by value."""
+    """Return a check for a list of values of each field: types are checked once, not value by value."""
     hints = get_type_hints(cls)
     return {name: _list_of(hints[name]) for name in checks_of(cls)}
 
 
 def bounds(least: int, most: int) -> dict[str, int]:
-    """Metadata of a field that holds an integer between ``least`` and ``most``."""
+    """Return the metadata of a field that holds an integer between ``least`` and ``most``."""
     return {"least": least, "most": most}
 
 
 def pairs() -> dict[str, bool]:
-    """Metadata of a field that holds pairs of integers, such as ranges of versions."""
+    """Return the metadata of a field that holds pairs of integers, such as ranges of versions."""
     return {"pairs": True}
 
 
@@ -54,7 +54,7 @@ def _bounded(least: int, most: int) -> Check:
 
 
 def _check_of(hint: Any) -> Check | None:
-    """None: anything goes, within the bounds of decoding."""
+    """Return the check of a type; None: any value is valid, within the limits of decoding."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         parts = [_check_of(one) for one in inner]

@@ -1,4 +1,4 @@
-"""Images of a job: encoded files that travel in its record, and what they may be. No path and no URL is opened here."""
+"""Images of a job: encoded files in its record, and their limits. No path and no URL is opened here."""
 
 import io
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 
-#: Most images of one prompt, most bytes of one as a file, and of all of them together: they lie on the control Redis.
+#: Most images of one prompt, most bytes of one file, and of all of them together: they are on the control Redis.
 MAX_IMAGES = 16
 MAX_IMAGE_BYTES = 2 * 1024 * 1024
 MAX_BYTES = 4 * 1024 * 1024
@@ -15,19 +15,19 @@ MAX_BYTES = 4 * 1024 * 1024
 MAX_PIXELS = 16 * 1024 * 1024
 #: Most pixels of all of one prompt: they are decoded together.
 MAX_ALL_PIXELS = 2 * MAX_PIXELS
-#: Most passes over its pixels that a JPEG asks for: writers make some ten, and 30 bytes ask for one.
+#: Most passes over its pixels in a JPEG: encoders make about ten, and 30 bytes request one.
 MAX_SCANS = 100
-#: Formats that are read: others have readers that run programs, or are rarely looked after.
+#: Formats that are read: the decoders of others run programs, or are rarely maintained.
 FORMATS = ("PNG", "JPEG", "WEBP")
-#: How a JPEG begins, and each of its scans.
+#: Marker at the beginning of a JPEG, and of each of its scans.
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
 
 
 def check_images(images: Sequence[bytes], what: str) -> None:
-    """Raise ConfigError where images are more, larger, or of another kind than a job may have. Decodes no pixel.
+    """Raise ConfigError if images are more, larger, or of another kind than a job may have. Decodes no pixel.
 
     Args:
-        what: whose they are, for the sentence.
+        what: name of their owner, for the error.
     """
     if len(images) > MAX_IMAGES:
         raise ConfigError(f"{what} has {len(images)} images, more than the {MAX_IMAGES} of one prompt: take some out.")
@@ -39,7 +39,7 @@ def check_images(images: Sequence[bytes], what: str) -> None:
 
 
 def open_image(data: bytes, what: str) -> Any:
-    """A Pillow image whose pixels are not decoded yet. Raises ConfigError where it is none that may be decoded."""
+    """Open a Pillow image without decoding its pixels. Raises ConfigError if it must not be decoded."""
     if len(data) > MAX_IMAGE_BYTES:
         raise ConfigError(f"{what} has {len(data):,} bytes, more than {MAX_IMAGE_BYTES:,}: make it smaller.")
     check_installed("PIL", "Images in prompts")
@@ -58,7 +58,7 @@ def open_image(data: bytes, what: str) -> Any:
 
 
 def decoded(data: bytes, what: str) -> Any:
-    """The same with its pixels, as RGB. Blocks for the decoding. Raises ConfigError."""
+    """Open an image and decode its pixels, as RGB. Blocks for the decoding. Raises ConfigError."""
     image = open_image(data, what)
     try:
         return image.convert("RGB")

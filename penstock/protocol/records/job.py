@@ -1,4 +1,4 @@
-"""A job: what a producer admits, and a worker answers."""
+"""A job: admitted by a producer, answered by a worker."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -11,13 +11,13 @@ from penstock.protocol.records.record import Record
 
 
 class JobState(StrEnum):
-    """What becomes of a job and its group: the field ``st`` of the hash ``group:JOB``."""
+    """State of a job and its group: the field ``st`` of the hash ``group:JOB``."""
 
     QUEUED = "queued"
     LEASED = "leased"
-    #: It failed and is tried again later.
+    #: It failed and will be retried.
     DELAYED = "delayed"
-    #: It is buried.
+    #: It is a dead letter.
     DEAD = "dead"
     #: Its samples are committed, and subscriptions may use them.
     READY = "ready"
@@ -26,30 +26,30 @@ class JobState(StrEnum):
 
 
 class JobFailure(StrEnum):
-    """Why a try of a job failed; the reason of a dead letter."""
+    """Why an attempt of a job failed; the reason of a dead letter."""
 
     REWARD_RAISED = "reward_raised"
     REWARD_TIMEOUT = "reward_timeout"
     REWARD_NOT_A_NUMBER = "reward_not_a_number"
-    #: More bytes than the verifier pool takes, or than a sample's record has room for.
+    #: More bytes than the verifier pool, or a sample's record, may have.
     REWARD_TOO_LARGE = "reward_too_large"
     ENVIRONMENT_RAISED = "environment_raised"
     ENVIRONMENT_TIMEOUT = "environment_timeout"
-    #: Of a function that section ``hooks`` names.
+    #: A function that section ``hooks`` names raised.
     HOOK_RAISED = "hook_raised"
     HOOK_TIMEOUT = "hook_timeout"
-    #: It made of a sample what was not drawn.
+    #: It set logprobs or versions of tokens that were not generated.
     HOOK_UNPROVEN = "hook_unproven"
     #: A frozen model that scores samples gave no log-probabilities.
     MODEL_FAILED = "model_failed"
     ENGINE_ERROR = "engine_error"
     #: Arrays of a sample that contradict each other.
     PAYLOAD_ERROR = "payload_error"
-    #: Nothing can be drawn for it, whoever tries.
+    #: No worker can answer it.
     REFUSED = "refused"
-    #: Anything else that a worker met.
+    #: Any other error of a worker.
     RAISED = "raised"
-    #: Engines or workers died of it.
+    #: Engines or workers crashed on it.
     CRASHED = "crashed"
 
 
@@ -57,17 +57,17 @@ class JobFailure(StrEnum):
 class Job(Record):
     """One prompt to be answered ``n`` times."""
 
-    #: ``DATASET/EPOCH/INDEX``; deterministic, so that admitting twice is seen.
+    #: ``DATASET/EPOCH/INDEX``; deterministic, so that a second admission is detected.
     id: str
-    #: Answers wanted; sample ids are ``ID/k`` with 0 <= k < n.
+    #: Requested answers; sample ids are ``ID/k`` with 0 <= k < n.
     n: int = field(metadata=bounds(1, MAX_ANSWERS))
-    #: The prompt as text, template applied; or None where ``prompt_ids`` is given.
+    #: The prompt as text, template applied; or None if ``prompt_ids`` is given.
     prompt: str | None = None
     #: The prompt as token ids.
     prompt_ids: list[int] | None = None
-    #: What the reward compares with, as text; a label of another type as JSON.
+    #: Label that the reward compares with, as text; a label of another type as JSON.
     label: str = ""
-    #: Handed through to rewards and environments.
+    #: Passed to rewards and environments.
     metadata: dict[str, Any] = field(default_factory=dict)
     #: SGLang names: max_new_tokens, temperature, stop, stop_token_ids, ignore_eos, ...
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -75,14 +75,14 @@ class Job(Record):
     lane: str = Lane.TRAIN
     #: Version at admission; no engine with an older one may start it (T12).
     not_before: int = 0
-    #: A built-in name, or an import path ``module:callable`` that the worker's configuration names too; None takes the
+    #: A built-in name, or an import path ``module:callable`` that the worker's configuration names too; None: the
     #: run's reward.
     reward: str | None = None
     #: Import path of an environment that the worker's configuration names too; None: a single turn.
     environment: str | None = None
-    #: Answers that are given, as text or token ids: those of samples 0, 1, ... The rest of the ``n`` are drawn.
+    #: Given answers, as text or token ids, of samples 0, 1, ... The others of the ``n`` are generated.
     answers: list[Any] = field(default_factory=list)
-    #: The label where it is not text: a number, list or map as the dataset has it; None: ``label`` is all.
+    #: The label if it is not text: a number, list or map as the dataset has it; None: ``label`` is all.
     label_value: Any = None
     #: Image files of the prompt in the order of their placeholders, as bytes (``records/images.py``).
     images: list[bytes] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The manifest of a cut batch: which samples it holds, and what of them bears loss."""
+"""The manifest of a cut batch: its samples, and which of their tokens bear loss."""
 
 import hashlib
 from dataclasses import MISSING, dataclass, field
@@ -9,7 +9,7 @@ from penstock.protocol.records.field_checks import column_checks_of, pairs
 from penstock.protocol.records.record import Record, build, defaults_of, names_shown
 
 
-# Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.
+# Not frozen, since creating a frozen instance takes three times as long, for every sample. Do not change it.
 @dataclass(slots=True)
 class Row(Record):
     """One sample of a manifest."""
@@ -27,25 +27,25 @@ class Row(Record):
     num_loss: int
     oldest: int
     newest: int
-    #: Oldest version that bears loss after expiry is applied; -1 where none does.
+    #: Oldest version that bears loss after expiry is applied; -1 if none does.
     oldest_loss: int
     reward: float
     status: str
     temperature: float = 1.0
-    #: True where the payload was lost after the commit: the row is a filler with mask 0.
+    #: True if the payload was lost after the commit: the row is a filler with mask 0.
     lost: bool = False
-    #: Version -> tokens that bear loss after expiry, as pairs, where there are several; empty: all are of oldest_loss.
+    #: Version -> tokens that bear loss after expiry, as pairs, if there are several; empty: all are of oldest_loss.
     loss_versions: list[list[int]] = field(default_factory=list)
-    #: As of SampleMeta.
+    #: See SampleMeta.
     shared: list[int] = field(default_factory=list)
     #: [name, bytes, CRC-32] of each side array that lies beside the payload.
     sides: list[list[Any]] = field(default_factory=list)
-    #: As of SampleMeta.
+    #: See SampleMeta.
     logprob_kind: str = "scaled"
-    #: As of Sample.
+    #: See Sample.
     num_unproven: int = 0
-    #: True where no token bore loss when it was committed, whatever became of it later: its reward takes part in no
-    #: advantage, and in no deviation of its group (T11).
+    #: True if no token bore loss when it was committed: its reward is in no advantage, and in no deviation of its group
+    #: (T11).
     masked: bool = False
 
     @property
@@ -55,7 +55,7 @@ class Row(Record):
 
 @dataclass(frozen=True, slots=True)
 class Manifest(Record):
-    """One cut batch. Rows stand group by group; every rank reads the same manifest."""
+    """One cut batch. Rows are sorted by group; every rank reads the same manifest."""
 
     sub: str
     #: Batch number, 1, 2, ...; the stream entry id is ``n-0``.
@@ -81,26 +81,26 @@ class Manifest(Record):
     staleness_mean: float
     seed: int = 0
     cut_s: float = 0.0
-    #: Ranges (first, last) of versions up to ``train_version`` that age nothing (T1): rewinds abandoned them, or they
-    #: published the restored weights once more. Ascending and disjoint; none that every row is newer than.
+    #: Ranges (first, last) of versions up to ``train_version`` that age nothing (T1): abandoned by rewinds, or
+    #: publications of restored weights. Ascending and disjoint; without those older than every row.
     abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
-    #: What the subscription gave up unused since its start, when this batch was cut: ``dropped`` (reason -> groups:
-    #: stale, rewound, filter/REASON; timed_out: given up unfinished, of the whole run), ``raised`` (groups whose filter
+    #: Totals of the subscription since its start, when this batch was cut: ``dropped`` (disposals, reason -> groups:
+    #: stale, rewound, filter/REASON; timed_out: dropped unfinished, of the complete run), ``raised`` (groups whose
+    #: filter
     #: raised), ``rejected_samples`` and ``rejected_reward`` (samples of filtered groups, sum of their rewards: T11),
-    #: ``aged_samples`` and ``aged_tokens`` (samples of groups given up for their age, tokens that they had generated:
-    #: T4). {} where that is nothing.
+    #: ``aged_samples`` and ``aged_tokens`` (samples of stale groups, and their generated tokens: T4). {} if all are 0.
     ledger: dict[str, Any] = field(default_factory=dict)
-    #: Groups that were closed without all their samples, and the samples that are not there (T11).
+    #: Groups that were closed without all their samples, and the number of missing samples (T11).
     num_partial_groups: int = 0
     num_missing_samples: int = 0
-    #: Versions of the oldest and the newest token that bears loss; -1 where none does.
+    #: Versions of the oldest and the newest token that bears loss; -1 if none does.
     version_min: int = -1
     version_max: int = -1
     #: Lag of the newest token that bears loss, mean over samples.
     staleness_newest: float = 0.0
-    #: Lag of the oldest token that bears loss in batches trained (optimizer steps, where a batch is one); -1: unknown.
+    #: Lag of the oldest token that bears loss in trained batches (optimizer steps, if a batch is one); -1: unknown.
     staleness_steps: int = -1
-    #: How its rows are split over ranks: balanced | tokens | strided.
+    #: Split of its rows over ranks: balanced | tokens | strided.
     split: str = "balanced"
     #: True: tokens older than the newest one of their sample bear no loss.
     mask_offpolicy: bool = False
@@ -111,7 +111,8 @@ class Manifest(Record):
         return self.rows
 
     def to_map(self) -> dict[str, Any]:
-        """Rows travel as columns, a third of the bytes and one pass to read; a column of defaults stays at home."""
+        """Return plain values; rows as columns (a third of the bytes, read in one pass), without columns of
+        defaults."""
         columns = {}
         for name, default in defaults_of(Row):
             column = [getattr(row, name) for row in self.rows]
@@ -126,12 +127,13 @@ class Manifest(Record):
 
     @staticmethod
     def digest(data: bytes) -> str:
-        """Name of a manifest's bytes; a commit carries it, so that a batch that was cut again is seen."""
+        """Return the digest of a manifest's bytes; a commit carries it, so that a batch that was cut again is
+        detected."""
         return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
 def _rows(columns: Any, what: str) -> list[Row]:
-    """Rows out of their columns; ProtocolError where they do not fit together."""
+    """Make rows of their columns; raise ProtocolError if these are invalid."""
     known = defaults_of(Row)
     if not isinstance(columns, dict) or not {name for name, d in known if d is MISSING} <= columns.keys():
         raise ProtocolError(f"{what} lacks columns that rows have.")

@@ -1,7 +1,7 @@
-"""What a version's files are made of, as its trainer says: their ranges, and the digest of each.
+"""The files of a version as its trainer offers them: their ranges, and the digest of each.
 
-Whoever fetches a range, from the trainer or from another worker, believes its bytes by this record alone, which comes
-through Redis and never from who has the bytes.
+A range that is fetched from the trainer or from another worker is verified by this record, which comes through
+Redis and never from the sender of the bytes.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.records.field_checks import bounds
 from penstock.protocol.records.record import Record
 
-#: Most ranges of an object: the state of who has which stays small, and so do the steps of the verbs that look at it.
+#: Most ranges of an object: this bounds the size of the peers' state, and the steps of the verbs that read it.
 MAX_RANGES = 4096
 #: Most files of an object.
 MAX_FILES = 2048
@@ -21,26 +21,27 @@ DIGEST_BYTES = 16
 
 
 class Range(NamedTuple):
-    """Bytes of one file that are fetched and checked together."""
+    """Bytes of one file that are fetched and verified together."""
 
     number: int
     file: str
-    #: Of the file's bytes: the first, and how many.
+    #: Offset in the file, and number of bytes.
     start: int
     num_bytes: int
     digest: bytes
 
 
 def range_digest(data: "bytes | memoryview" = b"") -> "hashlib.blake2b":
-    """What makes the digest of a range, of its first bytes; a peer must not be able to make others of the same."""
+    """Return the hash of a range, begun with ``data``; a peer must not be able to find other bytes with the same
+    digest."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES)
 
 
 def range_bytes_of(sizes: list[int], least: int) -> int:
-    """Bytes of a range, ``least`` or more, so that files of these sizes have at most ``MAX_RANGES``.
+    """Return the bytes of a range, ``least`` or more, so that files of these sizes have at most ``MAX_RANGES``.
 
     Raises:
-        ProtocolError: there are too many files for that.
+        ProtocolError: there are too many files.
     """
     if len(sizes) > MAX_FILES:
         raise ProtocolError(f"a version of {len(sizes)} files cannot be served: it may have {MAX_FILES}.")
@@ -52,12 +53,12 @@ def range_bytes_of(sizes: list[int], least: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Offer(Record):
-    """An object, and where its trainer serves it."""
+    """An object, and the address where its trainer serves it."""
 
     #: ``http(s)://HOST:PORT``
     url: str
     version: int
-    #: Of the version's ``weights.index``; the object's name is made of it.
+    #: Digest of the version's ``weights.index``; the object's name contains it.
     index: str
     range_bytes: int = field(metadata=bounds(1, 2**50))
     #: [name, bytes] of each file.
@@ -66,10 +67,10 @@ class Offer(Record):
     digests: bytes
 
     def ranges(self) -> list[Range]:
-        """All ranges, in order.
+        """Return all ranges, in order.
 
         Raises:
-            ProtocolError: the record cannot be that of any files.
+            ProtocolError: the record is invalid.
         """
         found: list[Range] = []
         for name, size in self.sizes().items():
@@ -84,13 +85,13 @@ class Offer(Record):
         return found
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file by name. Raises ProtocolError."""
+        """Return the bytes of each file by name. Raises ProtocolError."""
         found: dict[str, int] = {}
         if not 0 < len(self.files) <= MAX_FILES:
             raise self._refused(f"has {len(self.files)} files")
         for entry in self.files:
             if len(entry) != 2 or type(entry[0]) is not str or type(entry[1]) is not int or not 0 <= entry[1] < 2**50:
-                raise self._refused("has an entry of files that is none")
+                raise self._refused("has an invalid entry of files")
             found[entry[0]] = entry[1]
         if len(found) != len(self.files):
             raise self._refused("names a file twice")

@@ -1,4 +1,4 @@
-"""What rank 0 of a trainer orders the others while it publishes; in Redis as text, so that a person can read it."""
+"""Orders of a trainer's rank 0 to the other ranks during a publication; text in Redis, so that a person can read it."""
 
 import re
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ _FAILED = b"failed "
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """``walk`` through the weights; ``done``: the version is published; ``failed``: none is."""
+    """``walk`` through the weights; ``done``: the version is published; ``failed``: no version is."""
 
     kind: Literal["walk", "done", "failed"]
-    #: Of ``done``, 1 to ``MAX_VERSION``.
+    #: Set with ``done``, 1 to ``MAX_VERSION``.
     version: int = 0
-    #: Of ``failed``.
+    #: Set with ``failed``.
     reason: str = ""
 
     def to_text(self) -> str:
-        """Of a longer reason than ``MAX_REASON`` the middle is left out."""
+        """Return the text in Redis; the middle of a reason longer than ``MAX_REASON`` is left out."""
         if self.kind == "done":
             return f"done {self.version}"
         return f"failed {writable(self.reason, MAX_REASON)}" if self.kind == "failed" else self.kind
 
     @classmethod
     def from_text(cls, data: bytes, what: str) -> Self:
-        """An order as it stands in Redis; raises ProtocolError that begins with ``what`` where it is none."""
+        """Parse an order from Redis; raise ProtocolError that begins with ``what`` if it is invalid."""
         if data == b"walk":
             return cls("walk")
         if done := _DONE.fullmatch(data):

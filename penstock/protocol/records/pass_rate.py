@@ -1,7 +1,7 @@
-"""How often the latest groups of a prompt were right: a byte for each group, in strings of many prompts.
+"""Shares of right answers in the latest groups of a prompt: a byte for each group, in strings of many prompts.
 
-The verb ``keep`` writes it, with the mark in the group that says so; ``admit`` judges by it. What they do in Lua is
-said here once more, for those who look, and for the tests that hold the two together.
+The verb ``keep`` writes it, with a mark in the group; ``admit`` decides by it. This module repeats their computation
+for views, and for the tests that compare both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +13,14 @@ from penstock.redis.scan import scan_keys
 
 #: Latest groups of a prompt that are kept, and prompts of one string (``_common.lua`` has both).
 MOST_GROUPS, CHUNK = 8, 4096
-#: A group of which no answer, or every one, is right; between them are the others.
+#: Byte of a group in which no answer, or every one, is right; other shares are between them.
 _NONE, _ALL = 1, 255
-#: Parts that the share of a group is counted in.
+#: Steps in which the share of a group is counted.
 PARTS = _ALL - _NONE
 
 
 def share_byte(right: int, answers: int) -> int:
-    """The share of a group's answers that are right, as it is kept: in 254ths, and only 0 and 1 as 0 and 1.
+    """Return the share of a group's answers that are right as a byte: in 254ths, and only 0 and 1 as 0 and 1.
 
     0: the group has no answer, so nothing is counted.
     """
@@ -32,13 +32,13 @@ def share_byte(right: int, answers: int) -> int:
 
 
 def share_of(byte: int) -> float:
-    """The share that a byte means, from 0 to 1."""
+    """Return the share of a byte, from 0 to 1."""
     return (byte - _NONE) / PARTS
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """When a prompt is skipped: its latest ``groups`` groups are all there, and almost all right, or almost all wrong.
+    """When a prompt is skipped: it has ``groups`` latest groups, and these are almost all right, or almost all wrong.
 
     Args:
         easy: skipped as easy from this share on; None: never.
@@ -51,7 +51,7 @@ class Skip:
 
     @property
     def _bounds(self) -> tuple[float, float]:
-        """At most this is hard, at least this is easy. Shares are rounded: half a part off, save 0 and 1."""
+        """Bounds (hard at most, easy at least). Shares are rounded: half a step off, except 0 and 1."""
         hard, easy = (None if one is None else one * PARTS for one in (self.hard, self.easy))
         return (
             -1.0 if hard is None else hard + 0.5 * (hard > 0),
@@ -59,12 +59,12 @@ class Skip:
         )
 
     def __str__(self) -> str:
-        """As ``admit`` takes it."""
+        """Return the rule as an argument of ``admit``."""
         hard, easy = self._bounds
         return f"{self.groups},{hard!r},{easy!r}"
 
     def reason(self, latest: Sequence[float]) -> str:
-        """``hard``, ``easy``, or '' where a prompt with these shares, the latest first, is not skipped."""
+        """Return ``hard``, ``easy``, or '' if a prompt with these shares, the latest first, is not skipped."""
         if len(latest) < self.groups:
             return ""
         parts = sum(round(share * PARTS) for share in latest[: self.groups])
@@ -76,12 +76,12 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class PromptRate:
-    """What the latest groups of one prompt came to."""
+    """Shares of right answers in the latest groups of one prompt."""
 
     dataset: str
-    #: Its number in the source, from 0, as job ids have it.
+    #: Its number in the source, from 0, as in job ids.
     index: int
-    #: Share of right answers of each, from 0 to 1, the latest first.
+    #: Share of right answers of each group, from 0 to 1, the latest first.
     shares: tuple[float, ...]
 
     @property
@@ -90,22 +90,22 @@ class PromptRate:
 
 
 def read_prompt_rate(client: Client, keys: Keys, dataset: str, index: int) -> PromptRate | None:
-    """That of one prompt; None where no group of it was counted. Blocks for a round trip."""
+    """Read the shares of one prompt; None if no group of it was counted. Blocks for a round trip."""
     at = index % CHUNK * MOST_GROUPS
     found = client.getrange(keys.rates(dataset, index // CHUNK), at, at + MOST_GROUPS - 1)
     return next(iter(_prompts(dataset, index, found)), None)
 
 
 def read_rates(client: Client, keys: Keys) -> Iterator[PromptRate]:
-    """Those of all prompts that have any, by dataset and number. Blocks as ``read_chunks``."""
+    """Yield the shares of all prompts that have any, by dataset and number. Blocks as ``read_chunks``."""
     for dataset, first, data in read_chunks(client, keys):
         yield from _prompts(dataset, first, data)
 
 
 def read_chunks(client: Client, keys: Keys) -> Iterator[tuple[str, int, bytes]]:
-    """Dataset, number of the first prompt and bytes of each string. Blocks for a SCAN, and for each 4,096 prompts.
+    """Yield dataset, number of the first prompt and bytes of each string. Blocks for a SCAN, and per 4,096 prompts.
 
-    A key whose name no verb writes so is left out.
+    Keys with invalid names are skipped.
     """
     for dataset, chunk in sorted(set(_chunks(keys, scan_keys(client, keys.of("rates:"))))):
         yield dataset, chunk * CHUNK, client.getrange(keys.rates(dataset, chunk), 0, CHUNK * MOST_GROUPS - 1)

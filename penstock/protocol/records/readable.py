@@ -1,4 +1,4 @@
-"""Hashes in Redis that many write to: one bad entry must not keep anybody from reading the others."""
+"""Reading of hashes with many writers: an invalid entry must not prevent reading the others."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -11,16 +11,16 @@ V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
-#: Most texts that are remembered as said.
+#: Most messages that are remembered as logged.
 _MOST = 1000
 _said: set[str] = set()
 
 
 def readable(records: Mapping[bytes, V], read: Callable[[bytes, V], T]) -> list[T]:
-    """What ``read`` makes of each entry (its field, its value), by field. One that it refuses is left out, and said.
+    """Read each entry (field, value), sorted by field. Entries that ``read`` refuses are skipped and logged.
 
     Args:
-        read: raises ProtocolError for what penstock did not write.
+        read: raises ProtocolError for an invalid entry.
     """
     found = []
     for field, raw in sorted(records.items()):
@@ -32,7 +32,7 @@ def readable(records: Mapping[bytes, V], read: Callable[[bytes, V], T]) -> list[
 
 
 def _leave_out(why: str) -> None:
-    """Say it once: whoever looks twice a second would fill the log."""
+    """Log a skipped entry once: readers that poll twice a second would fill the log."""
     if why in _said:
         return
     if len(_said) >= _MOST:

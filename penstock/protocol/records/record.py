@@ -1,4 +1,4 @@
-"""What a record is: a frozen dataclass that travels as a map of its fields, each of which is checked on its way in."""
+"""The base of records: frozen dataclasses that are sent as maps of their fields, each of which is checked when read."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -15,13 +15,13 @@ T = TypeVar("T", bound="Record")
 
 
 class Record:
-    """A frozen dataclass that travels as a msgpack map of its fields. Unknown fields are refused."""
+    """A frozen dataclass that is encoded as a msgpack map of its fields. Unknown fields are refused."""
 
     __slots__ = ()
 
     def to_map(self) -> dict[str, Any]:
-        """Fields by name; those that hold their default are left out, as ``from_map`` puts them back."""
-        # Not asdict: it copies what is nested, which takes a manifest of 512 rows from 1 to 19 ms.
+        """Return the fields by name, without those that hold their default, which ``from_map`` restores."""
+        # Not asdict: it copies nested values, which takes a manifest of 512 rows from 1 to 19 ms.
         known, values = defaults_of(type(self)), values_of(type(self))  # type: ignore[arg-type]
         return {
             name: value
@@ -43,14 +43,14 @@ class Record:
 
 @cache
 def values_of(cls: type[Record]) -> Callable[[Any], tuple[Any, ...]]:
-    """What reads all fields of a record at once."""
+    """Return a function that reads all fields of a record at once."""
     names = [name for name, _ in defaults_of(cls)]  # type: ignore[arg-type]
     return attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
 
 
 @cache
 def defaults_of(cls: type[Record]) -> tuple[tuple[str, Any], ...]:
-    """(name, default) of each field; MISSING where there is none."""
+    """Return (name, default) of each field; MISSING if it has none."""
     return tuple(
         (f.name, f.default_factory() if f.default_factory is not MISSING else f.default)
         for f in fields(cls)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def defaults_of(cls: type[Record]) -> tuple[tuple[str, Any], ...]:
 
 
 def build(cls: type[T], value: Any, what: str) -> T:
-    """A record out of a map of its fields; raises ProtocolError that names ``what``."""
+    """Make a record of a map of its fields; raise ProtocolError that names ``what``."""
     if not isinstance(value, dict):
         raise ProtocolError(f"{what} is not a map of fields.")
     for name, check in checks_of(cls).items():  # type: ignore[arg-type]
@@ -74,11 +74,11 @@ def build(cls: type[T], value: Any, what: str) -> T:
         raise ProtocolError(f"{what} lacks a field: {exc}.") from exc
 
 
-#: Unknown fields that are named.
+#: Most unknown fields that are named.
 _NAMED = 8
 
 
 def names_shown(fields: set[Any]) -> str:
-    """The first of them, whatever they are: a map that somebody else wrote may have bytes for names, and many."""
+    """Join the first names for an error; a foreign map may have many, and bytes as names."""
     named = sorted(map(shown, fields))[:_NAMED]
     return ", ".join(named) + (f" and {more} more" if (more := len(fields) - len(named)) else "")

@@ -8,7 +8,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.records.codec import copy_plain
 from penstock.protocol.records.job import Job
 
-#: Pauses of a sample that are told.
+#: Most pauses of a sample that are recorded.
 MAX_PAUSES = 16
 
 #: Logprobs after temperature, or before it.
@@ -16,32 +16,32 @@ LogprobKind = Literal["scaled", "original"]
 
 
 class SampleStatus(StrEnum):
-    """How far a sample is, and how it ended."""
+    """State of a sample, and how it ended."""
 
     PENDING = "pending"
     #: The policy ended it.
     COMPLETED = "completed"
-    #: It reached the most tokens that it may have.
+    #: It reached its token limit.
     TRUNCATED = "truncated"
-    #: It was begun, and is to be gone on with.
+    #: It was begun, and is to be continued.
     ABORTED = "aborted"
-    #: Its answer was given, not drawn.
+    #: Its answer was given, not generated.
     GIVEN = "given"
 
 
 class FinishReason(StrEnum):
-    """Why the engine drew no further token; the words are SGLang's, but for the last."""
+    """Why the engine generated no further token; SGLang's words, except the last."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
-    #: Nothing was drawn: the answer was given.
+    #: Nothing was generated: the answer was given.
     GIVEN = "given"
 
 
 @dataclass(slots=True)
 class Sample:
-    """One answer, while a worker makes it; rewards and environments are given this.
+    """One answer, while a worker makes it; the argument of rewards and environments.
 
     All arrays have one entry per token of the whole sequence, prompt included (L).
     """
@@ -50,47 +50,47 @@ class Sample:
     k: int
     #: [L] prompt and everything after it, as the engine saw and returned it.
     tokens: list[int] = field(default_factory=list)
-    #: [L] log-probability with which the engine drew the token; 0 where nothing was drawn (T6).
+    #: [L] log-probability with which the engine generated the token; 0 for tokens not generated (T6).
     logprobs: list[float] = field(default_factory=list)
-    #: [L] 1 on tokens that the policy drew.
+    #: [L] 1 on tokens that the policy generated.
     generated: list[int] = field(default_factory=list)
     #: [L] 1 on tokens to train.
     loss_mask: list[int] = field(default_factory=list)
-    #: [L] weight version the token was drawn with; -1 where nothing was drawn (T8).
+    #: [L] weight version that generated the token; -1 for tokens not generated (T8).
     versions: list[int] = field(default_factory=list)
     prompt_length: int = 0
     #: A ``SampleStatus``.
     status: str = SampleStatus.PENDING
     #: A ``FinishReason``; '' while its last turn is open.
     finish_reason: str = ""
-    #: All generated text, special tokens left out.
+    #: All generated text, without special tokens.
     text: str = ""
     #: Generated text of each turn; ``text`` is their concatenation.
     turns: list[str] = field(default_factory=list)
     reward: float | None = None
-    #: What the reward returned beside the number.
+    #: Fields that the reward returned beside the number.
     reward_info: dict[str, Any] = field(default_factory=dict)
     #: Name -> numpy array beside the tokens (routed experts, images), stored in a key of its own; see sides.py.
     sides: dict[str, Any] = field(default_factory=dict)
     num_turns: int = 1
     num_aborts: int = 0
     cached_tokens: int = 0
-    #: Drawn tokens whose version stands for the oldest that may have drawn them; of the others it is proven (T6).
+    #: Generated tokens with the oldest possible version; for the others the version is proven (T6).
     num_unproven: int = 0
-    #: When nothing was drawn for it because the engine's weights changed or it was restarted, in its last lease:
+    #: When generation was paused in its last lease because the engine's weights changed or it was restarted:
     #: (milliseconds after ``started_s``, milliseconds long), the last ``MAX_PAUSES``.
     pauses: list[list[int]] = field(default_factory=list)
     started_s: float = 0.0
-    #: When the first drawn token was heard of (Unix time, seconds); 0: answers are not looked at while they are drawn.
+    #: When the first generated token was received (Unix time, seconds); 0: unknown, answers are not streamed.
     first_token_s: float = 0.0
-    #: When the last token had come, and its turns were over (Unix time, seconds).
+    #: When the last token had been received, and its turns were over (Unix time, seconds).
     drawn_s: float = 0.0
-    #: Seconds that its requests took at the engine; what lies between them, of an environment or a pause, is not in it.
+    #: Seconds of its engine requests, without the environment and pauses between them.
     generate_s: float = 0.0
     reward_s: float = 0.0
-    #: Images of its prompt as they are drawn with (``workers/jobs/pictures.py``); they leave no worker.
+    #: Images of its prompt as sent to the engine (``workers/jobs/pictures.py``); never sent to other processes.
     pictures: Any = field(default=None, compare=False, repr=False)
-    #: As functions of slime's signature see it (``penstock.hooks.slime``), once one of them did; it leaves no worker.
+    #: The sample for functions of slime's signature (``penstock.hooks.slime``), once it is made; never sent either.
     seen: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -107,7 +107,7 @@ class Sample:
     def append(
         self, tokens: list[int], *, version: int = -1, logprobs: list[float] | None = None, loss: bool = True
     ) -> None:
-        """Append drawn tokens (``logprobs`` given, one version) or given ones (prompt, observation: mask 0)."""
+        """Append generated tokens (``logprobs`` given, one version) or given ones (prompt, observation: mask 0)."""
         drawn = logprobs is not None
         if drawn and len(logprobs or []) != len(tokens):
             raise ProtocolError(f"sample {self.id}: {len(logprobs or [])} logprobs for {len(tokens)} tokens.")

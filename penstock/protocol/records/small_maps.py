@@ -1,4 +1,4 @@
-"""Small records that have no class of their own: maps of plain values, and the names that they stand under in Redis."""
+"""Small records without a class: maps of plain values, and their names in Redis."""
 
 import math
 import re
@@ -21,7 +21,7 @@ def unpack_map(data: bytes, what: str) -> dict[str, Any]:
 
 
 def number_in(record: dict[str, Any], field: str, what: str, default: float | None = None) -> float:
-    """A finite number of a record; ProtocolError where it is not one, or not there and without a ``default``."""
+    """Return a finite number of a record; raise ProtocolError if it is invalid, or missing without a ``default``."""
     value: Any = record.get(field, default)
     if type(value) not in (float, int) or not math.isfinite(value):
         raise ProtocolError(f"{what} has a field {field} that it cannot have: {shown(value)}.")
@@ -29,7 +29,7 @@ def number_in(record: dict[str, Any], field: str, what: str, default: float | No
 
 
 def count_in(record: dict[str, Any], field: str, what: str, default: int | None = None) -> int:
-    """An integer of a record, as ``number_in``."""
+    """Return an integer of a record; errors as ``number_in``."""
     value: Any = record.get(field, default)
     if type(value) is not int or not LEAST <= value <= MOST:
         raise ProtocolError(f"{what} has a field {field} that it cannot have: {shown(value)}.")
@@ -37,30 +37,30 @@ def count_in(record: dict[str, Any], field: str, what: str, default: int | None 
 
 
 def count_of(raw: bytes | None, what: str, remedy: str = "") -> int:
-    """A count that stands in Redis as text, 0 where it is not set; ProtocolError as of ``text_of``."""
+    """Parse a count in Redis, 0 if it is not set; raise ProtocolError as ``text_of``."""
     return int(text_of(b"0" if raw is None else raw, _COUNT, what, remedy))
 
 
 def count_shown(raw: bytes | None) -> int | None:
-    """The same for whoever only shows it, or does without: None where there is none."""
+    """Parse a count for display or optional use; None if it is invalid or missing."""
     return int(raw) if raw is not None and _COUNT.fullmatch(raw) else None
 
 
 def value_shown(raw: bytes) -> int | str:
-    """A count where it is one, else the text: what no verb wrote is shown as it is."""
+    """Return a count if the value is one, else the text: invalid values are shown as they are."""
     count = count_shown(raw)
     return name_shown(raw) if count is None else count
 
 
 def text_of(raw: bytes, allowed: re.Pattern[bytes], what: str, remedy: str = "") -> str:
-    """Text that stands in Redis; ProtocolError that begins with ``what`` where no verb writes it so."""
+    """Decode text in Redis; raise ProtocolError that begins with ``what`` if no verb writes such text."""
     if not allowed.fullmatch(raw):
         raise ProtocolError(f"{what} is {shown(raw)} in Redis, which no verb writes{remedy and f': {remedy}'}.")
     return raw.decode()
 
 
 def name_in(raw: bytes, what: str) -> str:
-    """The name of a field or a key in Redis; ProtocolError that begins with ``what`` where it is not text."""
+    """Decode the name of a field or a key in Redis; raise ProtocolError that begins with ``what`` if it is not text."""
     try:
         return raw.decode()
     except UnicodeDecodeError as exc:
@@ -68,5 +68,5 @@ def name_in(raw: bytes, what: str) -> str:
 
 
 def name_shown(raw: bytes) -> str:
-    """The same for whoever only shows it."""
+    """Decode a name for display, whatever its bytes."""
     return raw.decode(errors="backslashreplace")

@@ -1,8 +1,8 @@
-"""The tries of a job: who held it when, and how each lease ended.
+"""The attempts of a job: which worker held it when, and how each lease ended.
 
-The field ``tr`` of the hash ``group:JOB`` is ``LANE:WORKER:LEASED_MS`` of each, with ``;`` between them, and behind it
-``:ENDED_MS:HOW`` where it ended; a try that committed the last sample has no end of its own, for the group says when it
-was ready. ``+N;`` before them stands for N earlier ones that are left out.
+The field ``tr`` of the hash ``group:JOB`` is ``LANE:WORKER:LEASED_MS`` of each, separated by ``;``, followed by
+``:ENDED_MS:HOW`` if it ended; an attempt that committed the last sample has no end of its own, for the group records
+when it was ready. ``+N;`` at the beginning stands for N earlier ones that are left out.
 """
 
 import re
@@ -12,7 +12,7 @@ from enum import StrEnum
 from penstock.errors import ProtocolError
 from penstock.words import shown
 
-#: Most characters of the tries of one job.
+#: Most characters of the attempts of one job.
 MAX_TRIES_BYTES = 16 * 1024
 
 #: Milliseconds; up to the year 5138.
@@ -22,25 +22,25 @@ _EARLIER = re.compile(r"\+([0-9]{1,18});")
 
 
 class TryEnd(StrEnum):
-    """How a try ended. ``failed`` and ``crashed`` may be followed by why, with a blank between."""
+    """How an attempt ended. ``failed`` and ``crashed`` may be followed by the reason, after a blank."""
 
-    #: It is under way.
+    #: It is still running.
     OPEN = ""
     #: With the last sample committed.
     COMMITTED = "committed"
     #: The worker handed it back: it was stopped, or its engine was restarted.
     RELEASED = "released"
-    #: Its worker died of an error, and handed it back.
+    #: Its worker ended by an error, and handed it back.
     DIED = "died"
     #: The reply to its lease was lost, and the worker handed it back.
     UNHEARD = "unheard"
-    #: Nobody renewed its lease.
+    #: Its lease was not renewed.
     RECLAIMED = "reclaimed"
-    #: The engine died under it.
+    #: The engine crashed under it.
     CRASHED = "crashed"
-    #: Reward, environment, engine or arrays failed it; the ``JobFailure`` follows.
+    #: Reward, environment, engine or arrays failed; the ``JobFailure`` follows.
     FAILED = "failed"
-    #: The group was closed with what was committed, or given up, for it took too long.
+    #: The group took too long, and was closed with the committed samples, or dropped.
     SHORTENED = "shortened"
     TIMED_OUT = "timed_out"
     #: An operator cancelled it.
@@ -51,26 +51,26 @@ class TryEnd(StrEnum):
 class Try:
     """One lease of a job."""
 
-    #: Which one it was, from 1.
+    #: Number of the attempt, from 1.
     number: int
     lane: str
     worker: str
     #: Unix seconds.
     leased_s: float
-    #: Unix seconds; 0: it is under way, or nobody told.
+    #: Unix seconds; 0: it is still running, or not known.
     ended_s: float
     #: A ``TryEnd``, with what follows it.
     end: str
 
 
 def tries_of(text: str, what: str, *, ready_s: float = 0.0) -> list[Try]:
-    """The tries in a field ``tr``, the earliest first; [] of ''.
+    """Parse the attempts in a field ``tr``, the earliest first; [] for ''.
 
     Args:
         ready_s: when the group was ready (Unix seconds); 0: it is not.
 
     Raises:
-        ProtocolError: no verb wrote that; it begins with ``what``.
+        ProtocolError: the field is invalid; begins with ``what``.
     """
     if not text:
         return []

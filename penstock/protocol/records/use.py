@@ -1,7 +1,7 @@
-"""A use of a group by a batch, as the group keeps it in a run that has a history: manifests may go before it does.
+"""A use of a group by a batch, recorded in the group in a run with a history: manifests may be deleted before it.
 
-The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:MASKS:ABANDONED`` of each, with ``;``
-between them; what follows CUT_MS comes from the leader (``note``), the rest from ``cut.lua``.
+The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:MASKS:ABANDONED`` of each, separated by
+``;``; what follows CUT_MS comes from the leader (``note``), the rest from ``cut.lua``.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from penstock.words import shown
 
 #: Most characters of one group's uses by one subscription.
 MAX_USES_BYTES = 1024 * 1024
-#: What MASKS is the sum of.
+#: MASKS is a sum of these.
 _NEWEST_ONLY, _NO_TRUNCATED = 1, 2
-#: What the queue counts with counts no further.
+#: Largest number: float64, as in Lua, is exact up to it.
 MAX_NUMBER = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class BatchUse:
-    """One batch that held a group."""
+    """One batch that contained a group."""
 
     batch: int
     #: When it was cut (Unix time, seconds).
@@ -40,14 +40,14 @@ class BatchUse:
     no_truncated: bool = False
 
     def bearing(self, meta: SampleMeta) -> list[list[int]]:
-        """The pairs (version, tokens) of a sample that bore loss in this batch, if its payload was there."""
+        """Return the pairs (version, tokens) of a sample that bore loss in this batch, unless its payload was lost."""
         if self.no_truncated and meta.status == SampleStatus.TRUNCATED:
             return []
         floor = max(self.mask_below, meta.newest) if self.newest_only else self.mask_below
         return [pair for pair in meta.loss_by_version if pair[0] >= floor]
 
     def staleness(self, version: int) -> int:
-        """Versions that changed the weights between ``version`` and the batch (T2); 0 where nothing ages."""
+        """Return the versions that changed the weights between ``version`` and the batch (T2); 0 if nothing ages."""
         if self.train_version < 0 or version < 0:
             return 0
         uncounted = sum(
@@ -57,7 +57,7 @@ class BatchUse:
 
 
 def note(manifest: Manifest, *, clocked: bool) -> str:
-    """What the leader says of a batch when it is cut. ``clocked``: a model's clock bounds it."""
+    """Return the leader's part of the record when a batch is cut. ``clocked``: a model's clock bounds it."""
     train = manifest.train_version if clocked else -1
     abandoned = ",".join(f"{first}-{last}" for first, last in manifest.abandoned)
     masks = _NEWEST_ONLY * manifest.mask_offpolicy | _NO_TRUNCATED * manifest.mask_truncated
@@ -65,7 +65,7 @@ def note(manifest: Manifest, *, clocked: bool) -> str:
 
 
 def uses_of(text: bytes, what: str) -> list[BatchUse]:
-    """The uses in a field ``h:SUB``. Raises ProtocolError, which begins with ``what``."""
+    """Parse the uses in a field ``h:SUB``. Raises ProtocolError, which begins with ``what``."""
     try:
         if len(text) > MAX_USES_BYTES:
             raise ValueError("too long")

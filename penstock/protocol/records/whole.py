@@ -1,4 +1,4 @@
-"""Where the folder of a version lies that was announced before its folder was there."""
+"""The record of a version's folder, if it was completed after the version was announced."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -10,32 +10,32 @@ from penstock.protocol.records.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Whole(Record):
-    """A version whose folder is there, proven and synced."""
+    """A version whose folder is complete, verified and synced."""
 
     version: int
     #: Folder with config, tokenizer, safetensors and index.
     path: str
     #: Digest of the index in it.
     index: str
-    #: Of all tensors, and how long writing and proving them took: for people. 0: not known.
+    #: Bytes of all tensors, and seconds to write and verify them: for views. 0: not known.
     num_bytes: int = 0
     write_s: float = 0.0
 
     @classmethod
     def of(cls, publication: Publication) -> Self:
-        """What a publication with a folder says of it. Raises ProtocolError where it has none."""
+        """Make the record of a publication with a folder. Raises ProtocolError if it has none."""
         if not publication.is_whole or not publication.index:
             raise ProtocolError(f"Version {publication.version} of {publication.model!r} has no folder with an index.")
         return cls(publication.version, publication.path, publication.index, publication.num_bytes, publication.write_s)
 
     def of_publication(self, publication: Publication) -> Publication:
-        """The publication of this version, as one that can be loaded from the folder.
+        """Return the publication of this version with this folder.
 
         Raises:
             ProtocolError: it is of another version.
         """
         if publication.version != self.version:
-            raise ProtocolError(f"The folder of version {self.version} is none of version {publication.version}.")
+            raise ProtocolError(f"The folder of version {self.version} is not one of version {publication.version}.")
         if publication.is_whole:
             return publication
         return replace(publication, path=self.path, index=self.index, num_bytes=self.num_bytes, write_s=self.write_s)

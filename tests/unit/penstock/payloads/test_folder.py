@@ -135,7 +135,7 @@ def test_a_scan_of_a_folder_that_bears_no_mark_is_no_answer(folder: PayloadFolde
     run = folder.path / "run"
     run.rename(run.with_name("elsewhere"))
     run.mkdir()
-    with pytest.raises(ConfigError, match=r"sees no folder of the run run, so nobody knows what lies there"):
+    with pytest.raises(ConfigError, match=r"sees no folder of the run run, so its payloads are not known"):
         list(found)
 
 
