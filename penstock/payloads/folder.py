@@ -365,7 +365,7 @@ class PayloadFolder:
         return found.used, found.total
 
     def close(self) -> None:
-        """Sync written files, and delete freed ones. Blocks for ``CLOSE_S`` each without progress of the file system."""
+        """Sync written files and delete freed ones. Blocks for at most ``CLOSE_S`` each without progress."""
         self._freed.close(CLOSE_S)
         try:
             DaemonThreads("payload folder closes").do(lambda step: self._write_back.close(), CLOSE_S)
