@@ -22,7 +22,7 @@ from penstock.errors import ConfigError
 from penstock.hooks.signatures import check_hook
 from penstock.protocol.groups import CompletedGroup
 from penstock.system.user_code import find, staying_alive
-from penstock.words import said, shown
+from penstock.text import format_exc, safe_repr
 
 log = logging.getLogger(__name__)
 
@@ -123,10 +123,10 @@ class Filters:
             answer = function(group) if name in BUILT_IN else self._in_thread(function, group)
             keep, reason = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
             if type(keep).__name__ not in ("bool", "bool_"):  # numpy's bool is none of Python's
-                raise TypeError(f"it gave {shown(answer)}, not a bool or (bool, reason)")
+                raise TypeError(f"it gave {safe_repr(answer)}, not a bool or (bool, reason)")
         except Exception as exc:
             log.warning("filter %s raised on group %s", name, group.job, exc_info=exc)
-            return Verdict(False, RAISED, f"filter {name} raised on group {group.job}: {said(exc)}")
+            return Verdict(False, RAISED, f"filter {name} raised on group {group.job}: {format_exc(exc)}")
         return KEEP if keep else Verdict(False, clean_reason(reason))
 
     def _in_thread(self, function: FilterFunction, group: CompletedGroup) -> Any:
@@ -168,7 +168,7 @@ class _Thread:
             except Exception as exc:
                 self._answers.put((False, exc))
             except BaseException as exc:  # a filter that calls sys.exit must not take the thread along unheard
-                self._answers.put((False, RuntimeError(said(exc))))
+                self._answers.put((False, RuntimeError(format_exc(exc))))
 
 
 def clean_reason(reason: Any) -> str:

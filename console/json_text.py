@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from penstock.words import plain
+from penstock.text import to_plain
 
 #: Most values and characters of what JSON cannot say as it is.
 MOST = 2**24
@@ -17,9 +17,9 @@ def json_bytes(value: Any, option: int = 0) -> bytes:
         option: of ``orjson.dumps``.
 
     Raises:
-        penstock.words.TooMuch: there is more than ``MOST`` of it, and it has to be made text.
+        penstock.text.TooMuch: there is more than ``MOST`` of it, and it has to be made text.
     """
     try:
         return orjson.dumps(value, option=option)
     except TypeError:
-        return orjson.dumps(plain(value, MOST), option=option)
+        return orjson.dumps(to_plain(value, MOST), option=option)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from penstock.console.terminal import Terminal
-from penstock.words import printable
+from penstock.text import printable
 
 #: Before the first line in a pipe, and between two; and between two that say the same.
 LINE_EVERY_S = 5.0

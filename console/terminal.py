@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.console.json_text import json_bytes
-from penstock.words import printable
+from penstock.text import printable
 
 
 class Terminal(Console):

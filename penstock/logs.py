@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from penstock.redaction import redact
 from penstock.system.disk import is_full
-from penstock.words import printable, trace_of, writable
+from penstock.text import printable, trace_of, utf8_safe
 
 #: Most characters of one entry: a user's code may raise with a text of any length.
 MAX_ENTRY = 128_000
@@ -51,7 +51,7 @@ class Plain(logging.Formatter):
     """Entries without passwords, and without what a terminal would obey: they quote others."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(redact(writable(super().format(record), MAX_ENTRY)))
+        return printable(redact(utf8_safe(super().format(record), MAX_ENTRY)))
 
     def formatException(self, ei: Any) -> str:
         return trace_of(ei[1])
@@ -97,7 +97,7 @@ class Objects(Plain):
 
 
 def _bounded(text: str) -> str:
-    return redact(writable(text, MAX_ENTRY))
+    return redact(utf8_safe(text, MAX_ENTRY))
 
 
 def _time(record: logging.LogRecord, between: str) -> str:

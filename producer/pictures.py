@@ -21,7 +21,7 @@ from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.producer.sources.rows import BadLine
 from penstock.protocol.records.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_images
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Where a text of a message says that the next image of the row stands.
 MARK = "<image>"
@@ -130,7 +130,7 @@ def _taken(config: DatasetConfig, part: Any, images: list[bytes], where: str) ->
     part = {key: value for key, value in part.items() if value is not None}
     if (kind := part.get("type", next((key for key in _IMAGES if key in part), "text"))) not in _IMAGES:
         if found := {str(kind), *part} & {*_IMAGES, *_OTHERS}:
-            raise BadLine(f"{where} has a part of type {shown(kind)} with {', '.join(sorted(found))}: {_PARTS}")
+            raise BadLine(f"{where} has a part of type {safe_repr(kind)} with {', '.join(sorted(found))}: {_PARTS}")
         return part
     value = next((part[key] for key in _KEYS if key in part), None)
     if len(images) == MAX_IMAGES:
@@ -148,7 +148,8 @@ def _check_digest(data: bytes, told: Any, what: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if not isinstance(told, str) or told.lower() != found:
         raise BadLine(
-            f"{what} is another one than its row says: {DIGEST} is {found}, and {shown(told)} is asked for. Put the "
+            f"{what} is another one than its row says: {DIGEST} is {found}, and {safe_repr(told)} is "
+            "asked for. Put the "
             "image back, or begin a new run with the rows corrected."
         )
 

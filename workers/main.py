@@ -41,8 +41,8 @@ from penstock.system.metrics.server import serve
 from penstock.system.telemetry import open_spans
 from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
+from penstock.text import format_exc
 from penstock.weights.tokenizer import load_tokenizer
-from penstock.words import said
 from penstock.workers.caretaker import Caretaker
 from penstock.workers.engine import Engine
 from penstock.workers.hooks.generate import Generating
@@ -207,7 +207,7 @@ class Worker:
             await self._finish(tasks)
             self._raise_what_died(tasks)
         except BaseException as exc:
-            death = said(exc)
+            death = format_exc(exc)
             raise
         finally:
             self._draining.set()
@@ -319,7 +319,9 @@ def _hand_back_killed(config: Config, worker: str) -> None:
             control.call(scripts.note(keys, keys.workers, worker, b""))
         log.warning("%d jobs of the killed worker went back to the queue", len(jobs))
     except Exception as exc:
-        log.error("the jobs of the killed worker could not be handed back, and their leases run out: %s", said(exc))
+        log.error(
+            "the jobs of the killed worker could not be handed back, and their leases run out: %s", format_exc(exc)
+        )
 
 
 def main(config: Config, name: str) -> int:

@@ -15,7 +15,7 @@ import typer
 
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
-from penstock.words import printable
+from penstock.text import printable
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]

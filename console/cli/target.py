@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.errors import ConfigError, ProtocolError, QueueUnavailable
 from penstock.names import Lane
 from penstock.protocol.records.small_maps import name_shown
-from penstock.words import said
+from penstock.text import format_exc
 
 
 class RunIsOver(QueueUnavailable):
@@ -51,7 +51,7 @@ class Target:
         try:
             scripts.run(self.client, scripts.check_schema(self.keys))
         except ResponseError as exc:
-            raise ProtocolError(f"The schema of run {name!r} cannot be read from Redis: {said(exc)}.") from exc
+            raise ProtocolError(f"The schema of run {name!r} cannot be read from Redis: {format_exc(exc)}.") from exc
 
     def models(self) -> list[str]:
         return [name_shown(k[8:]) for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]

@@ -17,7 +17,7 @@ from penstock.console.read.why import Chain, chains
 from penstock.console.terminal import Terminal
 from penstock.protocol.snapshot import jobs_to_train, main_trainer
 from penstock.redaction import redact
-from penstock.words import printable
+from penstock.text import printable
 
 #: Between two plain lines, and between two that say the same.
 LINE_EVERY_S = 5.0

@@ -11,7 +11,7 @@ from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import WHOLE_JOB, SampleRow, id_of, place_of
 from penstock.names import Lane
-from penstock.words import shown as in_short
+from penstock.text import safe_repr as in_short
 
 #: Versions that are laid side by side, and prompts of a page.
 MAX_VERSIONS = 32

@@ -51,7 +51,7 @@ from penstock.console.web.settings import differences, setting, settings
 from penstock.console.web.traces import Traces
 from penstock.errors import PenstockError
 from penstock.redaction import redact
-from penstock.words import shown
+from penstock.text import safe_repr
 
 
 def make_app(directory: Path, *, token: str | None = None) -> Guard:
@@ -185,7 +185,7 @@ class _Paths:
         target = self._looks.target(self._name(run))
         found = read_job(target.client, target.keys, id)
         if found is None:
-            raise NotThere(f"Run {run} holds no job {shown(id)}: it never did, or is done with it.")
+            raise NotThere(f"Run {run} holds no job {safe_repr(id)}: it never did, or is done with it.")
         return Json(found)
 
     def trace(self, run: str, of: str) -> Response:

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError, ResponseError
 from penstock.console.json_text import json_bytes
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.redaction import redact
-from penstock.words import said
+from penstock.text import format_exc
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -57,8 +57,8 @@ def _of_redis(_: Request, exc: Exception) -> Response:
 def trouble_of(exc: Exception) -> str:
     """What redis-py raised, as a sentence: one that answers with an error is there all the same."""
     if isinstance(exc, ResponseError):
-        return f"The run's Redis answers, but not with what penstock keeps there: {said(exc)}."
-    return f"The run's Redis does not answer: {said(exc)}."
+        return f"The run's Redis answers, but not with what penstock keeps there: {format_exc(exc)}."
+    return f"The run's Redis does not answer: {format_exc(exc)}."
 
 
 def _not_taken(_: Request, exc: Exception) -> Response:

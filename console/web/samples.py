@@ -18,7 +18,7 @@ from penstock.history.row import SampleRow
 from penstock.protocol.keys import Keys
 from penstock.redis.commands import Client
 from penstock.system.run_folder import RunFolder
-from penstock.words import shown as in_short
+from penstock.text import safe_repr as in_short
 
 #: Samples of a page at most; characters of a text in it; tokens of one sample that are shown.
 MAX_LIMIT = 200

@@ -14,7 +14,7 @@ from penstock.console.web.looks import Looks
 from penstock.console.web.replies import NotThere
 from penstock.errors import PenstockError
 from penstock.system.run_folder import RunFolder
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Samples, events and jobs that are shown, and characters of a prompt.
 MAX_SAMPLES, MAX_EVENTS, MAX_JOBS, MAX_TEXT = 64, 500, 500, 4000
@@ -49,7 +49,7 @@ class Traces:
                 else ("prompt", {"jobs": trace_prompt(sources, asked)})
             )
             if not told or told.get("jobs") == []:
-                raise NotThere(f"Run {folder.path.name} knows nothing of {shown(of)}.")
+                raise NotThere(f"Run {folder.path.name} knows nothing of {safe_repr(of)}.")
             return {"kind": kind, "of": of, "told": _cut(told), "problems": samples.problems}
 
 

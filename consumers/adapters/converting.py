@@ -20,7 +20,7 @@ from penstock.hooks.slime import args_of, number_of, sample_class
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
-from penstock.words import said, shown
+from penstock.text import format_exc, safe_repr
 
 #: Keys that the function may return, as slime's default does, but must not change.
 _SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "source_names")
@@ -92,15 +92,15 @@ class Converter:
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
-            raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} raised {said(exc)}.") from exc
+            raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} raised {format_exc(exc)}.") from exc
         if not isinstance(data, Mapping):
-            raise self._wrong(f"gave {shown(data)}, not a map of keys to a list with an entry for each sample.")
+            raise self._wrong(f"gave {safe_repr(data)}, not a map of keys to a list with an entry for each sample.")
         found = {}
         for key, values in data.items():
             try:
                 found[str(key)] = list(values)
             except TypeError as exc:
-                raise self._wrong(f"gave {shown(values)} for {key}, which is no list.") from exc
+                raise self._wrong(f"gave {safe_repr(values)} for {key}, which is no list.") from exc
             if len(found[str(key)]) != len(samples):
                 raise self._wrong(f"gave {len(found[str(key)])} entries for {key} of {len(samples)} samples.")
         return found
@@ -135,7 +135,8 @@ class Converter:
             if not row.lost and not any(np.array_equal(_array(value, one), one) for one in sums[rollout]):
                 raise HookError(
                     JobFailure.HOOK_UNPROVEN,
-                    f"{self._hook.name} gave {shown(value)} as {_SUMS} of sample {row.row.sample}, and the loss masks "
+                    f"{self._hook.name} gave {safe_repr(value)} as {_SUMS} of sample {row.row.sample}, "
+                    "and the loss masks "
                     f"of its rollout have {sums[rollout][0]} tokens: leave the key out, generated tokens are counted.",
                 )
 
@@ -163,7 +164,7 @@ class Converter:
         try:
             found = [float(value) for value in values]
         except (TypeError, ValueError, OverflowError) as exc:
-            raise self._wrong(f"gave {key} that are no numbers: {said(exc)}") from exc
+            raise self._wrong(f"gave {key} that are no numbers: {format_exc(exc)}") from exc
         if not np.isfinite(found).all():
             raise self._wrong(f"gave {key} of which one is not finite.")
         return found

@@ -13,7 +13,7 @@ from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.protocol.records.manifest import Row
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Payload side arrays that slime has a key for: name -> key.
 SIDES = {"routed_experts": "rollout_routed_experts", "teacher_logprobs": "teacher_log_probs"}
@@ -93,7 +93,9 @@ def checked_columns(rows: Sequence[RowArrays], columns: Columns) -> dict[str, Ma
             continue
         if key in (MULTIMODAL, METADATA):
             if wrong := [one for one in values if not isinstance(values[one], Mapping)]:
-                raise ConfigError(f"columns[{key!r}] has {shown(values[wrong[0]])} for sample {wrong[0]}: give a dict.")
+                raise ConfigError(
+                    f"columns[{key!r}] has {safe_repr(values[wrong[0]])} for sample {wrong[0]}: give a dict."
+                )
             found[key] = values
             continue
         found[key] = {row.row.sample: _column(key, row, values) for row in rows if not row.lost}
@@ -133,7 +135,8 @@ def rollouts_of(
         number = given.get(row.sample)
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
             raise ConfigError(
-                f"columns['rollout_ids'] has {shown(number)} for sample {row.sample}: give an integer for every sample."
+                f"columns['rollout_ids'] has {safe_repr(number)} for sample {row.sample}: give an "
+                "integer for every sample."
             )
         ids.append(int(number))
         sums[ids[-1]] = max(1, sums.get(ids[-1], 0) + (0 if row.lost else row.num_generated))
@@ -142,5 +145,5 @@ def rollouts_of(
 
 def finite_number(key: str, row: Row, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
-        raise ConfigError(f"columns[{key!r}] has {shown(value)} for sample {row.sample}: give a finite number.")
+        raise ConfigError(f"columns[{key!r}] has {safe_repr(value)} for sample {row.sample}: give a finite number.")
     return float(value)

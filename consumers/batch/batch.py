@@ -19,7 +19,7 @@ from penstock.consumers.batch.token_arrays import SIDE_KEYS, TokenArrays, wanted
 from penstock.errors import ProtocolError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Manifest, Row
-from penstock.words import shown
+from penstock.text import safe_repr
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,8 @@ class Batch:
         found = np.asarray(values, np.float64)
         if found.shape != (len(self.all_rows),) or not (np.abs(found) <= advantages.LARGEST).all():
             raise ProtocolError(
-                f"{self._what} needs a finite advantage for each of {len(self.all_rows)} samples, not {shown(values)}."
+                f"{self._what} needs a finite advantage for each of {len(self.all_rows)} samples, not "
+                f"{safe_repr(values)}."
             )
         self._arrays.advantages = found
 

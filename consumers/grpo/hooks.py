@@ -24,7 +24,7 @@ from penstock.hooks.slime import args_of, number_of, sample_class
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.manifest import Row
 from penstock.system.user_code import staying_alive
-from penstock.words import said
+from penstock.text import format_exc
 
 Rows = list[dict[str, Any]]
 
@@ -116,7 +116,9 @@ class TrainingHooks:
         except HookError:
             raise
         except (PenstockError, TypeError, ValueError, OverflowError) as exc:
-            raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} gave what cannot be taken: {said(exc)}") from exc
+            raise HookError(
+                JobFailure.HOOK_RAISED, f"{hook.name} gave what cannot be taken: {format_exc(exc)}"
+            ) from exc
 
 
 def check_alike(digests: Sequence[str]) -> None:
@@ -136,7 +138,7 @@ def _call(hook: Hook, *values: Any) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as exc:
-        raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} raised {said(exc)}.") from exc
+        raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} raised {format_exc(exc)}.") from exc
 
 
 def _sample(index: int, row: Row) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.consumers.metrics.tally import lengths_of, same_rewards, truncated_ratio
 from penstock.protocol.records.manifest import Manifest
-from penstock.words import writable
+from penstock.text import utf8_safe
 
 #: Most characters of a reported text.
 MAX_TEXT = 1000
@@ -49,7 +49,7 @@ def plain_figure(value: Any) -> float | int | str | bool | None:
     if not isinstance(value, str):
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             return float(value)
-    return writable(str(value)[:MAX_TEXT])
+    return utf8_safe(str(value)[:MAX_TEXT])
 
 
 def finite_or_none(value: Any) -> Any:

@@ -19,7 +19,7 @@ from penstock.consumers.weights.copies import Copy
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.causes import Cause, WeightsUnwritten
 from penstock.protocol.records.publication import Publication
-from penstock.words import said
+from penstock.text import format_exc
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class FolderWriter:
             return str(exc).rstrip(".")
         except BaseException as exc:  # nobody could see the end of this thread
             log.error("the folder of version %d was not written", version, exc_info=exc)
-            return said(exc).rstrip(".")
+            return format_exc(exc).rstrip(".")
         return ""
 
     def _gives_up(self) -> bool:

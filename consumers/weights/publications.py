@@ -20,7 +20,7 @@ from penstock.consumers.weights.http.serving import Serving
 from penstock.errors import ProtocolError, PublishError, WeightsNotFinite
 from penstock.protocol.records.field_checks import LEAST
 from penstock.protocol.records.publication import Publication
-from penstock.words import shown
+from penstock.text import safe_repr
 
 if TYPE_CHECKING:
     from penstock.consumers.weights.behind import Behind
@@ -324,7 +324,7 @@ def _whole(step: int) -> int:
     except TypeError:
         whole = LEAST - 1
     if not LEAST <= whole <= -LEAST - 1:
-        raise PublishError(f"The step of a publication is {shown(step)}: give publish() an integer of 64 bits.")
+        raise PublishError(f"The step of a publication is {safe_repr(step)}: give publish() an integer of 64 bits.")
     return whole
 
 

@@ -34,7 +34,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import cohorts_in, loading_of
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
-from penstock.words import said
+from penstock.text import format_exc
 
 log = logging.getLogger(__name__)
 
@@ -331,5 +331,5 @@ def _quietly(end: Callable[[], None]) -> None:
     try:
         end()
     except Exception as exc:
-        log.warning("what is left of a transfer of weights could not be dropped: %s", said(exc))
+        log.warning("what is left of a transfer of weights could not be dropped: %s", format_exc(exc))
         log.debug("a sender raised", exc_info=True)

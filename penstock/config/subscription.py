@@ -29,7 +29,7 @@ from penstock.config.section import Positive, Section, checked_name
 from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler, places
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import HOME_LANES
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Most samples of one batch: its manifest stays within one record.
 MAX_BATCH_SAMPLES = 65536
@@ -375,7 +375,7 @@ def _reasons(exc: ValidationError) -> str:
 
 
 def _reason(field: str, error: ErrorDetails) -> str:
-    return f"{field}: {explain(error, shown(error['input']))}".removeprefix(": ")
+    return f"{field}: {explain(error, safe_repr(error['input']))}".removeprefix(": ")
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,7 @@ from penstock.payloads.format import Array
 from penstock.protocol.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, pack, unpack
 from penstock.protocol.records.field_checks import checks_of
 from penstock.protocol.records.record import Record, defaults_of, values_of
-from penstock.words import writable
+from penstock.text import utf8_safe
 
 #: Arrays of longer samples, and the middle of longer texts, are not kept; so no block has arrays of more tokens.
 MAX_LENGTH, MAX_CHARS = 4 * 1024 * 1024, 1024 * 1024
@@ -217,7 +217,7 @@ def _spells_answer(spelling: Spelling, row: SampleRow) -> bool:
 
 
 def _text(text: str) -> str:
-    return writable(text, MAX_CHARS)
+    return utf8_safe(text, MAX_CHARS)
 
 
 def _times_of(row: SampleRow) -> list[int | None]:

@@ -14,7 +14,7 @@ from penstock.history.pieces import LookUp, Spelling, nothing_known
 from penstock.history.row import SampleRow, Use
 from penstock.history.text import indexed
 from penstock.payloads.format import Array
-from penstock.words import writable
+from penstock.text import utf8_safe
 
 #: Most words whose numbers are cached.
 MOST_WORDS = 4096
@@ -106,7 +106,7 @@ class OpenPart:
         return group
 
     def _put_prompt(self, number: int, group: Group, prompt: str) -> None:
-        if words := indexed(writable(prompt)):
+        if words := indexed(utf8_safe(prompt)):
             self.connection.execute("INSERT INTO prompts(rowid, words) VALUES(?, ?)", (number, words))
 
     def _put_block(self, rows: Sequence[SampleRow], number: int, group: Group) -> None:
@@ -122,7 +122,7 @@ class OpenPart:
             " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [self._columns(row, first + at, number) for at, row in enumerate(rows)],
         )
-        words = [(first + at, indexed(writable(row.answer))) for at, row in enumerate(rows)]
+        words = [(first + at, indexed(utf8_safe(row.answer))) for at, row in enumerate(rows)]
         self.connection.executemany("INSERT INTO answers(rowid, words) VALUES(?, ?)", [one for one in words if one[1]])
         self._put_pieces([row.tokens for row in rows if row.tokens is not None])
 
@@ -198,7 +198,7 @@ class OpenPart:
         if word not in self._words:
             if len(self._words) >= MOST_WORDS:
                 self._words.clear()
-            self.connection.execute("INSERT OR IGNORE INTO words(word) VALUES(?)", (writable(word),))
-            (number,) = self.connection.execute("SELECT w FROM words WHERE word = ?", (writable(word),)).fetchone()
+            self.connection.execute("INSERT OR IGNORE INTO words(word) VALUES(?)", (utf8_safe(word),))
+            (number,) = self.connection.execute("SELECT w FROM words WHERE word = ?", (utf8_safe(word),)).fetchone()
             self._words[word] = number
         return self._words[word]

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from penstock.errors import DiskFull, HistoryError
 from penstock.system.disk import fsync
-from penstock.words import said
+from penstock.text import format_exc
 
 #: Version of the schema; releases differ in it.
 FORMAT = 3
@@ -239,4 +239,4 @@ def translated(path: Path) -> Iterator[None]:
     except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as exc:
         if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise DiskFull(f"{path} cannot grow: no room is left.") from exc
-        raise HistoryError(f"{path}, a part of the history, cannot be used: {said(exc)}.") from exc
+        raise HistoryError(f"{path}, a part of the history, cannot be used: {format_exc(exc)}.") from exc

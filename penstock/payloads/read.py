@@ -25,7 +25,7 @@ from penstock.payloads.format import (
     checksum_of,
 )
 from penstock.protocol.records.codec import SKIP_BYTES
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: All values that a mask may have: tokens that bear loss were generated (T8). And those of generated tokens.
 _MASKS = bytes((0, GENERATED, GENERATED | LOSS))
@@ -162,22 +162,25 @@ def _read_arrays(view: memoryview, entries: Any, body: int, sample_id: str) -> d
             name, dtype_name, shape, offset = entry
             dtype = DTYPES[dtype_name]
             if name in arrays or not isinstance(name, str):
-                raise PayloadError(f"sample {sample_id}: its payload names an array {shown(name)} twice or not at all.")
+                raise PayloadError(
+                    f"sample {sample_id}: its payload names an array {safe_repr(name)} twice or not at all."
+                )
             if not _is_count(offset) or not _is_shape(shape):
                 raise PayloadError(
-                    f"sample {sample_id}: array {shown(name)} has shape {shown(shape)} at offset {shown(offset)}."
+                    f"sample {sample_id}: array {safe_repr(name)} has shape {safe_repr(shape)} at "
+                    f"offset {safe_repr(offset)}."
                 )
         except KeyError as exc:
             raise PayloadError(
-                f"sample {sample_id}: array {shown(entry[0])} has the unknown dtype {shown(entry[1])}."
+                f"sample {sample_id}: array {safe_repr(entry[0])} has the unknown dtype {safe_repr(entry[1])}."
             ) from exc
         except (TypeError, ValueError) as exc:
-            raise PayloadError(f"sample {sample_id}: {shown(entry)} does not describe an array.") from exc
+            raise PayloadError(f"sample {sample_id}: {safe_repr(entry)} does not describe an array.") from exc
         start, count = body + offset, math.prod(shape)
         end = start + count * dtype.itemsize
         if start < last or start % 8 or end > len(view):
             raise PayloadError(
-                f"sample {sample_id}: array {shown(name)} lies at bytes {start} to {end} of {len(view)}: "
+                f"sample {sample_id}: array {safe_repr(name)} lies at bytes {start} to {end} of {len(view)}: "
                 "the payload is cut off, or its arrays overlap."
             )
         array: Array = np.frombuffer(view, dtype, count, start) if count else np.empty(0, dtype)

@@ -28,7 +28,7 @@ from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import name_in, name_shown, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Most characters that are read of the revision of a directory.
 MAX_REV = 64
@@ -102,7 +102,7 @@ def parse(raw: Mapping[bytes, bytes]) -> Directory:
 
 def _server(key: bytes, value: bytes) -> Server:
     name = name_in(key[2:], "A payload server")
-    what = f"The record of payload server {shown(name)}"
+    what = f"The record of payload server {safe_repr(name)}"
     record = unpack_map(value, what)
     state, url = record.get("state"), record.get("url")
     if state not in list(ServerState) or not isinstance(url, str):

@@ -25,7 +25,7 @@ from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.commands import Client
 from penstock.redis.loss import Loss, loss
 from penstock.redis.scan import scan_keys
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Differences reported in full.
 SHOWN = 20
@@ -114,7 +114,7 @@ def _check_groups(
             if wrong and len(report.missing) < min(SHOWN, report.recount.difference):
                 report.missing.append(job)
         except ResponseError as exc:
-            report.tell(f"group {job}", f"it is not one that a verb wrote: {shown(str(exc), 200)}")
+            report.tell(f"group {job}", f"it is not one that a verb wrote: {safe_repr(str(exc), 200)}")
         _check_records(client, keys, report, job)
         if place := place_of(job):
             live.setdefault(place[0], set()).add(place[1])
@@ -155,7 +155,7 @@ def _check_tokens(client: Client, keys: Keys, report: AuditReport) -> None:
     try:
         fields, held = run(client, scripts.recount_tokens(keys))
     except (ResponseError, ValueError) as exc:
-        report.tell("tokens", f"the ledger is not one that verbs wrote: {shown(str(exc), 200)}")
+        report.tell("tokens", f"the ledger is not one that verbs wrote: {safe_repr(str(exc), 200)}")
         return
     report.tokens = lanes_of(fields)
     for lane in sorted(report.tokens.keys() | held.keys()):

@@ -13,7 +13,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position, read_count
 from penstock.protocol.records.small_maps import count_of, name_in
 from penstock.redis.commands import Client
-from penstock.words import shown
+from penstock.text import safe_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def read_gates(client: Client, keys: Keys) -> tuple[int, list[list[str]]]:
         pipe.hmget(keys.sub(name), "driving", "parked", "share")
     subs = {
         name: Holder(
-            account_of(name, name_in(share or b"", f"The pool of subscription {shown(name)}")),
+            account_of(name, name_in(share or b"", f"The pool of subscription {safe_repr(name)}")),
             driving == b"1" and parked != b"1",
         )
         for name, (driving, parked, share) in zip(names, pipe.execute(), strict=True)

@@ -15,7 +15,7 @@ from penstock.protocol.records.field_checks import checks_of
 from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import name_in, name_shown
 from penstock.redis.commands import Client
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: A process whose record is older is ignored: no trainer waits for such a worker or keeps weights for it.
 FRESH_S = 10.0
@@ -214,7 +214,7 @@ def _known(cls: type, record: Any, what: str) -> dict[str, Any]:
     checks = checks_of(cls)
     for name, check in checks.items():
         if name in record and not check(record[name]):
-            raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(record[name])}.")
+            raise ProtocolError(f"{what} has a field {name} that it cannot have: {safe_repr(record[name])}.")
         if name in record and isinstance(record[name], float) and not math.isfinite(record[name]):
             raise ProtocolError(f"{what} has a field {name} that is no finite number: {record[name]}.")
     return {name: _cut(name, record[name]) for name in cls.__dataclass_fields__ if name in record}  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import Lane
 from penstock.protocol.records.job import Job
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Most sequences of one job, and most tokens of a job that has more than one.
 MAX_SEQUENCES = 32
@@ -34,7 +34,7 @@ def check_temperature(what: str, temperature: object) -> None:
     """
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature != 1:
         raise ConfigError(
-            f"{what} asks for log-probabilities at temperature {shown(temperature)}, but engines give those of "
+            f"{what} asks for log-probabilities at temperature {safe_repr(temperature)}, but engines give those of "
             "existing tokens only at temperature 1: score at 1, or compute log_softmax(logits / temperature) in the "
             "trainer."
         )

@@ -30,7 +30,7 @@ from penstock.protocol.waits import describe, waits_in
 from penstock.redis.commands import Client
 from penstock.redis.loss import evicting_policy, loss
 from penstock.redis.refusals import disk_trouble, is_lost
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Most suspect jobs that are named.
 SUSPECTS = 3
@@ -211,15 +211,15 @@ def _present(records: dict[bytes, bytes], what: str) -> list[dict[str, Any]]:
 
 
 def _presence(name: bytes, raw: bytes, what: str, now: float) -> dict[str, Any]:
-    who = f"The presence of {what} {shown(name_shown(name))}"
+    who = f"The presence of {what} {safe_repr(name_shown(name))}"
     value = unpack_map(raw, who)
     for field in _TEXTS[what]:
         if not isinstance(value.get(field, ""), str):
-            raise ProtocolError(f"{who} has a field {field} that it cannot have: {shown(value[field])}.")
+            raise ProtocolError(f"{who} has a field {field} that it cannot have: {safe_repr(value[field])}.")
     for field in _NUMBERS[what]:
         # Figures of a trainer may be NaN: a mean of nothing.
         if type(value.get(field, 0)) not in (int, float):
-            raise ProtocolError(f"{who} has a field {field} that it cannot have: {shown(value[field])}.")
+            raise ProtocolError(f"{who} has a field {field} that it cannot have: {safe_repr(value[field])}.")
     if missing := [field for field in _NEEDED.get(what, ()) if field not in value]:
         raise ProtocolError(f"{who} lacks {', '.join(missing)}.")
     value["age_s"] = max(0.0, now - number_in(value, "at", who, 0.0))

@@ -13,7 +13,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import JobsFailing
 from penstock.protocol.records.job import JobFailure
 from penstock.redis.commands import Client
-from penstock.words import writable
+from penstock.text import utf8_safe
 
 #: Failures that are caused by the user's code.
 OF_USER_CODE = frozenset({
@@ -45,7 +45,7 @@ def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> JobsFailing | No
         kind = field[2:].decode(errors="replace")[:400]
         words = ends.get(b"w:" + field[2:], b"").decode(errors="replace")[:1000]
         if died > config.max_died_share * len(last) or refused == len(last):
-            return JobsFailing(writable(kind), len(last), died, refused, config.max_died_share, writable(words))
+            return JobsFailing(utf8_safe(kind), len(last), died, refused, config.max_died_share, utf8_safe(words))
     return None
 
 

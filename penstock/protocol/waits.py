@@ -17,7 +17,7 @@ from penstock.protocol.records.small_maps import count_in, name_shown, number_in
 from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Waits shorter than this are normal, and are not shown.
 MOMENT_S = 0.5
@@ -172,13 +172,13 @@ def read_wait(client: Client, keys: Keys, who: str) -> Wait | None:
 
 
 def _wait(name: bytes, raw: bytes) -> Wait:
-    value = unpack_map(raw, record := f"The wait of {shown(name_shown(name))}")
+    value = unpack_map(raw, record := f"The wait of {safe_repr(name_shown(name))}")
     at = number_in(value, "at", record)
     return replace(_of_map(name, value), age_s=max(0.0, time.time() - at))
 
 
 def _of_map(name: bytes, value: dict[str, Any]) -> Wait:
-    record = f"The wait of {shown(who := name_shown(name))}"
+    record = f"The wait of {safe_repr(who := name_shown(name))}"
     since = number_in(value, "since", record)
     count, needed = (count_in(value, field, record) if field in value else None for field in ("count", "needed"))
     return Wait(who, decode(value.get("cause"), value.get("fields"), record), since, count, needed)

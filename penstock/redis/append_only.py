@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.redis.connect import as_redis, connect
-from penstock.words import said, writable
+from penstock.text import format_exc, utf8_safe
 
 #: Between two syncs: what a power loss may lose.
 EVERY_S = 1.0
@@ -142,7 +142,7 @@ class AppendOnlySync:
                 self._sync_file(path)
         # Whatever it is: a thread that ended would be missed by nobody.
         except Exception as exc:
-            self._fail(writable(said(exc), MAX_TROUBLE))
+            self._fail(utf8_safe(format_exc(exc), MAX_TROUBLE))
         else:
             self._note("")
             if self._is_handed_over:
@@ -152,7 +152,7 @@ class AppendOnlySync:
         try:
             done = self._server.take_back()
         except Exception as exc:
-            log.debug("the append-only file in %s cannot be written anew yet: %s", self._folder, said(exc))
+            log.debug("the append-only file in %s cannot be written anew yet: %s", self._folder, format_exc(exc))
             return
         if done:
             log.warning("the append-only file in %s was written anew, and is synced as before", self._folder)
@@ -174,7 +174,9 @@ class AppendOnlySync:
             self._server.hand_over()
         except Exception as exc:
             if is_new:
-                log.error("Redis could not be told to sync its append-only file, and is told again: %s", said(exc))
+                log.error(
+                    "Redis could not be told to sync its append-only file, and is told again: %s", format_exc(exc)
+                )
         else:
             self._is_handed_over = True
 

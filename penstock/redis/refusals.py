@@ -17,7 +17,7 @@ from redis.exceptions import ReadOnlyError, ResponseError
 from penstock.errors import PenstockError, ProtocolError, QueueLost, QueueUnavailable
 from penstock.protocol.records.causes import RedisKeysLost
 from penstock.redis.commands import Client
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: How a run goes on whose Redis lost keys of it.
 RECOVERY = (
@@ -78,7 +78,7 @@ class NamingRedis(redis.Redis):
         except ResponseError as exc:
             if is_wrong_type(exc) and not str(args[0]).startswith("EVAL"):
                 key = next((one for one in args[1:] if str(one).startswith("penstock:")), "")
-                raise ResponseError(f"{args[0]} {shown(key, 200)}: {exc}") from exc
+                raise ResponseError(f"{args[0]} {safe_repr(key, 200)}: {exc}") from exc
             raise
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock.system.backoff import pause_s
 from penstock.system.exit_codes import EXIT_CONFIG
 from penstock.system.log_files import mark
-from penstock.words import MAX_SAID, writable
+from penstock.text import MAX_SAID, utf8_safe
 
 #: More deaths than this of one child within the window stop the run.
 MAX_DEATHS = 5
@@ -168,7 +168,7 @@ class Child:
             return f"{self.name} died {len(self._deaths)} times in {DEATHS_WINDOW_S:g} s, last by {self.how()}"
         wait_s = pause_s(len(self._deaths), BACKOFF_S, MAX_BACKOFF_S)
         self._restart_at = now + wait_s
-        said = writable(self.last_words(1), MAX_SAID)
+        said = utf8_safe(self.last_words(1), MAX_SAID)
         why = f"; its log {self.log_path} ends with: {said}" if said else ""
         log.warning("%s ended by %s and is started again in %g s%s", self.name, self.how(), wait_s, why)
         return None

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from penstock.errors import ConfigError
 from penstock.protocol.records.field_checks import checks_of
 from penstock.system.disk import own_file
-from penstock.words import shown
+from penstock.text import safe_repr
 
 RunState = Literal["running", "stopped", "failed", "finished"]
 
@@ -40,7 +40,7 @@ def _checked(value: dict[str, Any]) -> RunRecord:
     """Raises TypeError where it is no state of a run."""
     for name, check in checks_of(RunRecord).items():
         if name in value and not check(value[name]):
-            raise TypeError(f"{name} is {shown(value[name])}")
+            raise TypeError(f"{name} is {safe_repr(value[name])}")
     return RunRecord(**value)
 
 

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from penstock.errors import ConfigError
 from penstock.redaction import know, redact
 from penstock.system.extras import check_installed
-from penstock.words import said
+from penstock.text import format_exc
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -236,7 +236,7 @@ class _ToldOnce:
         try:
             result = self._exporter.export(spans)
         except Exception as exc:
-            result, why = SpanExportResult.FAILURE, f": {said(exc)}"
+            result, why = SpanExportResult.FAILURE, f": {format_exc(exc)}"
         finally:
             _sending.is_ours = False
         self._tell(len(spans), result is SpanExportResult.SUCCESS, why)

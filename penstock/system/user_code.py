@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.errors import ConfigError
-from penstock.words import said, writable
+from penstock.text import format_exc, utf8_safe
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -54,12 +54,12 @@ def find(name: str, what: str) -> Any:
         ) from exc
     except AttributeError as exc:
         raise ConfigError(
-            f"{what} {name} cannot be imported: {writable(str(exc))}; correct the name after the colon."
+            f"{what} {name} cannot be imported: {utf8_safe(str(exc))}; correct the name after the colon."
         ) from exc
     except KeyboardInterrupt:
         raise
     except BaseException as exc:
-        raise ConfigError(f"{what} {name} cannot be imported: importing {module} raised {said(exc)}.") from exc
+        raise ConfigError(f"{what} {name} cannot be imported: importing {module} raised {format_exc(exc)}.") from exc
     return found
 
 
@@ -107,7 +107,7 @@ async def _guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exceptio
         # Of its own making, or is it closed because nobody waits for it any more?
         if _current_task() is not task:
             raise
-        raise Raised(f"raised {said(exc)}") from exc
+        raise Raised(f"raised {format_exc(exc)}") from exc
     except asyncio.CancelledError as exc:
         if task is not None and task.cancelling():
             raise
@@ -115,7 +115,7 @@ async def _guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exceptio
     except BaseException as exc:
         if isinstance(exc, (Raised, *passes)):
             raise
-        raise Raised(f"raised {said(exc)}") from exc
+        raise Raised(f"raised {format_exc(exc)}") from exc
     finally:
         _end_if_forked(pid)
 
@@ -158,7 +158,9 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: "asyncio.Future[T]") -> T
         except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
             if task.done() or loop.is_closed():
                 raise
-            log.warning("what a user's code left running wanted to end this process, which goes on: %s", said(exc))
+            log.warning(
+                "what a user's code left running wanted to end this process, which goes on: %s", format_exc(exc)
+            )
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -178,7 +180,7 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 def _end_if_forked(pid: int) -> None:
     """A fork that came back from a user's code ends here: it has our connections, and none of our threads."""
     if os.getpid() != pid:
-        how = f" by {said(exc)}" if (exc := sys.exc_info()[1]) is not None else ""
+        how = f" by {format_exc(exc)}" if (exc := sys.exc_info()[1]) is not None else ""
         with contextlib.suppress(OSError):
             os.write(2, f"a process that a user's code forked came back from it{how}, and is ended\n".encode())
         _really_exit(1)

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.hooks.signatures import FORMS, check_hook
 from penstock.system.processes import python_command, python_environment
 from penstock.system.user_code import find
-from penstock.words import printable, said
+from penstock.text import format_exc, printable
 
 #: Longest import of all of it.
 IMPORT_S = 300.0
@@ -97,7 +97,7 @@ def answer_apart(look: Callable[[], None]) -> NoReturn:
     try:
         look()
     except BaseException as exc:
-        told = str(exc) if isinstance(exc, ConfigError) else said(exc)
+        told = str(exc) if isinstance(exc, ConfigError) else format_exc(exc)
         print(printable(" ".join(told.split())), file=sys.stderr)
         code = 2
     # What a module left running must not hold up whoever waits for this.

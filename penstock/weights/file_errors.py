@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.system.disk import is_full
-from penstock.words import writable
+from penstock.text import utf8_safe
 
 #: What this process or its machine is short of: nothing is wrong with the file.
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -19,7 +19,7 @@ _MAX_PATH = 300
 
 def shown_path(path: Path | str) -> str:
     """A path that may have come through Redis, as a sentence may hold it."""
-    return writable(str(path), _MAX_PATH)
+    return utf8_safe(str(path), _MAX_PATH)
 
 
 def is_folder(path: Path) -> bool:

@@ -17,7 +17,7 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.field_checks import MOST
 from penstock.protocol.records.record import Record
 from penstock.system.disk import open_plain
-from penstock.words import shown
+from penstock.text import safe_repr
 
 INDEX_FILE = "weights.index"
 #: Most dimensions of a tensor (torch's own bound), and most numbers in one.
@@ -74,11 +74,11 @@ def _entry(listed: list[Any]) -> TensorEntry:
     kinds = [type(one) for one in listed]
     if kinds != [str, str, list, int, str] or not _is_shape(listed[2]) or not 0 <= listed[3] <= MOST:
         raise PublishError(
-            f"The index of the weights names something that is not a tensor ({shown(listed)}): publish again."
+            f"The index of the weights names something that is not a tensor ({safe_repr(listed)}): publish again."
         )
     name, dtype, shape, checksum, file = listed
     if dtype not in DTYPE_BYTES:
-        raise PublishError(f"The index of the weights has a dtype that cannot be loaded: {shown(dtype)}.")
+        raise PublishError(f"The index of the weights has a dtype that cannot be loaded: {safe_repr(dtype)}.")
     return TensorEntry(name, dtype, tuple(shape), checksum, file)
 
 

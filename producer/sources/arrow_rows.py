@@ -6,7 +6,7 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.producer.sources.rows import BadLine
-from penstock.words import said
+from penstock.text import format_exc
 
 
 class ArrowRows:
@@ -58,7 +58,7 @@ class ArrowRows:
         # Text that is not UTF-8, times that Python's have no room for, time zones that nobody knows.
         except (ValueError, OverflowError, LookupError, pyarrow.ArrowException) as exc:
             raise BadLine(
-                f"{self._where}, line {self._first + index + 1}: its {name!r} cannot be read ({said(exc)})."
+                f"{self._where}, line {self._first + index + 1}: its {name!r} cannot be read ({format_exc(exc)})."
             ) from exc
         return found
 

@@ -9,7 +9,7 @@ from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.producer.sources.row_source import RowSource
 from penstock.system.user_code import find, staying_alive
-from penstock.words import name_of, said, shown
+from penstock.text import format_exc, name_of, safe_repr
 
 #: Rows that are looked at to tell whether they are the same at the next start, evenly spread.
 _LOOKED_AT = 64
@@ -37,7 +37,7 @@ class CodeRows:
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
-            raise ConfigError(f"{self._where} could not be made: it raised {said(exc)}.") from exc
+            raise ConfigError(f"{self._where} could not be made: it raised {format_exc(exc)}.") from exc
         if not callable(getattr(self._source, "row", None)):
             raise ConfigError(f"{self._where} has no method row(index), which gives a row as a map: add it.")
 
@@ -54,13 +54,14 @@ class CodeRows:
             raise
         # A cancellation too: it would end the producer without a word.
         except BaseException as exc:
-            raise ConfigError(f"{self._where}: row({index}) raised {said(exc)}.") from exc
+            raise ConfigError(f"{self._where}: row({index}) raised {format_exc(exc)}.") from exc
         if not isinstance(row, dict):
             raise ConfigError(f"{self._where}: row({index}) gave {name_of(row)}, which is not a map.")
         for key in row:
             if not isinstance(key, str):
                 raise ConfigError(
-                    f"{self._where}: row({index}) has a column named {shown(key)}, which is no text: name it by one."
+                    f"{self._where}: row({index}) has a column named {safe_repr(key)}, which is no "
+                    "text: name it by one."
                 )
         return row
 
@@ -77,6 +78,7 @@ class CodeRows:
         # Keys that have no order, what holds itself, nesting without end, numbers of thousands of digits.
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigError(
-                f"{self._where}: row({index}) holds what JSON cannot represent ({said(exc)}): give text, numbers, "
+                f"{self._where}: row({index}) holds what JSON cannot represent ({format_exc(exc)}): "
+                "give text, numbers, "
                 "lists and maps with text as keys."
             ) from exc

@@ -14,7 +14,7 @@ from penstock.producer.sources.hub_files import by_row
 from penstock.producer.sources.hub_splits import is_saved, one_split
 from penstock.producer.sources.rows import Rows
 from penstock.system.extras import check_installed
-from penstock.words import said
+from penstock.text import format_exc
 
 #: Rows of a piece of an Arrow file.
 _BATCH = 16384
@@ -72,7 +72,7 @@ def _by_row(name: str, config: DatasetConfig) -> Rows | None:
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
         raise ConfigError(
             f"dataset {config.name}: files of {name} are unpacked into {tempfile.gettempdir()}, which failed "
-            f"({said(exc)}): correct them, or make room there."
+            f"({format_exc(exc)}): correct them, or make room there."
         ) from exc
     return reader.rows(table, config, _digest(table), 0)
 
@@ -92,7 +92,8 @@ def _load(name: str, config: DatasetConfig) -> Any:
         return datasets.load_dataset(name, split=config.split)
     except Exception as exc:  # the library raises what its files and its network do
         raise ConfigError(
-            f"dataset {config.name}: {name} cannot be read by datasets ({said(exc)}): correct its path or its split."
+            f"dataset {config.name}: {name} cannot be read by datasets ({format_exc(exc)}): correct its "
+            "path or its split."
         ) from exc
 
 
@@ -104,7 +105,7 @@ def _check_whole(table: Any, name: str, config: DatasetConfig) -> None:
         check_whole(table)
     except pyarrow.ArrowException as exc:
         raise ConfigError(
-            f"dataset {config.name}: {name} is damaged ({said(exc)}): save or download it again."
+            f"dataset {config.name}: {name} is damaged ({format_exc(exc)}): save or download it again."
         ) from exc
 
 

@@ -17,7 +17,7 @@ from penstock.producer.sources.hub_files import by_row, files_of
 from penstock.producer.sources.hub_splits import is_saved, one_split, without_torch
 from penstock.producer.sources.stream import Reader, Stream
 from penstock.system.extras import check_installed
-from penstock.words import said
+from penstock.text import format_exc
 
 #: Bytes at either end of a file that its digest is of.
 _LOOKED_AT = 1 << 16
@@ -41,7 +41,8 @@ def open_stream(name: str, config: DatasetConfig) -> Stream:
         raise
     except Exception as exc:  # the library raises what its files and its network do
         raise ConfigError(
-            f"dataset {config.name}: {name} cannot be read by datasets ({said(exc)}): correct its path or its split."
+            f"dataset {config.name}: {name} cannot be read by datasets ({format_exc(exc)}): correct its "
+            "path or its split."
         ) from exc
 
     def is_same() -> bool:

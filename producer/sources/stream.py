@@ -13,7 +13,7 @@ from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.producer.sources.arrow_rows import check_whole
 from penstock.producer.sources.rows import Rows
-from penstock.words import said
+from penstock.text import format_exc
 
 #: (rows to pass over, rows of a table) -> the tables behind them, all but the last of that many rows. Blocks.
 Open: TypeAlias = Callable[[int, int], Iterator[Any]]
@@ -116,7 +116,7 @@ class Stream:
         try:
             return sum(table.num_rows for table in self._open(0, self.window))
         except Exception as exc:  # as in _read
-            raise ConfigError(f"dataset {self._config.name} cannot be read to its end ({said(exc)}).") from exc
+            raise ConfigError(f"dataset {self._config.name} cannot be read to its end ({format_exc(exc)}).") from exc
 
     def _read(self, number: int, first: int) -> Any:
         """The table of a window, whole as it says it is; an empty one behind the end."""
@@ -133,7 +133,7 @@ class Stream:
         except Exception as exc:  # the library raises what its files and its network do
             raise ConfigError(
                 f"dataset {self._config.name}: what comes from row {first} on cannot be read "
-                f"({said(exc)}): correct it there, and start the producer again."
+                f"({format_exc(exc)}): correct it there, and start the producer again."
             ) from exc
         if not self._is_same():
             raise ConfigError(

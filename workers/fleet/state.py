@@ -13,7 +13,7 @@ from penstock.protocol.records.field_checks import checks_of
 from penstock.protocol.records.small_maps import number_in, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
-from penstock.words import shown
+from penstock.text import safe_repr
 
 STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
 #: Most engines of a group that may be asked for.
@@ -50,7 +50,7 @@ def _check(cls: type, record: dict[str, Any], what: str) -> None:
     """Raise ProtocolError unless a record has the fields of ``cls``, as they are declared."""
     for name, fits in checks_of(cls).items():
         if name not in record or not fits(record[name]):
-            raise ProtocolError(f"{what} has no field {name} as penstock writes it: {shown(record.get(name))}.")
+            raise ProtocolError(f"{what} has no field {name} as penstock writes it: {safe_repr(record.get(name))}.")
 
 
 def write_state(client: Client, keys: Keys, record: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
         raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
     _check(_Fleet, record, what)
     for name, group in record["groups"].items():
-        _check(_Group, group, f"{what} (group {shown(name)})")
+        _check(_Group, group, f"{what} (group {safe_repr(name)})")
     if record["autoscale"]:
         _check(_Scaled, record["autoscale"], f"{what} (its autoscaler)")
     return record | {"age_s": age_s}

@@ -11,7 +11,7 @@ from penstock.errors import HookError
 from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised, bounded
-from penstock.words import said
+from penstock.text import format_exc
 from penstock.workers.hooks.open_calls import CODE, calling
 
 
@@ -60,7 +60,7 @@ async def _in_thread(work: Callable[[], Any], what: str) -> Any:
             value, set_ = work(), future.set_result
         # SystemExit too: the thread would end, and nobody hear of it.
         except BaseException as exc:
-            value, set_ = Raised(f"raised {said(exc)}"), future.set_exception
+            value, set_ = Raised(f"raised {format_exc(exc)}"), future.set_exception
             value.__cause__ = exc
         # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):

@@ -12,7 +12,7 @@ from penstock.errors import HookError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
-from penstock.words import shown, writable
+from penstock.text import safe_repr, utf8_safe
 from penstock.workers.hooks.draws import Draw
 from penstock.workers.jobs.routed_experts import keep_rows
 
@@ -49,7 +49,7 @@ def _sequence(made: Any, max_context: int, what: str) -> tuple[list[int], int]:
     """[P + R] its tokens, and R."""
     status = getattr(getattr(made, "status", None), "value", None)
     if status not in (SampleStatus.PENDING, SampleStatus.COMPLETED, SampleStatus.TRUNCATED):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave its sample up: its status is {shown(status)}.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave its sample up: its status is {safe_repr(status)}.")
     # Before anything is taken over: what fails leaves its sample as it was.
     if not isinstance(made.response, str):
         raise HookError(JobFailure.HOOK_RAISED, f"{what} gave a response that is no text.")
@@ -59,7 +59,7 @@ def _sequence(made: Any, max_context: int, what: str) -> tuple[list[int], int]:
     if type(length) is not int or not 0 < length < len(tokens):
         raise HookError(
             JobFailure.HOOK_RAISED,
-            f"{what} gave {len(tokens)} tokens with response_length {shown(length)}: there must be a prompt and a "
+            f"{what} gave {len(tokens)} tokens with response_length {safe_repr(length)}: there must be a prompt and a "
             "response.",
         )
     if len(tokens) > max_context:
@@ -124,7 +124,7 @@ def _check(proof: tuple[Draw, int] | None, claimed: Any, what: str) -> None:
     if claimed is not None and not close:
         raise HookError(
             JobFailure.HOOK_UNPROVEN,
-            f"{what} is said to have log-probability {shown(claimed)}, and was drawn with {drawn}.",
+            f"{what} is said to have log-probability {safe_repr(claimed)}, and was drawn with {drawn}.",
         )
 
 
@@ -137,7 +137,7 @@ def _describe(sample: Sample, made: Any, used: Sequence[Draw]) -> None:
     sample.status = SampleStatus.TRUNCATED if is_cut else SampleStatus.COMPLETED
     sample.finish_reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
     sample.turns = [one.text for one in inner]
-    sample.text = writable(made.response) or "".join(sample.turns)
+    sample.text = utf8_safe(made.response) or "".join(sample.turns)
     sample.num_turns = max(1, len(inner))
     sample.num_aborts = sum(one.num_aborts for one in inner)
     sample.cached_tokens = sum(one.cached_tokens for one in inner)

@@ -22,8 +22,8 @@ from penstock.protocol.records.codec import copy_plain
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
+from penstock.text import safe_repr
 from penstock.weights.tokenizer import Tokenizer
-from penstock.words import shown
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.calls import called
 from penstock.workers.hooks.claim import settle
@@ -201,13 +201,15 @@ def _checked(answers: Any, begun: Sequence[_Begun], what: str) -> list[Any]:
     if not isinstance(answers, (list, tuple)) or len(answers) != len(begun):
         raise HookError(
             JobFailure.HOOK_RAISED,
-            f"{what} gave {shown(answers)}, and was asked for a list of {len(begun)} samples: return one for each that "
+            f"{what} gave {safe_repr(answers)}, and was asked for a list of {len(begun)} samples: "
+            "return one for each that "
             "it was given, in their order.",
         )
     for answer, one in zip(answers, begun, strict=True):
         if not isinstance(answer, type(one.given)):
             raise HookError(
-                JobFailure.HOOK_RAISED, f"{what} gave {shown(answer)}, which is no sample: return what it was given."
+                JobFailure.HOOK_RAISED,
+                f"{what} gave {safe_repr(answer)}, which is no sample: return what it was given.",
             )
     if len({id(answer) for answer in answers}) < len(answers):
         raise HookError(JobFailure.HOOK_RAISED, f"{what} gave one sample twice: return one for each, in their order.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.hooks.slime import sample_class
 from penstock.protocol.records.sample import Sample
-from penstock.words import shown
+from penstock.text import safe_repr
 
 
 def field_of(given: Sample, name: str) -> Any:
@@ -43,7 +43,7 @@ def read_back(given: Sample, sample: Sample) -> None:
     set_ = {name: field_of(given, name) for name in ("reward_info", "sides")}
     for name, value in set_.items():
         if value is not None and not isinstance(value, dict):
-            raise ValueError(f"set {name} to {shown(value)}, which is not a map.")
+            raise ValueError(f"set {name} to {safe_repr(value)}, which is not a map.")
     mask = field_of(given, "loss_mask")
     if mask is not None:
         sample.loss_mask = read_mask(mask, sample.loss_mask)

@@ -9,7 +9,7 @@ from penstock.hooks.slime import args_of, seen
 from penstock.names import Lane
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.hooks.calls import called
 from penstock.workers.hooks.read_back import field_of, read_mask, read_seen
 from penstock.workers.rewards.outcomes import number_of
@@ -72,7 +72,9 @@ class SampleHooks:
         named = hook.named(rollout_id=None, evaluation=sample.job.lane == Lane.EVAL)
         answer = await called(lambda: hook.function(self._args, made, **named), self._limit_s, what)
         if answer is not None and not isinstance(answer, type(made)):
-            raise HookError(JobFailure.HOOK_RAISED, f"{what} gave {shown(answer)}, which is neither a sample nor None.")
+            raise HookError(
+                JobFailure.HOOK_RAISED, f"{what} gave {safe_repr(answer)}, which is neither a sample nor None."
+            )
         made = sample.seen = made if answer is None else answer
         if made.tokens != tokens or made.response_length != length:
             raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} changed tokens that were drawn.")
@@ -85,5 +87,5 @@ class SampleHooks:
 def _map_of(given: Sample, name: str, what: str) -> dict[str, Any]:
     value = field_of(given, name)
     if not isinstance(value, dict):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} set {name} to {shown(value)}, which is not a map.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} set {name} to {safe_repr(value)}, which is not a map.")
     return value

@@ -23,7 +23,7 @@ from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job, JobFailure, JobState
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.user_failures import OF_USER_CODE
-from penstock.words import trace_of, user_trace_of
+from penstock.text import trace_of, user_trace_of
 from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)

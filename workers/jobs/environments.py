@@ -30,7 +30,7 @@ from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
-from penstock.words import said, shown, writable
+from penstock.text import format_exc, safe_repr, utf8_safe
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.hooks.read_back import read_back
 from penstock.workers.rewards.judges import PARAMETER, Judges, takes_judges
@@ -113,21 +113,23 @@ def checked(observation: object, what: str) -> Observation | None:
     if observation is None or (isinstance(observation, Observation) and observation.done):
         return observation
     if not isinstance(observation, Observation):
-        raise EnvironmentRaised(f"{what} answered {shown(observation)}, which is neither an Observation nor None.")
+        raise EnvironmentRaised(f"{what} answered {safe_repr(observation)}, which is neither an Observation nor None.")
     text, tokens = observation.text, observation.tokens
     try:
         if tokens is None:
-            return Observation(text=writable(text)) if isinstance(text, str) else _refuse(text, what)
+            return Observation(text=utf8_safe(text)) if isinstance(text, str) else _refuse(text, what)
         ids = [operator.index(token) for token in tokens]
     except Exception as exc:
-        raise EnvironmentRaised(f"{what} answered tokens {shown(tokens)}, which are not ids: {said(exc)}.") from exc
+        raise EnvironmentRaised(
+            f"{what} answered tokens {safe_repr(tokens)}, which are not ids: {format_exc(exc)}."
+        ) from exc
     if not all(0 <= token < MAX_TOKEN for token in ids):
         raise EnvironmentRaised(f"{what} answered tokens that are below 0 or above {MAX_TOKEN}.")
     return Observation(tokens=ids)
 
 
 def _refuse(text: object, what: str) -> NoReturn:
-    raise EnvironmentRaised(f"{what} answered the text {shown(text)}, which is not text.")
+    raise EnvironmentRaised(f"{what} answered the text {safe_repr(text)}, which is not text.")
 
 
 class Environments:
@@ -152,7 +154,7 @@ class Environments:
         """Raise ConfigError if a job names an environment this worker may not make. Imports nothing."""
         if job.environment and job.environment not in self._classes:
             raise ConfigError(
-                f"job {job.id} names environment {shown(job.environment)}, and a worker imports only what its own "
+                f"job {job.id} names environment {safe_repr(job.environment)}, and a worker imports only what its own "
                 "configuration names: add it to worker.environments, if it is yours, and start the workers again."
             )
 
@@ -169,7 +171,9 @@ class Environments:
         try:
             return self._classes[job.environment](**self._given[job.environment])
         except BaseException as exc:
-            raise EnvironmentRaised(f"environment {job.environment} raised {said(exc)} when it was made.") from exc
+            raise EnvironmentRaised(
+                f"environment {job.environment} raised {format_exc(exc)} when it was made."
+            ) from exc
 
 
 def allowed_environments(config: Config) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.names import Lane
 from penstock.protocol.records.sample import Sample
-from penstock.words import writable
+from penstock.text import utf8_safe
 from penstock.workers.rewards.kinds.box import last_box
 
 #: Entries of ``reward_info``. A reward that reports which answer it read sets the first itself.
@@ -35,9 +35,9 @@ def result_of(text: str) -> str:
     r"""Return the final answer: the content of the last ``\boxed{}``, else all of a short answer; '' if none."""
     found = last_box(text)
     spelled = " ".join((text if found is None else found).split())
-    return writable(spelled) if len(spelled) <= MAX_PRED else ""
+    return utf8_safe(spelled) if len(spelled) <= MAX_PRED else ""
 
 
 def _name(value: Any) -> str:
     """Return a category as text; '' if it is neither text nor a number."""
-    return writable(str(value))[:MAX_CATEGORY].strip() if isinstance(value, str | int | float) else ""
+    return utf8_safe(str(value))[:MAX_CATEGORY].strip() if isinstance(value, str | int | float) else ""

@@ -14,9 +14,9 @@ from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import is_abandoned
 from penstock.protocol.records.sample import MAX_PAUSES, FinishReason, Sample, SampleStatus
+from penstock.text import safe_repr
 from penstock.weights.pictures import Pictures
 from penstock.weights.tokenizer import Tokenizer
-from penstock.words import shown
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
 from penstock.workers.jobs.environments import Environment, Observation, step, within
 from penstock.workers.jobs.routed_experts import check_rows, is_told, keep_rows
@@ -87,7 +87,7 @@ async def generate_sample(
     sampling = sampling_for(job, rollout)
     sample = partial if partial is not None else Sample(job, k)
     if environment is None and job.environment:
-        raise ConfigError(f"job {job.id} names environment {shown(job.environment)}, and none was made for it.")
+        raise ConfigError(f"job {job.id} names environment {safe_repr(job.environment)}, and none was made for it.")
     maker = _Maker(engine, valves, sample, sampling, tokenizer, rollout, interval, drawn, account or Drawn(), answered)
     async with valves.sample():
         began_s = time.time()

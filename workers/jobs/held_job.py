@@ -38,8 +38,8 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample, SampleStatus
 from penstock.protocol.scripts import Committed, RawLease
 from penstock.system.telemetry import name_of
+from penstock.text import format_exc
 from penstock.weights.pictures import Pictures
-from penstock.words import said
 from penstock.workers.jobs.charge import Charge, failure_of
 from penstock.workers.jobs.drawing import Drawing
 from penstock.workers.jobs.evaluated import note
@@ -367,7 +367,7 @@ class HeldJob:
                 log.warning("prefix of sample %s lost: %s", sample.id, exc)
                 return
             except PayloadError as exc:
-                log.warning("prefix of sample %s/%d lost: %s", self.job, k, said(exc))
+                log.warning("prefix of sample %s/%d lost: %s", self.job, k, format_exc(exc))
 
     async def _settle(self) -> None:
         """Wait for commits in flight; discard those that find no room."""

@@ -15,7 +15,7 @@ from penstock.errors import PayloadError, ProtocolError
 from penstock.protocol.records.codec import pack, unpack_each
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import LogprobKind, Sample, SampleStatus
-from penstock.words import said, shown
+from penstock.text import format_exc, safe_repr
 
 _FORMAT = 4
 #: Longest prefix in bytes, about three million tokens. A longer one is not kept.
@@ -104,7 +104,7 @@ def _packed(sample: Sample, record: Callable[[], dict[str, Any]]) -> bytes:
     try:
         return pack(record())
     except (TypeError, ValueError, OverflowError) as exc:
-        raise PayloadError(f"sample {sample.id} cannot be kept: {said(exc)}.") from exc
+        raise PayloadError(f"sample {sample.id} cannot be kept: {format_exc(exc)}.") from exc
 
 
 def _spans(versions: list[int]) -> list[list[int]]:
@@ -162,7 +162,7 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
         raise ValueError("its prompt is longer than all of it")
     for name, kinds in _PLAIN.items():
         if type(record[name]) not in kinds:
-            raise ValueError(f"its {name} is {shown(record[name])}")
+            raise ValueError(f"its {name} is {safe_repr(record[name])}")
         setattr(sample, name, record[name])
     if not set(map(type, sample.turns)) <= {str}:
         raise ValueError("its turns are not texts")
@@ -170,7 +170,7 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
     sample.text = "".join(sample.turns)
     temperature, kind = record["temperature"], record["logprob_kind"]
     if not is_temperature(temperature) or kind not in KINDS:
-        raise ValueError(f"it has temperature {shown(temperature)} and logprobs of kind {shown(kind)}")
+        raise ValueError(f"it has temperature {safe_repr(temperature)} and logprobs of kind {safe_repr(kind)}")
     return Scale(float(temperature), kind)
 
 
@@ -191,7 +191,7 @@ def _read_growth(record: dict[str, Any], sample: Sample) -> None:
 def _read_unproven(record: dict[str, Any], sample: Sample) -> None:
     unproven = record["num_unproven"]
     if type(unproven) is not int or not 0 <= unproven <= sum(sample.generated):
-        raise ValueError(f"its num_unproven is {shown(unproven)}")
+        raise ValueError(f"its num_unproven is {safe_repr(unproven)}")
     sample.num_unproven = unproven
 
 

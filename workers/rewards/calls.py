@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import ConfigError, JudgeError, RewardError
 from penstock.hooks.signatures import is_async
-from penstock.words import said
+from penstock.text import format_exc
 from penstock.workers.rewards.judges import JudgeAway, Judges, takes_judges
 from penstock.workers.rewards.outcomes import Raised
 
@@ -119,6 +119,6 @@ async def _in_thread(call: Callable[[], Any], of: str, name: str) -> Any:
 
 
 def _raised(exc: BaseException) -> Raised:
-    raised = Raised(f"raised {said(exc)}")
+    raised = Raised(f"raised {format_exc(exc)}")
     raised.__cause__ = exc
     return raised

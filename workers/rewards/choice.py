@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.protocol.records.job import Job
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.rewards.kinds.registry import NAMES
 
 #: Entry of a prompt's metadata that names a reward (slime's).
@@ -34,7 +34,8 @@ def _named(job: Job) -> str:
         return ""
     if not isinstance(name, str) or name not in NAMES:
         raise ConfigError(
-            f"job {job.id}: {BY_METADATA} {shown(found)} of its metadata is no reward of penstock's own: correct it, "
+            f"job {job.id}: {BY_METADATA} {safe_repr(found)} of its metadata is no reward of penstock's "
+            "own: correct it, "
             "or name a function of yours as the dataset's reward, or set reward.by_metadata: false."
         )
     return name

@@ -19,7 +19,7 @@ from penstock.config.reward import JudgeConfig
 from penstock.config.sampling import check_sampling
 from penstock.errors import ConfigError, JudgeError
 from penstock.protocol.records.job import JobFailure
-from penstock.words import shown, writable
+from penstock.text import safe_repr, utf8_safe
 from penstock.workers.rewards.service import PathMissing, Service, ServiceAway, ServiceFailed
 
 PARAMETER = "judges"
@@ -83,7 +83,9 @@ class Judge:
             answer = answer[0]
         found = answer.get("embedding") if isinstance(answer, dict) else None
         if not isinstance(found, list) or not 0 < len(found) <= MAX_CLASSES or not all(map(_is_number, found)):
-            raise self._failed(JobFailure.REWARD_NOT_A_NUMBER, f"it gave {shown(answer)}, no list of finite numbers")
+            raise self._failed(
+                JobFailure.REWARD_NOT_A_NUMBER, f"it gave {safe_repr(answer)}, no list of finite numbers"
+            )
         return [float(value) for value in found]
 
     async def generate(self, prompt: Prompt, **sampling: Any) -> str:
@@ -102,7 +104,7 @@ class Judge:
         answer = await self._ask("/generate", _asked(prompt) | {"sampling_params": {**SAMPLING, **sampling}})
         said = answer.get("text") if isinstance(answer, dict) else None
         if not isinstance(said, str):
-            raise self._failed(JobFailure.REWARD_RAISED, f"it gave {shown(answer)}, no text")
+            raise self._failed(JobFailure.REWARD_RAISED, f"it gave {safe_repr(answer)}, no text")
         return said
 
     async def wait_if_away(self) -> bool:
@@ -203,7 +205,7 @@ def takes_judges(code: Callable[..., Any]) -> bool:
 
 
 def _asked(prompt: Prompt) -> dict[str, Any]:
-    return {"text": writable(prompt)} if isinstance(prompt, str) else {"input_ids": [int(token) for token in prompt]}
+    return {"text": utf8_safe(prompt)} if isinstance(prompt, str) else {"input_ids": [int(token) for token in prompt]}
 
 
 def _is_number(value: Any) -> bool:

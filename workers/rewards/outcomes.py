@@ -8,9 +8,9 @@ from penstock.errors import RewardError
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised
-from penstock.words import TooMuch, plain, said, shown, writable
+from penstock.text import TooMuch, format_exc, safe_repr, to_plain, utf8_safe
 
-__all__ = ["Raised", "keyed", "number_of", "plain", "too_long", "words"]
+__all__ = ["Raised", "keyed", "number_of", "too_long", "words"]
 
 #: Most bytes of what a reward says beside its number: it travels in the sample's record.
 MAX_INFO_BYTES = 256 * 1024
@@ -31,10 +31,11 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
             if key not in value:
                 raise RewardError(
                     JobFailure.REWARD_NOT_A_NUMBER,
-                    f"sample {sample}: reward {name} gave a dict without {key!r}, with {shown(list(value), 400)}; set "
+                    f"sample {sample}: reward {name} gave a dict without {key!r}, with "
+                    f"{safe_repr(list(value), 400)}; set "
                     "reward.key.",
                 )
-            info = plain({name: entry for name, entry in value.items() if name != key}, MAX_INFO_BYTES)
+            info = to_plain({name: entry for name, entry in value.items() if name != key}, MAX_INFO_BYTES)
             value = value[key]
         number = _number(value)
     except RewardError:
@@ -45,11 +46,12 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
     except BaseException as exc:
         raise RewardError(
             JobFailure.REWARD_NOT_A_NUMBER,
-            f"sample {sample}: what reward {name} gave, {shown(value)}, cannot be read: {said(exc)}.",
+            f"sample {sample}: what reward {name} gave, {safe_repr(value)}, cannot be read: {format_exc(exc)}.",
         ) from exc
     if number is None or not isinstance(info, dict):
         raise RewardError(
-            JobFailure.REWARD_NOT_A_NUMBER, f"sample {sample}: reward {name} gave {shown(value)}, not a finite number."
+            JobFailure.REWARD_NOT_A_NUMBER,
+            f"sample {sample}: reward {name} gave {safe_repr(value)}, not a finite number.",
         )
     if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
         raise _too_large(sample, name, f"{num_bytes:,} bytes")
@@ -91,4 +93,4 @@ def too_long(sample: str, name: str, limit_s: float) -> str:
 
 def words(exc: BaseException) -> str:
     """What became of a reward that raised, here or in a verifier, as it goes on after "reward NAME"."""
-    return writable(str(exc)) if isinstance(exc, Raised) else f"raised {said(exc)}"
+    return utf8_safe(str(exc)) if isinstance(exc, Raised) else f"raised {format_exc(exc)}"

@@ -20,7 +20,7 @@ from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.redaction import MASK
 from penstock.system.user_code import bounded
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.hooks.read_back import read_seen
 from penstock.workers.hooks.repeats import Repeats
@@ -221,7 +221,7 @@ class Rewards:
         """Raise ConfigError where a job names a reward that this worker may not run. Imports nothing."""
         for name in chosen(job, self.config).keys() - self._functions.keys():
             raise ConfigError(
-                f"job {job.id} names reward {shown(name)}, and a worker imports only what its own configuration "
+                f"job {job.id} names reward {safe_repr(name)}, and a worker imports only what its own configuration "
                 "names: add it to worker.rewards, if it is yours, and start the workers again."
             )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.protocol.records.causes import ServiceCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.redaction import redact
-from penstock.words import said, shown
+from penstock.text import format_exc, safe_repr
 from penstock.workers.hooks.open_calls import calling, note_trouble
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Service:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as exc:
-            raise _Failed(f"an answer that is no JSON: {said(exc)}") from exc
+            raise _Failed(f"an answer that is no JSON: {format_exc(exc)}") from exc
 
     def _too_large(self, what: str) -> ServiceFailed:
         most = f"{self._key}.max_bytes = {self._limits.max_bytes:,}"
@@ -236,7 +236,7 @@ def _is_away(failure: Exception) -> bool:
 
 
 def _why(failure: Exception) -> str:
-    return str(failure) if isinstance(failure, _Failed) else redact(said(failure))
+    return str(failure) if isinstance(failure, _Failed) else redact(format_exc(failure))
 
 
 def _body(question: Any) -> bytes:
@@ -244,7 +244,7 @@ def _body(question: Any) -> bytes:
         return json.dumps(question, allow_nan=False).encode()
     except ValueError as exc:
         entries = question.items() if isinstance(question, dict) else []
-        what = next((f"{name} {shown(value)}" for name, value in entries if not _is_json(value)), "request")
+        what = next((f"{name} {safe_repr(value)}" for name, value in entries if not _is_json(value)), "request")
         raise ServiceFailed(
             JobFailure.REWARD_RAISED,
             f"its {what} cannot be sent as JSON, which has no NaN and no infinity: write such numbers as text",

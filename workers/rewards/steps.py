@@ -17,7 +17,7 @@ from penstock.names import STEP_REWARDS
 from penstock.payloads.step_rewards import are_step_rewards
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.rewards.outcomes import MAX_REWARD
 
 TOKEN_REWARDS = "token_rewards"
@@ -47,7 +47,7 @@ def take_out(info: dict[str, Any], sample: Sample, name: str) -> Steps | None:
         like = f"one finite number for each of the {length} tokens of its response"
         if key == STEP_REWARDS:
             like = f"pairs of a token's index in its response, below {length} and rising, and a finite number"
-        raise RewardError(JobFailure.REWARD_NOT_A_NUMBER, f"{what} {key} {shown(said)}, which are not {like}.")
+        raise RewardError(JobFailure.REWARD_NOT_A_NUMBER, f"{what} {key} {safe_repr(said)}, which are not {like}.")
     return dict(pairs)
 
 

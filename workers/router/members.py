@@ -17,7 +17,7 @@ from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.redis.control import AsyncControl
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.router.process import PASSED_SAMPLING, dropped_fields
 from penstock.workers.sglang.routed_experts import ASK
 
@@ -62,7 +62,7 @@ def member_of(value: object, what: str) -> MemberConfig:
         return MemberConfig.model_validate(value)
     except ValidationError as exc:
         error = exc.errors(include_url=False)[0]
-        at = ".".join(map(str, error["loc"])) or shown(value)
+        at = ".".join(map(str, error["loc"])) or safe_repr(value)
         raise ProtocolError(f"{what} cannot be read: {at}: {explain(error).rstrip('.')}.") from exc
 
 

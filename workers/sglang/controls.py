@@ -23,9 +23,9 @@ from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
 from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
+from penstock.text import MAX_SAID, safe_repr, utf8_safe
 from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
-from penstock.words import MAX_SAID, shown, writable
 from penstock.workers.sglang.http import EngineHttp
 from penstock.workers.sglang.routed_experts import Routing
 from penstock.workers.sglang.server_info import ServerInfo
@@ -222,7 +222,7 @@ class SglangControls(ABC):
         finally:
             self.loading = False
         if not answer.get("success"):
-            message = writable(str(answer.get("message", answer)), MAX_SAID)
+            message = utf8_safe(str(answer.get("message", answer)), MAX_SAID)
             # Its roll-back reads the folder that just failed.
             if "rolling back" in message.lower():
                 raise EngineDied(f"the engine's weights are mixed after a failed load; restart it: {message}")
@@ -262,7 +262,8 @@ class SglangControls(ABC):
             raise EngineError(f"engine {self.name} does not report the version of its weights.")
         if reported != str(self.version):
             raise EngineDied(
-                f"engine {self.name} has weights {shown(reported)} where {self.version} was loaded: it was restarted "
+                f"engine {self.name} has weights {safe_repr(reported)} where {self.version} was loaded: "
+                "it was restarted "
                 "or loaded by someone else; load the current publication."
             )
 

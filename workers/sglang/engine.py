@@ -14,8 +14,8 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.publication import Publication
 from penstock.redaction import redact
 from penstock.system.out_of_memory import engine_advice
+from penstock.text import safe_repr
 from penstock.weights.model_folder import read_config
-from penstock.words import shown
 from penstock.workers.sglang import server as servers
 from penstock.workers.sglang.args import check_arguments
 from penstock.workers.sglang.client import SglangClient
@@ -229,7 +229,7 @@ class SglangEngine(SglangClient):
         """What the server says about itself there. Raises EngineError where that is not a map."""
         told = await self.call("GET", path, timeout_s=self.config.health_timeout_s)
         if not isinstance(told, dict):
-            raise EngineError(f"engine {self.name} answered {path} with {shown(told)}, which is not a map.")
+            raise EngineError(f"engine {self.name} answered {path} with {safe_repr(told)}, which is not a map.")
         return told
 
     def _how_it_ended(self) -> str:

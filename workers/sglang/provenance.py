@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import EngineDied
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.sglang.segment import count_of, spans_of
 from penstock.workers.sglang.stream import number_in
 
@@ -86,7 +86,8 @@ class Provenance:
         version = -1 if known is None else known
         if self.sent >= 0 and reported is not None and not self.sent <= version <= self.newest:
             raise EngineDied(
-                f"{self.rid}: the engine answered with weights {shown(reported)} where {self.sent} to {self.newest} "
+                f"{self.rid}: the engine answered with weights {safe_repr(reported)} where {self.sent} "
+                f"to {self.newest} "
                 "was loaded: it was restarted or loaded by someone else; load the current publication."
             )
         return version

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import EngineError
 from penstock.protocol.records.sample import FinishReason
-from penstock.words import shown, writable
+from penstock.text import safe_repr, utf8_safe
 from penstock.workers.engine import Drafts
 
 #: Messages of segments that were thrown away.
@@ -46,7 +46,7 @@ def meta_of(answer: Any, rid: str) -> dict[str, Any]:
     """``meta_info`` of an answer to /generate. Raises EngineError where there is none."""
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     if not isinstance(meta, dict):
-        raise EngineError(f"{rid}: the engine's answer lacks meta_info: {shown(answer)}.")
+        raise EngineError(f"{rid}: the engine's answer lacks meta_info: {safe_repr(answer)}.")
     return meta
 
 
@@ -56,7 +56,7 @@ def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
     if value is None:
         return 0
     if type(value) is not int or not 0 <= value < _MOST_TOKENS:
-        raise EngineError(f"{rid}: the engine reports {name} = {shown(value)}, which is not a number of tokens.")
+        raise EngineError(f"{rid}: the engine reports {name} = {safe_repr(value)}, which is not a number of tokens.")
     return value
 
 
@@ -96,7 +96,7 @@ def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]
             found.append((version, end - start))
             covered = end
     except (TypeError, KeyError) as exc:
-        raise EngineError(f"{rid}: the engine's version spans {shown(spans)} cannot be read.") from exc
+        raise EngineError(f"{rid}: the engine's version spans {safe_repr(spans)} cannot be read.") from exc
     if found and covered != count:
         raise EngineError(f"{rid}: the engine's version spans cover {covered} of {count} tokens.")
     return found
@@ -117,9 +117,11 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
         drawn = [entry[1] for entry in entries]
         matched, message = finish.get("matched"), str(finish.get("message", ""))
     except (KeyError, TypeError, IndexError, AttributeError) as exc:
-        raise EngineError(f"{rid}: the engine's answer lacks ids, logprobs or a finish reason ({shown(exc)}).") from exc
+        raise EngineError(
+            f"{rid}: the engine's answer lacks ids, logprobs or a finish reason ({safe_repr(exc)})."
+        ) from exc
     if not are_ids(ids):
-        raise EngineError(f"{rid}: the engine's output_ids are not token ids: {shown(ids)}.")
+        raise EngineError(f"{rid}: the engine's output_ids are not token ids: {safe_repr(ids)}.")
     if drawn != ids:
         raise EngineError(f"{rid}: the engine gave {len(drawn)} logprobs for {len(ids)} ids, not one for each.")
     if not all_finite(logprobs) or matched == _NAN:
@@ -128,14 +130,14 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
         raise EngineError(f"{rid}: the engine gave the logprob {max(logprobs):g}, and none is above 0.")
     if reason not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         if not ids:
-            raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {shown(reason)}.")
+            raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {safe_repr(reason)}.")
         # A later release may end answers for more reasons. What was drawn was drawn, and that it was cut short is true.
-        name = shown(reason)
+        name = safe_repr(reason)
         if name not in _told and len(_told) < _MOST_TOLD:
             _told.add(name)
             log.warning("%s: the engine ended for the reason %s, unknown here: taken as truncated", rid, name)
         reason = FinishReason.LENGTH
-    return Drawn(ids, logprobs, reason, writable(message, _MOST_SAID), meta)
+    return Drawn(ids, logprobs, reason, utf8_safe(message, _MOST_SAID), meta)
 
 
 def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, rid: str) -> list[float] | None:
@@ -152,9 +154,9 @@ def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, 
         logprobs = [entry[0] for entry in entries]
         scored = [entry[1] for entry in entries]
     except (KeyError, TypeError, IndexError, AttributeError) as exc:
-        raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({shown(exc)}).") from exc
+        raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({safe_repr(exc)}).") from exc
     if not are_ids(scored):
-        raise EngineError(f"{rid}: the engine's logprobs of the input are not of token ids: {shown(scored)}.")
+        raise EngineError(f"{rid}: the engine's logprobs of the input are not of token ids: {safe_repr(scored)}.")
     # SGLang scores the last id of the vocabulary rightly, and names it 0 (seen in 0.5.20).
     names = {0, vocab_size - 1}
     same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]

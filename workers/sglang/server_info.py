@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import EngineError
-from penstock.words import MAX_NAME, shown, writable
+from penstock.text import MAX_NAME, safe_repr, utf8_safe
 from penstock.workers.sglang.capabilities import capabilities_of
 
 
@@ -44,7 +44,7 @@ def read_info(answer: Mapping[str, Any], reports_spans: bool | None = None) -> S
         ConfigError: its release is too old.
         EngineError: something that should be a number is not.
     """
-    version = writable(str(answer.get("version", "")), MAX_NAME)
+    version = utf8_safe(str(answer.get("version", "")), MAX_NAME)
     known = capabilities_of(version)
     plain = (answer.get("pp_size") or 1) == 1 and (answer.get("dp_size") or 1) == 1
     return ServerInfo(
@@ -65,7 +65,7 @@ def _number(answer: Mapping[str, Any], name: str) -> int:
     """A number of the answer; 0 where it has none."""
     value = answer.get(name) or 0
     if type(value) is not int or not 0 <= value < 2**63:
-        raise EngineError(f"the server reports {name} = {shown(value)}, which is not a number.")
+        raise EngineError(f"the server reports {name} = {safe_repr(value)}, which is not a number.")
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from penstock.errors import EngineError, EngineRefused
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.sglang.segment import are_ids
 
 #: Most bytes of one event without what is asked for beside tokens; an answer of a million tokens stays below it.
@@ -148,7 +148,8 @@ class Answer:
         entries = meta.get("output_token_logprobs") or []
         if not are_ids(ids) or not isinstance(entries, list):
             raise EngineError(
-                f"{self._rid}: the engine streamed {shown(ids)} and {shown(entries)}, which are not ids and logprobs."
+                f"{self._rid}: the engine streamed {safe_repr(ids)} and {safe_repr(entries)}, which are "
+                "not ids and logprobs."
             )
         known = min(len(self._ids), len(self._entries))
         if self._is_increment(ids):
@@ -164,7 +165,7 @@ class Answer:
             logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
         except (TypeError, ValueError, IndexError, KeyError, OverflowError) as exc:
             raise EngineError(
-                f"{self._rid}: the engine streamed ids or logprobs that are not numbers ({shown(exc)})."
+                f"{self._rid}: the engine streamed ids or logprobs that are not numbers ({safe_repr(exc)})."
             ) from exc
         if new != drawn:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
@@ -188,13 +189,15 @@ class Answer:
         if isinstance(error, dict):
             refused = EngineRefused if error.get("code") == 400 else EngineError
             raise refused(
-                f"{self._rid}: the engine answered {shown(error.get('code'))}: {str(error.get('message'))[:500]}"
+                f"{self._rid}: the engine answered {safe_repr(error.get('code'))}: {str(error.get('message'))[:500]}"
             )
         meta = event.get("meta_info")
         finish = meta.get("finish_reason") if isinstance(meta, dict) else None
         if isinstance(finish, dict) and (status := finish.get("status_code")):
             refused = EngineRefused if status == 400 else EngineError
-            raise refused(f"{self._rid}: the engine ended it with {shown(status)}: {str(finish.get('message'))[:500]}")
+            raise refused(
+                f"{self._rid}: the engine ended it with {safe_repr(status)}: {str(finish.get('message'))[:500]}"
+            )
 
     def whole(self) -> dict[str, Any]:
         """What the server would have answered without a stream."""

@@ -14,7 +14,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
-from penstock.words import MAX_SAID, writable
+from penstock.text import MAX_SAID, utf8_safe
 from penstock.workers.health import shorten
 from penstock.workers.services import Services
 from penstock.workers.weights.adoption import Adoption
@@ -392,7 +392,7 @@ class Updates:
         await self.look()
 
     def _say(self, refused: Publication, exc: PublishError) -> None:
-        why, model = writable(str(exc), MAX_SAID), self._services.config.model.name
+        why, model = utf8_safe(str(exc), MAX_SAID), self._services.config.model.name
         if self.cannot_load != why:
             log.error("version %d is not loaded: %s", refused.version, why)
         self.cannot_load = why

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
+from penstock.text import safe_repr
 from penstock.weights.file_errors import is_folder, shown_path
 from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, read_folder
 from penstock.weights.safetensors_header import header_rooms
-from penstock.words import shown
 from penstock.workers.weights.file_hashes import differing
 
 
@@ -83,14 +83,14 @@ def _tensors_of(publication: Publication) -> Tensors:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{shown(value)} is no text")
+        raise TypeError(f"{safe_repr(value)} is no text")
     return value
 
 
 def _check_files(what: str, folder: Path, checksums: dict[str, int], digest: str) -> None:
     for name in checksums:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-            raise PublishError(f"{what}: file {shown(name)} is not in {folder}; publish it again.")
+            raise PublishError(f"{what}: file {safe_repr(name)} is not in {folder}; publish it again.")
     for name in differing(folder, checksums, digest):
         raise PublishError(
             f"{what}: {folder / name} is not the file that was announced (its checksum differs); publish it again."

@@ -200,7 +200,7 @@ def _number(value: float | None) -> str:
 
 def excerpt(text: str) -> str:
     """The beginning of a text, on one line, nothing in it that a terminal would obey."""
-    from penstock.words import printable
+    from penstock.text import printable
 
     line = printable(" ".join(text[: 4 * EXCERPT].split()))
     return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"

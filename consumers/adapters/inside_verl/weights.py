@@ -4,7 +4,7 @@ import logging
 import uuid
 from pathlib import Path
 
-from penstock.words import said
+from penstock.text import format_exc
 
 log = logging.getLogger(__name__)
 
@@ -26,4 +26,4 @@ def remove_left(folder: Path, name: str) -> None:
         try:
             left.unlink(missing_ok=True)
         except OSError as exc:
-            log.warning("weights that a killed process left cannot be removed: %s", said(exc))
+            log.warning("weights that a killed process left cannot be removed: %s", format_exc(exc))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.consumers.grpo.trackers.tracker import Position, Tracker
-from penstock.words import said
+from penstock.text import format_exc
 
 #: Most entries that wait; those beyond are left out.
 MAX_WAITING = 1000
@@ -107,7 +107,7 @@ class Reporter:
         except BaseException as exc:
             self._failed += 1
             self._failed_in_a_row += 1
-            self._warn(said(exc))
+            self._warn(format_exc(exc))
             if self._failed_in_a_row >= FAILURES:
                 self._drop()
 
@@ -125,7 +125,7 @@ class Reporter:
         try:
             tracker.close()
         except BaseException as exc:
-            log.debug("%s was not closed: %s", self.name, said(exc))
+            log.debug("%s was not closed: %s", self.name, format_exc(exc))
 
     def _metrics(self, step: int, values: Mapping[str, float], tracker: Tracker) -> None:
         position = self.position

@@ -26,13 +26,13 @@ from penstock.protocol.records.offer import Offer
 from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, relay_offer
 from penstock.redaction import redact
 from penstock.redis.control import Control
+from penstock.text import format_exc
 from penstock.weights.deltas.chains import MARKER, Anchor, Delta, catalog_of
 from penstock.weights.deltas.objects import FolderObjects, listed
 from penstock.weights.http.blobs import AnyBlob, files_of, object_name
 from penstock.weights.http.offering import make_offer
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
-from penstock.words import said
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,9 @@ class Serving:
 
     def _warn(self, exc: Exception) -> None:
         if not self._closed.is_set():
-            log.warning("weights over HTTP: %s", redact(str(exc) if isinstance(exc, PenstockError) else said(exc)))
+            log.warning(
+                "weights over HTTP: %s", redact(str(exc) if isinstance(exc, PenstockError) else format_exc(exc))
+            )
 
     def _offer_stored(self, *, anchors: bool = True) -> None:
         """Offer what is whole in the store of deltas by now, deltas first, the newest of each first."""

@@ -12,7 +12,7 @@ from penstock.config.reading.key_hints import hint as hint_of
 from penstock.config.reading.nested import Key
 from penstock.config.reading.validation_errors import explain
 from penstock.redaction import redact
-from penstock.words import shown, writable
+from penstock.text import safe_repr, utf8_safe
 
 
 def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterator[str]:
@@ -71,5 +71,5 @@ def _shown(value: Any) -> str:
     try:
         text = redact(json.dumps(value, default=str))
     except (TypeError, ValueError, RecursionError):  # a map whose keys are dates, say
-        text = redact(shown(value))
-    return writable(text, 60)
+        text = redact(safe_repr(value))
+    return utf8_safe(text, 60)

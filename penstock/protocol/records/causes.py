@@ -22,7 +22,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.field_checks import LEAST, MOST, checks_of
 from penstock.redaction import redact
-from penstock.words import shown, writable
+from penstock.text import safe_repr, utf8_safe
 
 #: Most characters of a text of a cause, of its name, and most entries of its lists and maps.
 MAX_TEXT, MAX_NAME, MAX_ENTRIES = 4000, 100, 64
@@ -130,7 +130,7 @@ def field_names(cause: type[Cause]) -> list[str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        return writable(redact(value), MAX_TEXT)
+        return utf8_safe(redact(value), MAX_TEXT)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(one) for key, one in list(value.items())[:MAX_ENTRIES]}
     return [_plain(one) for one in value[:MAX_ENTRIES]] if isinstance(value, list | tuple) else value
@@ -145,9 +145,9 @@ def decode(name: Any, fields: Any, what: str) -> Cause:
         ProtocolError: they are none, or exceed the bounds; begins with ``what``.
     """
     if not isinstance(name, str) or len(name) > MAX_NAME or not isinstance(fields, dict) or len(fields) > MAX_ENTRIES:
-        raise ProtocolError(f"{what} has no cause that penstock wrote: {shown(name)}.")
+        raise ProtocolError(f"{what} has no cause that penstock wrote: {safe_repr(name)}.")
     if not all(isinstance(key, str) and len(key) <= MAX_NAME and _is_plain(one) for key, one in fields.items()):
-        raise ProtocolError(f"{what} has fields that a cause cannot have: {shown(fields)}.")
+        raise ProtocolError(f"{what} has fields that a cause cannot have: {safe_repr(fields)}.")
     found = {key: _plain(one) for key, one in fields.items()}
     known = REGISTRY.get(name, Unknown)
     checks = checks_of(known)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from penstock.errors import ProtocolError
-from penstock.words import printable, shown, writable
+from penstock.text import printable, safe_repr, utf8_safe
 
 #: Largest version, of as many digits as a count in Redis has.
 MAX_VERSION = 10**18 - 1
@@ -31,7 +31,7 @@ class Order:
         """Return the text in Redis; the middle of a reason longer than ``MAX_REASON`` is left out."""
         if self.kind == "done":
             return f"done {self.version}"
-        return f"failed {writable(self.reason, MAX_REASON)}" if self.kind == "failed" else self.kind
+        return f"failed {utf8_safe(self.reason, MAX_REASON)}" if self.kind == "failed" else self.kind
 
     @classmethod
     def from_text(cls, data: bytes, what: str) -> Self:
@@ -46,5 +46,5 @@ class Order:
             except UnicodeDecodeError:
                 pass
         raise ProtocolError(
-            f"{what} is {shown(data)} in Redis, which no verb writes: stop all ranks, and find out what else does."
+            f"{what} is {safe_repr(data)} in Redis, which no verb writes: stop all ranks, and find out what else does."
         )

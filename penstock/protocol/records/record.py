@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from penstock.errors import ProtocolError
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.field_checks import checks_of
-from penstock.words import shown
+from penstock.text import safe_repr
 
 T = TypeVar("T", bound="Record")
 
@@ -63,7 +63,7 @@ def build(cls: type[T], value: Any, what: str) -> T:
         raise ProtocolError(f"{what} is not a map of fields.")
     for name, check in checks_of(cls).items():  # type: ignore[arg-type]
         if name in value and not check(value[name]):
-            raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(value[name])}.")
+            raise ProtocolError(f"{what} has a field {name} that it cannot have: {safe_repr(value[name])}.")
     try:
         return cls(**value)
     except TypeError as exc:
@@ -80,5 +80,5 @@ _NAMED = 8
 
 def names_shown(fields: set[Any]) -> str:
     """Join the first names for an error; a foreign map may have many, and bytes as names."""
-    named = sorted(map(shown, fields))[:_NAMED]
+    named = sorted(map(safe_repr, fields))[:_NAMED]
     return ", ".join(named) + (f" and {more} more" if (more := len(fields) - len(named)) else "")

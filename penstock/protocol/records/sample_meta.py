@@ -11,7 +11,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import copy_plain, pack, unpack, unpack_each
 from penstock.protocol.records.field_checks import checks_of, pairs
 from penstock.protocol.records.record import Record, defaults_of, values_of
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Most bytes of the record of one committed sample.
 MAX_META_BYTES = 512 * 1024
@@ -134,7 +134,7 @@ def _check_kinds(values: list[Any], kinds: tuple[type, ...], what: str) -> None:
     checks = checks_of(SampleMeta)
     for (name, _), value in zip(defaults_of(SampleMeta), values, strict=False):
         if name in checks and not checks[name](value):
-            raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(value)}.")
+            raise ProtocolError(f"{what} has a field {name} that it cannot have: {safe_repr(value)}.")
     if len(_META_KINDS) < _MOST_KINDS:
         _META_KINDS.add(kinds)
 

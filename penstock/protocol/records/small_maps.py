@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.records.field_checks import LEAST, MOST
-from penstock.words import shown
+from penstock.text import safe_repr
 
 _COUNT = re.compile(rb"-?\d{1,18}")
 
@@ -24,7 +24,7 @@ def number_in(record: dict[str, Any], field: str, what: str, default: float | No
     """Return a finite number of a record; raise ProtocolError if it is invalid, or missing without a ``default``."""
     value: Any = record.get(field, default)
     if type(value) not in (float, int) or not math.isfinite(value):
-        raise ProtocolError(f"{what} has a field {field} that it cannot have: {shown(value)}.")
+        raise ProtocolError(f"{what} has a field {field} that it cannot have: {safe_repr(value)}.")
     return float(value)
 
 
@@ -32,7 +32,7 @@ def count_in(record: dict[str, Any], field: str, what: str, default: int | None 
     """Return an integer of a record; errors as ``number_in``."""
     value: Any = record.get(field, default)
     if type(value) is not int or not LEAST <= value <= MOST:
-        raise ProtocolError(f"{what} has a field {field} that it cannot have: {shown(value)}.")
+        raise ProtocolError(f"{what} has a field {field} that it cannot have: {safe_repr(value)}.")
     return value
 
 
@@ -55,7 +55,7 @@ def value_shown(raw: bytes) -> int | str:
 def text_of(raw: bytes, allowed: re.Pattern[bytes], what: str, remedy: str = "") -> str:
     """Decode text in Redis; raise ProtocolError that begins with ``what`` if no verb writes such text."""
     if not allowed.fullmatch(raw):
-        raise ProtocolError(f"{what} is {shown(raw)} in Redis, which no verb writes{remedy and f': {remedy}'}.")
+        raise ProtocolError(f"{what} is {safe_repr(raw)} in Redis, which no verb writes{remedy and f': {remedy}'}.")
     return raw.decode()
 
 
@@ -64,7 +64,7 @@ def name_in(raw: bytes, what: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as exc:
-        raise ProtocolError(f"{what} has a name that is not text: {shown(raw)}.") from exc
+        raise ProtocolError(f"{what} has a name that is not text: {safe_repr(raw)}.") from exc
 
 
 def name_shown(raw: bytes) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.errors import ProtocolError
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Most characters of the attempts of one job.
 MAX_TRIES_BYTES = 16 * 1024
@@ -77,7 +77,7 @@ def tries_of(text: str, what: str, *, ready_s: float = 0.0) -> list[Try]:
     earlier = _EARLIER.match(text)
     found = [_ONE.fullmatch(one) for one in text[earlier.end() if earlier else 0 :].split(";")]
     if len(text) > MAX_TRIES_BYTES or not all(found):
-        raise ProtocolError(f"{what} holds tries that no lease wrote: {shown(text[:200])}.")
+        raise ProtocolError(f"{what} holds tries that no lease wrote: {safe_repr(text[:200])}.")
     first = 1 + (int(earlier[1]) if earlier else 0)
     return [_try(number, one, ready_s) for number, one in enumerate(found, first) if one]
 

@@ -11,7 +11,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.records.sample_meta import SampleMeta
-from penstock.words import shown
+from penstock.text import safe_repr
 
 #: Most characters of one group's uses by one subscription.
 MAX_USES_BYTES = 1024 * 1024
@@ -71,7 +71,7 @@ def uses_of(text: bytes, what: str) -> list[BatchUse]:
             raise ValueError("too long")
         return [_use(one.split(":")) for one in text.decode("ascii").split(";")]
     except ValueError as exc:
-        raise ProtocolError(f"{what} holds uses that no cut wrote: {shown(text[:200])}.") from exc
+        raise ProtocolError(f"{what} holds uses that no cut wrote: {safe_repr(text[:200])}.") from exc
 
 
 def _use(parts: Sequence[str]) -> BatchUse:

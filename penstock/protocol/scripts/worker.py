@@ -11,7 +11,7 @@ from penstock.protocol.records.drawn import NOTHING, Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.redis.call import Call, Value, script, text, texts
-from penstock.words import writable
+from penstock.text import utf8_safe
 
 #: Most characters of what is kept of a failure.
 MAX_DETAIL = 65536
@@ -210,13 +210,13 @@ def release(
         told: what was drawn of each sample that is not committed, by k.
         death: the error that ends the worker; '': it drains. From the third worker on that dies so the job is charged.
     """
-    argv = [keys.prefix, job, token, worker, writable(death, MAX_DETAIL), *_flat(told)]
+    argv = [keys.prefix, job, token, worker, utf8_safe(death, MAX_DETAIL), *_flat(told)]
     return Call(script("release"), [keys.group(job)], argv, lambda went: text(went) != "lost")
 
 
 def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str], *, death: str = "") -> Call[list[str]]:
     """Release what is pending for this worker and not among ``known``; ``death`` is as in ``release``."""
-    argv = [keys.prefix, lane, worker, writable(death, MAX_DETAIL), *known]
+    argv = [keys.prefix, lane, worker, utf8_safe(death, MAX_DETAIL), *known]
     return Call(script("abandon"), [keys.jobs(lane)], argv, texts)
 
 
@@ -247,7 +247,7 @@ def crash(
         told: as in ``release``.
     """
     names = [keys.group(job), keys.trials(model), keys.aside(model)]
-    kept = writable(detail, MAX_DETAIL)
+    kept = utf8_safe(detail, MAX_DETAIL)
     args: list[Value] = [keys.prefix, job, token, worker, kept, publication, engine, int(sure), DEATHS, *_flat(told)]
     return Call(script("crash"), names, args, text)
 
@@ -277,7 +277,7 @@ def fail(
         token,
         worker,
         reason,
-        writable(detail, MAX_DETAIL),
+        utf8_safe(detail, MAX_DETAIL),
         max_attempts,
         retry_ms,
         max_retry_ms,
@@ -288,5 +288,5 @@ def fail(
 
 def ended(keys: Keys, kinds: Iterable[tuple[str, str, str]], window: int) -> Call[int]:
     """Note how jobs ended: (kind, a digit for each job, last words) each; the last ``window`` are remembered."""
-    flat = [writable(part) for kind in kinds for part in kind]
+    flat = [utf8_safe(part) for kind in kinds for part in kind]
     return Call(script("ended"), [keys.ends], [keys.prefix, window, *flat], int)

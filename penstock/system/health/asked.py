@@ -26,7 +26,7 @@ from penstock.redis.connect import connect
 from penstock.system.gpus import visible_gpus
 from penstock.system.health.finding import Check, Finding, Level, run_checks
 from penstock.system.health.look import look_at_clock, look_at_disk, look_at_payloads, look_at_weights
-from penstock.words import said, shown, writable
+from penstock.text import format_exc, safe_repr, utf8_safe
 
 #: Field of the hash that holds the question; a worker's name has a dot in it.
 ASKED = "asked"
@@ -64,7 +64,7 @@ def read_answers(client: Client, keys: Keys, asked_at: float) -> list[Answer]:
 def _answer(name: bytes, raw: bytes) -> tuple[Answer, float]:
     """An answer, and the time of its question."""
     worker = name_shown(name)
-    what = f"What worker {shown(worker)} found"
+    what = f"What worker {safe_repr(worker)} found"
     record = unpack_map(raw, what)
     host, rows = record.get("host", ""), record.get("findings", [])
     if not isinstance(host, str) or not isinstance(rows, list):
@@ -75,10 +75,10 @@ def _answer(name: bytes, raw: bytes) -> tuple[Answer, float]:
 
 def _finding(row: Any, what: str) -> Finding:
     if not isinstance(row, list) or len(row) != 4 or not all(isinstance(text, str) for text in row):
-        raise ProtocolError(f"{what} has a finding that penstock did not write: {shown(row)}.")
+        raise ProtocolError(f"{what} has a finding that penstock did not write: {safe_repr(row)}.")
     looked_at, level, found, todo = (text[:MAX_TEXT] for text in row)
     if level not in list(Level):
-        raise ProtocolError(f"{what} has a finding of a level that is none: {shown(level)}.")
+        raise ProtocolError(f"{what} has a finding of a level that is none: {safe_repr(level)}.")
     return Finding(looked_at, Level(level), found, todo)
 
 
@@ -115,7 +115,7 @@ class Responder:
                 if client.hget(keys.looks, ASKED) is not None:
                     run(client, note(keys, keys.looks, self._worker, pack(record)))
         except Exception as exc:  # a thread of ours that dies says nothing to anybody
-            log.warning("what this worker reaches was asked for and could not be told: %s", redact(said(exc)))
+            log.warning("what this worker reaches was asked for and could not be told: %s", redact(format_exc(exc)))
 
     def _checks(self, client: Client, keys: Keys) -> Iterator[tuple[str, Check]]:
         config = self._config
@@ -128,4 +128,4 @@ class Responder:
 
 def _row(finding: Finding) -> list[str]:
     texts = (finding.what, finding.level.value, finding.found, finding.todo)
-    return [writable(redact(text))[:MAX_TEXT] for text in texts]
+    return [utf8_safe(redact(text))[:MAX_TEXT] for text in texts]

@@ -8,7 +8,7 @@ import redis
 
 from penstock.errors import PenstockError
 from penstock.redaction import redact
-from penstock.words import said
+from penstock.text import format_exc
 
 
 class Level(StrEnum):
@@ -41,7 +41,7 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
         try:
             yield from check()
         except (PenstockError, redis.RedisError, OSError, ValueError) as exc:
-            told = str(exc) if isinstance(exc, PenstockError) else said(exc)
+            told = str(exc) if isinstance(exc, PenstockError) else format_exc(exc)
             yield Finding(what, Level.ERROR, redact(told))
 
 

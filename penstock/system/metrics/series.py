@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from penstock.words import printable, writable
+from penstock.text import printable, utf8_safe
 
 #: Samples of one family, at most: labels come from records, of which there may be any number.
 MAX_SAMPLES = 1000
@@ -112,4 +112,4 @@ def slime(name: str, says: str) -> Series:
 
 
 def _labels(values: Labels) -> tuple[str, ...]:
-    return tuple(printable(writable(one[:MAX_LABEL])) for one in ((values,) if isinstance(values, str) else values))
+    return tuple(printable(utf8_safe(one[:MAX_LABEL])) for one in ((values,) if isinstance(values, str) else values))

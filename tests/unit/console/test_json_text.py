@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from penstock.console.json_text import MOST, json_bytes
-from penstock.words import TooMuch
+from penstock.text import TooMuch
 
 
 def nested(levels: int) -> Any:

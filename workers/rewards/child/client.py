@@ -22,7 +22,7 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.processes import die_with, python_command, python_environment
-from penstock.words import said
+from penstock.text import format_exc
 from penstock.workers.rewards.child.wire import MAX_ANSWER_BYTES, frame, question_of, read_frame, read_verdict
 from penstock.workers.rewards.outcomes import Raised
 from penstock.workers.rewards.pool.wire import Verdict
@@ -79,7 +79,7 @@ class RewardProcess:
         try:
             question = question_of(name, sample)
         except (TypeError, ValueError, OverflowError) as exc:
-            message = f"sample {sample.id}: it cannot be sent to the process of rewards: {said(exc)}."
+            message = f"sample {sample.id}: it cannot be sent to the process of rewards: {format_exc(exc)}."
             raise RewardError(JobFailure.REWARD_RAISED, message) from exc
         try:
             return self._value(await self._shared(question))

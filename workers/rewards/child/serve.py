@@ -14,7 +14,7 @@ from penstock.protocol.records.codec import MAX_RECORD_BYTES, unpack
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, run_through, staying_alive
-from penstock.words import user_trace_of
+from penstock.text import user_trace_of
 from penstock.workers.rewards.allowed import import_reward
 from penstock.workers.rewards.calls import awaiting
 from penstock.workers.rewards.child.wire import frame, read_frame, read_question, verdict_to_bytes

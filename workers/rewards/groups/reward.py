@@ -15,7 +15,7 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, find_function
-from penstock.words import said, shown
+from penstock.text import format_exc, safe_repr
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.hooks.repeats import Repeats
 from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
@@ -64,7 +64,8 @@ class GroupReward:
         if values is None:
             raise RewardError(
                 JobFailure.REWARD_NOT_A_NUMBER,
-                f"group {job}: reward {self.name} gave {shown(given)}, not a list of {len(samples)} numbers, one for "
+                f"group {job}: reward {self.name} gave {safe_repr(given)}, not a list of {len(samples)} "
+                "numbers, one for "
                 "each sample in their order.",
             )
         return [self._read(sample, value) for sample, value in zip(samples, values, strict=True)]
@@ -115,7 +116,8 @@ def _values(given: Any, count: int) -> list[Any] | None:
     # What a user's type does when it is read is the user's code.
     except BaseException as exc:
         raise RewardError(
-            JobFailure.REWARD_NOT_A_NUMBER, f"what a group reward gave, {shown(given)}, cannot be read: {said(exc)}."
+            JobFailure.REWARD_NOT_A_NUMBER,
+            f"what a group reward gave, {safe_repr(given)}, cannot be read: {format_exc(exc)}.",
         ) from exc
 
 

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.words import said
+from penstock.text import format_exc
 
 _PREFIX = "penstock-jail-"
 #: Processes that a warden needs beside the program's.
@@ -55,7 +55,7 @@ def make(memory_bytes: int, processes: int, root: Path = Path("/")) -> Groups:
                         (folder / name).write_text(str(value))
     except OSError as exc:
         Groups(tuple(made)).remove()
-        return Groups(lack=said(exc))
+        return Groups(lack=format_exc(exc))
     return Groups(tuple(made))
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.words import said
+from penstock.text import format_exc
 from penstock.workers.rewards.jail import cgroups, libc
 from penstock.workers.rewards.jail.task import End, Ended, Limits, Task
 from penstock.workers.rewards.jail.walls import Walls
@@ -142,7 +142,7 @@ def _fork(warden: Warden, cell: Cell) -> int:
         warden.enter(cell)
     except BaseException as exc:
         with contextlib.suppress(OSError):
-            os.write(cell.files.told, CANNOT + said(exc).encode())
+            os.write(cell.files.told, CANNOT + format_exc(exc).encode())
     finally:
         _leave()
 

@@ -28,7 +28,7 @@ from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.outcomes import Raised, too_long
 from penstock.workers.rewards.pool.check_queue import ASKER_TTL_S, CheckQueue
@@ -102,7 +102,7 @@ class Checks:
         """The reward ``name`` as a function that asks the pool. Raises ConfigError where it is not allowed."""
         if name not in self._allowed:
             raise ConfigError(
-                f"the verifier pool does not run {shown(name)}, only "
+                f"the verifier pool does not run {safe_repr(name)}, only "
                 f"{', '.join(sorted(self._allowed)) or 'nothing'}: add it to reward.pool.functions."
             )
 

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.words import TooMuch, plain, writable
+from penstock.text import TooMuch, to_plain, utf8_safe
 
 #: What every rq job of the pool is called. A verifier imports nothing by a name that it finds in Redis.
 ENTRY = "penstock.workers.rewards.pool.worker.check"
@@ -58,9 +58,9 @@ class Verdict:
         _check(value, types, "a verdict")
         if set(value) != {one.name for one in fields(cls)}:
             raise ProtocolError("A verdict lacks fields.")
-        words = {name: writable(value[name]) for name in ("outcome", "error", "trace")}
+        words = {name: utf8_safe(value[name]) for name in ("outcome", "error", "trace")}
         try:
-            return cls(**value | words | {"info": plain(value["info"])})
+            return cls(**value | words | {"info": to_plain(value["info"])})
         except TooMuch as exc:
             raise ProtocolError(f"A verdict says {exc}.") from exc
 

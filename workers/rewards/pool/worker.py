@@ -32,7 +32,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.redis.control import PASSING
 from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive
-from penstock.words import said, shown, user_trace_of
+from penstock.text import format_exc, safe_repr, user_trace_of
 from penstock.workers.rewards import processes
 from penstock.workers.rewards.jail.finding import find_jail
 from penstock.workers.rewards.kinds.code import Workshop
@@ -163,7 +163,7 @@ class Verifier(Worker):
         if name not in self.functions:
             known = ", ".join(sorted(self.functions))
             return Verdict(
-                error=f"ConfigError: this verifier runs {known}, and not {shown(name)}: see reward.pool.functions"
+                error=f"ConfigError: this verifier runs {known}, and not {safe_repr(name)}: see reward.pool.functions"
             )
         if pool.memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (pool.memory_bytes, pool.memory_bytes))
@@ -249,7 +249,7 @@ def judge(function: Function | Kind, sample: Sample, name: str, config: RewardCo
 
 
 def _raised(exc: BaseException) -> Verdict:
-    return Verdict(error=said(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
+    return Verdict(error=format_exc(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
 
 
 async def _awaited(value: Any) -> Any:

@@ -11,8 +11,8 @@ from yarl import URL
 
 from penstock.config.net.serving import ServingConfig
 from penstock.protocol.records.offer import Range, range_digest
+from penstock.text import format_exc
 from penstock.weights.http.tls import client_context
-from penstock.words import said
 
 #: Bytes that are taken at once.
 CHUNK_BYTES = 256 * 1024
@@ -118,7 +118,7 @@ class Downloads:
         except _Otherwise as exc:
             why, remedy = str(exc), exc.remedy
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            why = said(exc)
+            why = format_exc(exc)
             remedy = _KNOWN_CERTIFICATE if isinstance(exc, aiohttp.ClientSSLError) else _BE_THERE
         if taken.num_bytes == before:
             raise NotGiven(f"{url}: {why}", remedy)

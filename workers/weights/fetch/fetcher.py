@@ -21,11 +21,11 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import HAVE_EVERY_S, Peer, bitmap_bytes, read_names, read_offer, read_peers
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import is_full
+from penstock.text import format_exc
 from penstock.weights.http.blobs import files_of, is_object, is_version, object_name
 from penstock.weights.http.loop_thread import LoopThread
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
-from penstock.words import said
 from penstock.workers.weights.copy_holds import HELD
 from penstock.workers.weights.fetch.download import Downloads
 from penstock.workers.weights.fetch.index_first import Came, IndexFirst
@@ -119,7 +119,7 @@ class Fetcher:
         try:
             await asyncio.wrap_future(self._thread.submit(self._serve_held(object_name(version, index), path)))
         except (PenstockError, OSError) as exc:
-            log.warning("version %d is not served to other workers: %s", version, said(exc))
+            log.warning("version %d is not served to other workers: %s", version, format_exc(exc))
 
     def close(self) -> None:
         """Fetch and serve no more. Blocks shortly."""
@@ -140,7 +140,7 @@ class Fetcher:
                 await self._offered(name, version, progress)
             await self._serve(name, path)
         except OSError as exc:
-            why = "there is no room" if is_full(exc) else said(exc)
+            why = "there is no room" if is_full(exc) else format_exc(exc)
             raise PublishError(f"version {version} cannot be kept in {self._store.folder}: {why}.") from exc
         except ProtocolError as exc:
             raise PublishError(str(exc)) from exc

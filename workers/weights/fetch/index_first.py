@@ -15,8 +15,8 @@ from penstock.errors import PublishError
 from penstock.protocol.records.offer import Offer, Range
 from penstock.protocol.scripts import OFFER_EVERY_S, Peer
 from penstock.system.disk import open_plain
+from penstock.text import safe_repr
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
-from penstock.words import shown
 from penstock.workers.weights.fetch import swarm
 from penstock.workers.weights.fetch.download import Downloads, NotGiven
 from penstock.workers.weights.fetch.pace import GRACE_S
@@ -150,7 +150,7 @@ def _hold(offer: Offer, data: bytes) -> None:
         )
     offered, named = offer.sizes(), {**told, INDEX_FILE: len(data)}
     if other := [name for name in offered | named if offered.get(name) != named.get(name)]:
-        raise _Differs(f"with other files than its index names, or of other sizes, such as {shown(other[0], 100)}")
+        raise _Differs(f"with other files than its index names, or of other sizes, such as {safe_repr(other[0], 100)}")
 
 
 def _has(peer: Peer, ranges: list[Range]) -> bool:

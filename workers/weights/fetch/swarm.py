@@ -33,7 +33,7 @@ from penstock.protocol.scripts import (
     read_peers,
     relay_claim,
 )
-from penstock.words import shown
+from penstock.text import safe_repr
 from penstock.workers.weights.fetch.download import Downloads, NotGiven
 from penstock.workers.weights.fetch.pace import Pace
 from penstock.workers.weights.fetch.partial import Partial
@@ -281,7 +281,7 @@ class Swarm:
         return random.choice([*(left - {number for _, number in self._holders} or left)] or [-1])
 
     def _held(self) -> str:
-        names = [f"worker {shown(worker, 100)}" for worker, _ in self._holders]
+        names = [f"worker {safe_repr(worker, 100)}" for worker, _ in self._holders]
         return f"; the trainer's slots are held by {' and '.join(names)}" if names else ""
 
     def _not_given(self) -> int:

@@ -25,9 +25,9 @@ from penstock.protocol.waits import Waiting
 from penstock.redaction import redact
 from penstock.redis.commands import AsyncClient, News
 from penstock.redis.control import AsyncControl
+from penstock.text import format_exc
 from penstock.weights.index import TensorEntry, layout_digest, read_index
 from penstock.weights.transport import TRANSPORTS, transport
-from penstock.words import said
 from penstock.workers.engine import Engine
 from penstock.workers.weights.folders import FolderToCome
 from penstock.workers.weights.receive.arrival import MARGIN_S, Arrival, NotBegun, NotSent
@@ -222,4 +222,4 @@ async def take(receiver: Receiver, arrival: Arrival, instead: Instead, engine: E
 async def _fail(arrival: Arrival, exc: Exception) -> None:
     """A user's own code, or ours, raised what it should not: the folder is there."""
     log.error("version %s is loaded from its folder: its receiver raised", arrival.decision.id, exc_info=exc)
-    await arrival.answer(f"its receiver raised {said(exc)}")
+    await arrival.answer(f"its receiver raised {format_exc(exc)}")

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from penstock.system.user_code import Raised, bounded, run_through
-from penstock.words import TooMuch, plain, shown
+from penstock.text import TooMuch, safe_repr, to_plain
 
 LOOPS = [uvloop.new_event_loop, asyncio.new_event_loop]
 
@@ -113,11 +113,11 @@ def doubled(times: int) -> list[Any]:
 
 
 def test_what_holds_itself_ends_where_it_meets_itself() -> None:
-    assert plain({"a": entangled(30)}) == {"a": ["..."] * 30}
+    assert to_plain({"a": entangled(30)}) == {"a": ["..."] * 30}
     child: dict[str, Any] = {"name": "child"}
     parent = {"name": "parent", "children": [child]}
     child["parent"] = parent
-    assert plain(parent)["children"] == [{"name": "child", "parent": "..."}]
+    assert to_plain(parent)["children"] == [{"name": "child", "parent": "..."}]
 
 
 def shared(width: int, depth: int) -> Any:
@@ -127,11 +127,11 @@ def shared(width: int, depth: int) -> Any:
 @pytest.mark.parametrize("value", [list(range(10**6)), [["x" * 1000] * 1000] * 1000, shared(9, 12)])
 def test_what_is_too_large_is_refused_before_it_is_made(value: Any) -> None:
     with pytest.raises(TooMuch, match="more than 10,000 values and characters"):
-        plain(value, 10_000)
+        to_plain(value, 10_000)
 
 
 def test_anything_is_shown_in_few_characters() -> None:
     before = time.process_time()
     for value in (doubled(64), entangled(9), {"a": doubled(64)}, "x" * 10**7, b"x" * 10**7, 10**5000):
-        assert len(shown(value)) <= 80
+        assert len(safe_repr(value)) <= 80
     assert time.process_time() - before < 10, "64 doublings are 2**64 brackets"

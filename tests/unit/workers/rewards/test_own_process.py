@@ -15,7 +15,7 @@ from penstock.config import RewardConfig
 from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.words import user_trace_of
+from penstock.text import user_trace_of
 from penstock.workers.rewards.child import client
 from penstock.workers.rewards.child.client import RewardProcess
 from penstock.workers.rewards.judges import Judges

@@ -1,7 +1,7 @@
-"""Texts of others (a user's code, an engine, a library) as something that can be written anywhere.
+"""Make texts and values of foreign code (a user's, an engine's, a library's) safe to record and to print.
 
-What a user's exception says may hold lone surrogates, which no record, stream or terminal takes, or may itself raise.
-Such texts are made writable where they enter.
+The text of a user's exception may hold lone surrogates, which no record, stream or terminal accepts, or raise when it
+is read. Such texts are converted where they enter.
 """
 
 import os
@@ -20,8 +20,8 @@ _OWN_FOLDER = str(Path(__file__).parent) + os.sep
 MAX_NAME = 200
 
 
-def writable(text: str, most: int | None = None) -> str:
-    """``text`` as UTF-8 can hold it: lone surrogates are escaped; of what is longer than ``most`` the middle goes."""
+def utf8_safe(text: str, most: int | None = None) -> str:
+    """Return ``text`` with lone surrogates escaped, and without its middle if it is longer than ``most``."""
     if most is not None and len(text) > most:
         text = f"{text[: most // 2]} ... {text[-(most // 2) :]}"
     try:
@@ -46,14 +46,15 @@ def _visible(char: str) -> str:
     return " " if unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
 
 
-def shown(value: object, most: int = 80) -> str:
-    """``repr`` of anything, cut to ``most`` characters; its type where it cannot be shown.
+def safe_repr(value: object, most: int = 80) -> str:
+    """Return the ``repr`` of anything, cut to ``most`` characters; only its type if ``repr`` raises.
 
-    Of lists and maps the first entries, three levels deep: one that is held twice would double the text at each level.
+    Lists and maps are cut to their first entries and three levels: a value that is held twice would double the text at
+    each level.
     """
     try:
         head = value[:most] if isinstance(value, str | bytes) else value
-        return writable(_SHORT.repr(head)[:most])
+        return utf8_safe(_SHORT.repr(head)[:most])
     except BaseException:
         return f"<{name_of(value)} that cannot be shown>"
 
@@ -61,7 +62,7 @@ def shown(value: object, most: int = 80) -> str:
 def name_of(value: object) -> str:
     """Name of a value's type, whatever that is made of."""
     try:
-        return writable(str(type(value).__name__), MAX_NAME)
+        return utf8_safe(str(type(value).__name__), MAX_NAME)
     except BaseException:
         return "object"
 
@@ -77,13 +78,13 @@ def _short() -> reprlib.Repr:
 _SHORT = _short()
 
 
-def said(exc: BaseException) -> str:
-    """``TypeName: text`` of an exception, whatever its ``__str__`` does."""
+def format_exc(exc: BaseException) -> str:
+    """Return ``TypeName: text`` of an exception, even if its ``__str__`` raises."""
     try:
         text = str(exc)
     except BaseException:
         text = "<its text cannot be shown>"
-    return writable(f"{name_of(exc)}: {text}", MAX_SAID)
+    return utf8_safe(f"{name_of(exc)}: {text}", MAX_SAID)
 
 
 def trace_of(exc: BaseException) -> str:
@@ -91,8 +92,8 @@ def trace_of(exc: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(exc)).strip()
     except BaseException:
-        text = said(exc)
-    return writable(text, MAX_TRACE)
+        text = format_exc(exc)
+    return utf8_safe(text, MAX_TRACE)
 
 
 def user_trace_of(exc: BaseException) -> str:
@@ -111,25 +112,25 @@ def user_trace_of(exc: BaseException) -> str:
         lines = list(found.format()) if found.stack else [f"{note}\n" for note in notes]
         text = "".join(lines) + str(exc)
     except BaseException:
-        text = said(exc)
-    return writable(text, MAX_TRACE)
+        text = format_exc(exc)
+    return utf8_safe(text, MAX_TRACE)
 
 
 class TooMuch(ValueError):
     """A value is larger than whoever asked for it has room for."""
 
 
-def plain(value: Any, most: int = 2**20) -> Any:
-    """``value`` as something that msgpack and JSON carry: arrays as lists, what is unknown as text.
+def to_plain(value: Any, most: int = 2**20) -> Any:
+    """Convert ``value`` to what msgpack and JSON carry: arrays to lists, values of unknown types to text.
 
-    Integers beyond 64 bits and what is nested deeper than ``MAX_DEPTH`` become text; so does what holds itself, where
-    it meets itself again. What raises when it is read becomes text too.
+    Integers beyond 64 bits, values nested deeper than ``MAX_DEPTH``, references of a value to itself and values that
+    raise when they are read become text too.
 
     Args:
-        most: characters of all texts and number of all values; what is held twice counts twice.
+        most: limit of the characters of all texts plus the number of all values; a value held twice counts twice.
 
     Raises:
-        TooMuch: there are more.
+        TooMuch: the limit is exceeded.
     """
     return _Plain(most).of(value, ())
 
@@ -156,7 +157,7 @@ class _Plain:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
-            return int(value) if -(2**63) <= value < 2**64 else self._text(shown(value, 1000))
+            return int(value) if -(2**63) <= value < 2**64 else self._text(safe_repr(value, 1000))
         if isinstance(value, float):
             return float(value)
         if isinstance(value, str):
@@ -170,14 +171,14 @@ class _Plain:
             return [self.of(entry, below) for entry in value]
         if callable(tolist := getattr(value, "tolist", None)):
             return self.of(tolist(), below)
-        return self._text(shown(value, 1000))
+        return self._text(safe_repr(value, 1000))
 
     def _key(self, key: Any) -> str:
         return self._text(str.__str__(key) if isinstance(key, str) else str(key))
 
     def _text(self, text: str) -> str:
         self._take(len(text))
-        return writable(text)
+        return utf8_safe(text)
 
     def _take(self, count: int) -> None:
         self._left -= count
