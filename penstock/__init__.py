@@ -6,6 +6,8 @@ stays light.
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.version import __version__
+
 if TYPE_CHECKING:
     from penstock.config import Config as Config
     from penstock.consumers.adapters.engine_metrics import EngineMetrics as EngineMetrics
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     from penstock.workers.rewards.judges import Judge as Judge
     from penstock.workers.rewards.judges import Judges as Judges
     from penstock.workers.weights.receive.receiver import Receiver as Receiver
-
-__version__ = "0.1.0"
 
 #: Public name -> module that has it.
 _LAZY = {

@@ -44,7 +44,7 @@ app = typer.Typer(
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        from penstock import __version__
+        from penstock.version import __version__
 
         say(f"penstock {__version__}")
         raise typer.Exit

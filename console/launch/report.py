@@ -9,10 +9,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from penstock import __version__
 from penstock.config import Config
 from penstock.consumers.grpo.rows import Row, Rows, headline, of_steps, ratio
 from penstock.protocol.tokens import ledgers_of, of_training
+from penstock.version import __version__
 
 #: A run that wrote no row for so long was down: the queue's come every second.
 DOWN_S = 30.0

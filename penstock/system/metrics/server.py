@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock import __version__
 from penstock.config import Config
 from penstock.config.net.hosts import cannot_listen, host_in_url
 from penstock.config.net.watching import MetricsConfig
@@ -20,6 +19,7 @@ from penstock.redaction import redact
 from penstock.redis.control import PASSING
 from penstock.system.metrics.bounded_threads import STALL_S, BoundedThreads
 from penstock.system.metrics.series import counter, gauge
+from penstock.version import __version__
 
 log = logging.getLogger(__name__)
 
