@@ -1,1 +1,1 @@
-"""A cut batch on its way to the trainer: read, checked, laid out, recorded."""
+"""Turn a cut batch into what a trainer gets: read, check, lay out, record."""

@@ -1,4 +1,4 @@
-"""Advantages of whole groups, from rewards alone, before the split over ranks (T11)."""
+"""Compute advantages of complete groups, from rewards alone, before the split over ranks (T11)."""
 
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
@@ -24,9 +24,9 @@ def group_advantages(
     weights: Sequence[float] | None = None,
     masked: Sequence[bool] | None = None,
 ) -> NDArray[np.float64]:
-    """[N] advantage of each sample among the samples of its own group; groups may differ in size.
+    """Return [N] the advantage of each sample within its group; groups may differ in size.
 
-    With m the mean of the group and n the number of its samples present, masked ones left out:
+    With m the mean of the group and n the number of its samples, without masked ones:
 
     - ``grpo``: (r - m) / (s + 1e-6), s the unbiased standard deviation (Shao et al. 2024, arXiv 2402.03300). GSPO
       (arXiv 2507.18071) and CISPO (arXiv 2506.13585) take the same advantage; they differ in the loss.
@@ -35,17 +35,17 @@ def group_advantages(
     - ``reinforce_pp_baseline``: a = r - m, then (a - M) / (S + 1e-6) with M and S the mean and the standard deviation
       of a over all loss tokens of the batch (Hu et al. 2025, arXiv 2501.03262)
 
-    A group of one has nothing to compare with: its a is 0 in all of them, and no deviation is taken. Advantages are
-    finite for finite rewards of any size: what float32 cannot hold is clipped to ``LARGEST``.
+    In a group of one a is 0 for all kinds, and no deviation is computed. Advantages are finite for finite rewards of
+    any size: values beyond the range of float32 are clipped to ``LARGEST``.
 
     Args:
-        weights: loss tokens of each sample, of the whole batch; only ``reinforce_pp_baseline`` looks at them. None
-            weighs every sample the same. All ranks have them from the manifest, so none asks another one.
-        masked: samples that never bore loss (``Row.masked``), whose reward is not to be learned from. They have
-            advantage 0 and count in no m, s or n, as for the filter ``nonzero_std``. None: there is none.
+        weights: loss tokens of each sample of the complete batch; used by ``reinforce_pp_baseline`` only. None: equal
+            weights. All ranks have them from the manifest, so no communication is needed.
+        masked: samples that never bore loss (``Row.masked``), whose reward must not be learned from. Their advantage
+            is 0 and they do not count in m, s or n, as in the filter ``nonzero_std``. None: no sample is masked.
 
     Raises:
-        ConfigError: the kind is none of these.
+        ConfigError: unknown kind.
         ProtocolError: rewards, groups and weights differ in number, or a reward is not finite.
     """
     if masked is not None and any(masked):
@@ -69,7 +69,7 @@ def group_advantages(
     exponent = np.maximum(np.frexp(largest)[1], 0)
     values = np.ldexp(values, -exponent[index])
     centred: NDArray[np.float64] = values - (np.bincount(index, values) / count)[index]
-    # The mean of large rewards is rounded. Subtracting what it is off by makes equal rewards exactly 0.
+    # The mean of large rewards is rounded. Subtracting the error makes advantages of equal rewards exactly 0.
     centred = centred - (np.bincount(index, centred) / count)[index]
     others = np.maximum(count - 1, 1)
     with np.errstate(over="ignore"):
@@ -104,7 +104,7 @@ def _of_unmasked(
 
 
 def _whitened(values: NDArray[np.float64], weights: Sequence[float] | None, epsilon: float) -> NDArray[np.float64]:
-    """Mean 0 and deviation 1 over the batch, each value counted ``weights`` times."""
+    """Scale to mean 0 and deviation 1 over the batch, each value counted ``weights`` times."""
     counts = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     if len(counts) != len(values):
         raise ProtocolError(f"{len(counts)} weights for {len(values)} rewards.")

@@ -1,4 +1,4 @@
-"""Batches that are read, checked and laid out before they are asked for, by one thread, in order."""
+"""Read, check and lay out batches ahead of their use, in one thread, in order."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.consumers.batch.batch import Batch
 
-#: Reads batch n; the callable says that nobody wants it any more.
+#: Reads batch n; the callable returns True once the batch is no longer wanted.
 Read = Callable[[int, Callable[[], bool]], "Batch"]
 
 
 class Ahead:
-    """At most ``depth`` batches in memory beside the one that is trained; 0: nothing is read ahead."""
+    """Hold at most ``depth`` batches in memory beside the one that is trained; 0: do not read ahead."""
 
     def __init__(self, depth: int, read: Read) -> None:
         self.depth = depth
@@ -21,7 +21,7 @@ class Ahead:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if depth else None
 
     def look(self, first: int) -> None:
-        """Begin with what is not there yet of ``first`` and the batches after it."""
+        """Start reading those of batch ``first`` and the batches after it that are not being read yet."""
         if self._pool is None:
             return
         for n in range(first, first + self.depth):
@@ -32,11 +32,11 @@ class Ahead:
         return self._futures.get(n)
 
     def take(self, n: int) -> "Batch":
-        """The batch that is done, or what became of it."""
+        """Return the finished batch, or raise its error."""
         return self._futures.pop(n).result()
 
     def drop(self) -> None:
-        """Forget everything. Blocks until the thread has let go of what it reads."""
+        """Discard everything. Blocks until the thread has stopped reading."""
         futures, self._futures = self._futures, {}
         for future in futures.values():
             future.cancel()

@@ -1,8 +1,8 @@
-"""What a trainer is handed for one cut batch: this rank's samples as arrays, and the numbers of the whole batch.
+"""One rank's samples of a cut batch as arrays, and the figures of the complete batch.
 
-A rank decodes only its own payloads. What needs the whole batch comes from the manifest, which every rank has:
-advantages (T11), the denominators of the loss (T10), and how many micro-batches every rank runs. Nothing here blocks
-or reads Redis; the bytes are handed in.
+A rank decodes only its own payloads. Figures of the complete batch come from the manifest, which every rank has:
+advantages (T11), the denominators of the loss (T10), and the number of micro-batches of every rank. Nothing here blocks
+or reads Redis; the caller passes the bytes.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def rank_rows(manifest: Manifest, dp_rank: int, dp_size: int) -> list[Row]:
-    """The rows of one rank: those whose payloads it has to fetch before it makes its ``Batch``, lost ones left out."""
+    """Return the rows of one rank whose payloads it has to fetch before it makes its ``Batch``, without lost ones."""
     rows = manifest.samples()
     return [rows[i] for i in partition.split(rows, dp_size, manifest.seed, manifest.split)[dp_rank] if not rows[i].lost]
 
@@ -36,16 +36,16 @@ class Batch:
 
     Args:
         manifest: the record that every rank reads.
-        digest: name of the manifest's bytes (``Manifest.digest``); commits carry it.
-        payloads: bytes by sample id, or a callable that returns them for a row (it may block). Asked for this rank's
-            rows only, lost ones left out, once, when arrays are first wanted. None says that a payload was lost after
-            the cut: its row becomes a filler too, and is named in ``lost``.
+        digest: name of the manifest's bytes (``Manifest.digest``); carried by commits.
+        payloads: bytes by sample id, or a callable that returns them for a row (it may block). Called once, when arrays
+            are first used, for this rank's rows without lost ones. None as a value means that the payload was lost
+            after the cut: its row becomes a filler too, and is named in ``lost``.
         dp_rank, dp_size: which share (T14).
-        advantage: how rewards become advantages, see ``penstock.consumers.batch.advantages``.
-        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: no more are
-            masked. ``counts`` and advantages are of the tokens that are left, in the whole batch (T10).
+        advantage: kind of advantages, see ``penstock.consumers.batch.advantages``.
+        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: mask no
+            more. ``counts`` and advantages cover the remaining tokens, in the complete batch (T10).
         store: where columns are written and read (T13); None keeps them in this object.
-        read_sides: reads side arrays that lie in keys of their own; None: there are none.
+        read_sides: reads side arrays stored under keys of their own; None: there are no such arrays.
 
     Raises:
         ProtocolError: the manifest contradicts itself, or breaks its own staleness bound (I6).
@@ -68,29 +68,29 @@ class Batch:
         self.digest = digest
         self.dp_rank = dp_rank
         self.dp_size = dp_size
-        #: Rows of the whole batch, group by group.
+        #: Rows of the complete batch, group by group.
         self.all_rows = manifest.samples()
         layout.check_manifest(manifest, self.all_rows)
         self._shares = partition.split(self.all_rows, dp_size, manifest.seed, manifest.split)
         self._indices = self._shares[dp_rank]
         #: This rank's rows.
         self.rows = [self.all_rows[i] for i in self._indices]
-        #: As they were handed in.
+        #: The argument ``payloads``.
         self.payloads = payloads
-        #: Where columns are written and read.
+        #: Store for columns.
         self.store = store if store is not None else columns.LocalColumns()
-        #: What ``Trainer(prepare=...)`` made of it.
+        #: Result of ``Trainer(prepare=...)``.
         self.prepared: Any = None
-        #: False: nobody trains on it, as on the answers of an evaluation, so logprobs of any kind may be read.
+        #: False if the batch is not trained, like the answers of an evaluation: logprobs of any kind may be read then.
         self.trained = True
         self._read_sides = read_sides
         self._advantage = advantage
-        #: Column -> rows that it says nothing of, and all rows that it was read for.
+        #: Column -> rows without a value, and all rows that it was read for.
         self._hollow: dict[str, set[int]] = {}
         self._got: dict[str, set[int]] = {}
         self._loss = LossTokens(manifest, self.all_rows, max_staleness)
         self._counts = self._loss.counts(range(len(self.all_rows)))
-        #: Loss tokens of each row as it was cut: what is removed later stays in its group for advantages.
+        #: Loss tokens of each row when it was cut: tokens removed later still count in the group for advantages.
         self._weights = tuple(self._loss.per_row)
         self._opened = OpenedPayloads(manifest.n, self.rows, payloads, read_sides)
         given = self._advantages_of([row.reward for row in self.all_rows])
@@ -103,30 +103,30 @@ class Batch:
 
     @property
     def n(self) -> int:
-        """Number of the batch, 1, 2, ..."""
+        """Return the number of the batch, 1, 2, ..."""
         return self.manifest.n
 
     @property
     def train_version(self) -> int:
-        """Version the trainer holds at the batch's first optimizer step (T2)."""
+        """Return the trainer's version at the batch's first optimizer step (T2)."""
         return self.manifest.train_version
 
     @property
     def counts(self) -> dict[str, int]:
-        """Denominators of the loss over all ranks: ``loss_tokens``, ``loss_samples`` (those with at least one),
+        """Return denominators of the loss over all ranks: ``loss_tokens``, ``loss_samples`` (those with at least one),
         ``samples``, ``groups`` (T10)."""
         return self._counts
 
     @property
     def advantages(self) -> NDArray[np.float64]:
-        """[N] of each of ``all_rows``."""
+        """Return [N] the advantage of each of ``all_rows``."""
         return np.asarray(self._arrays.advantages, np.float64)
 
     def set_advantages(self, values: Sequence[float]) -> None:
-        """Have others: one for each of ``all_rows``, the same on every rank (T11). Before arrays are made.
+        """Replace the advantages: one for each of ``all_rows``, the same on every rank (T11). Call before using arrays.
 
         Raises:
-            ProtocolError: not as many, or one is not finite in float32.
+            ProtocolError: the wrong number of values, or one is not finite in float32.
         """
         found = np.asarray(values, np.float64)
         if found.shape != (len(self.all_rows),) or not (np.abs(found) <= advantages.LARGEST).all():
@@ -137,19 +137,19 @@ class Batch:
         self._arrays.advantages = found
 
     def set_rewards(self, values: Sequence[float], unknown: Collection[int] = ()) -> None:
-        """Have the advantages of other rewards; as ``set_advantages``.
+        """Recompute advantages from other rewards; call as ``set_advantages``.
 
         Args:
-            unknown: rows whose reward nobody knows: their advantage is 0, and no other is compared with them.
+            unknown: rows with an unknown reward: their advantage is 0, and they do not count in their groups.
         """
         self.set_advantages(self._advantages_of(values, unknown).tolist())
 
     def remove(self, indices: Collection[int]) -> None:
-        """Take the loss off these of ``all_rows``, the same on every rank: ``counts`` are without them, advantages
-        with (T10). Before arrays are made.
+        """Remove the loss from these of ``all_rows``, the same on every rank. ``counts`` exclude them, advantages
+        do not (T10). Call before arrays are made.
 
         Raises:
-            ProtocolError: there is no such row.
+            ProtocolError: no such row.
         """
         if wrong := [i for i in indices if not 0 <= i < len(self.all_rows)]:
             raise ProtocolError(f"{self._what} has {len(self.all_rows)} samples, and none numbered {wrong[:10]}.")
@@ -158,20 +158,20 @@ class Batch:
 
     @property
     def indices(self) -> Sequence[int]:
-        """Index into ``all_rows`` of each of this rank's rows."""
+        """Return the index into ``all_rows`` of each of this rank's rows."""
         return self._indices
 
     @property
     def shares(self) -> Sequence[Sequence[int]]:
-        """As ``indices``, of every rank."""
+        """Return ``indices`` of every rank."""
         return self._shares
 
     @property
     def temperature(self) -> float:
-        """What all samples of the whole batch that bear loss were drawn at; 1 where none bears any.
+        """Return the temperature of all samples of the complete batch that bear loss; 1 if none does.
 
         For a trainer that divides all logits by one number; ``arrays()["temperatures"]`` has one for each sample.
-        Raises ConfigError where they differ.
+        Raises ConfigError if they differ.
         """
         return behaviour.temperature_of(self.all_rows, self._what)
 
@@ -180,49 +180,49 @@ class Batch:
         return f"batch {self.n} of {self.manifest.sub}"
 
     def __len__(self) -> int:
-        """Samples of this rank."""
+        """Return the number of samples of this rank."""
         return len(self.rows)
 
     def __repr__(self) -> str:
         return f"Batch(n={self.n}, samples={len(self)} of {len(self.all_rows)}, rank={self.dp_rank}/{self.dp_size})"
 
     def arrays(self, keys: Collection[str] | None = None) -> dict[str, Any]:
-        """This rank's samples as numpy arrays; no torch needed.
+        """Return this rank's samples as numpy arrays; torch is not needed.
 
         Args:
-            keys: which of the [B, L] arrays to make (``TOKEN_KEYS`` in token_arrays.py), for a loss that needs only
-                some: what is not made costs nothing. None makes all. What is checked does not depend on it.
+            keys: which [B, L] arrays to make (``TOKEN_KEYS`` in token_arrays.py); arrays that are not made cost
+                nothing. None makes all. Checks do not depend on it.
 
         Returns:
             ``tokens`` int64, ``loss_mask``, ``generated`` bool, ``logprobs``, ``advantages`` float32, ``versions``,
             ``staleness`` int32, each [B, L] padded on the right (mask 0, version and staleness -1); ``lengths`` int64,
             ``temperatures``, ``rewards`` float32, ``rows`` int64 (index into ``all_rows``; -1 for a filler), each [B];
-            ``counts``, the global denominators. Advantages stand on generated tokens. Staleness is the train version
-            minus the token's, -1 where nothing was drawn. A lost row is one token with mask 0. A rank without any row
-            has one filler.
+            ``counts``, the global denominators. Advantages are set on generated tokens. Staleness is the train version
+            minus the token's, -1 for tokens that were not generated. A lost row is one token with mask 0. A rank
+            without rows has one filler.
 
         Raises:
-            PayloadError: a payload is not what its row says.
-            ProtocolError: there is no such key.
-            ConfigError: logprobs are wanted, and those of a sample that bears loss, on any rank, are from before a
-                temperature that is not 1 (T6): nothing can be trained on them.
+            PayloadError: a payload does not match its row.
+            ProtocolError: no such key.
+            ConfigError: logprobs are requested, and those of a sample that bears loss, on any rank, are from before a
+                temperature other than 1 was applied (T6): they cannot be trained on.
         """
         return self._arrays.padded(range(len(self.rows)), self._wanted(keys)) | {"counts": self.counts}
 
     def padded(self, device: "str | torch.device | None" = None, keys: Collection[str] | None = None) -> dict[str, Any]:
-        """``arrays(keys)`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay plain numbers."""
+        """Return ``arrays(keys)`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay numbers."""
         return layout.tensors(self.arrays(keys), device)
 
     def packed(
         self, max_tokens: int, device: "str | torch.device | None" = None, keys: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Micro-batches of at most ``max_tokens`` tokens, samples laid end to end, no padding.
+        """Return micro-batches of at most ``max_tokens`` tokens, samples concatenated, without padding.
 
-        Every rank gets equally many; the missing ones are fillers of one token with mask 0 (T10). A sample longer than
+        Every rank gets the same number; missing ones are fillers of one token with mask 0 (T10). A sample longer than
         ``max_tokens`` has a micro-batch to itself.
 
         Returns:
-            dicts as of ``padded()``, but token keys are [T], beside ``cu_seqlens`` int32 [B + 1] (where each sample
+            dicts as of ``padded()``, but token keys are [T], plus ``cu_seqlens`` int32 [B + 1] (where each sample
             begins, and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
         """
         split, wanted = self._members(max_tokens, None, padded=False), self._wanted(keys)
@@ -236,7 +236,7 @@ class Batch:
         device: "str | torch.device | None" = None,
         keys: Collection[str] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """As ``padded()``, in micro-batches; ``max_tokens`` counts padding too. Every rank gets equally many."""
+        """Yield ``padded()`` in micro-batches; ``max_tokens`` includes padding. Every rank gets the same number."""
         wanted = self._wanted(keys)
         for members in self._members(max_tokens, max_samples, padded=True):
             yield layout.tensors(self._arrays.padded(members, wanted) | {"counts": self.counts}, device)
@@ -246,7 +246,7 @@ class Batch:
         for name in SIDE_KEYS.keys() & wanted:
             layout.check_sides(self.all_rows, self._loss.per_row, name, self.n)
         if self.trained and "logprobs" in wanted:
-            # By the rows of all ranks, so that all of them stop, and none waits for another in a collective.
+            # Uses the rows of all ranks, so that all ranks raise and none blocks in a collective.
             behaviour.check_comparable(self.all_rows, self._what)
         return wanted
 
@@ -258,15 +258,15 @@ class Batch:
         device: "str | torch.device | None" = None,
         keys: Collection[str] | None = None,
     ) -> Iterator[list[dict[str, Any]]]:
-        """The micro-batches of each of ``count`` optimizer steps over this batch.
+        """Yield the micro-batches of each of ``count`` optimizer steps over this batch.
 
-        Groups stay whole, and which step has which is the same on every rank (``partition.minibatches``). ``counts`` in
-        each micro-batch are those of its step over all ranks, so a step's loss is divided by what the step has (T10);
-        a step without any loss token is for all ranks to leave out. Advantages are of the whole batch. A rank without a
-        row of a step runs fillers.
+        Groups are not split, and every rank assigns groups to steps alike (``partition.minibatches``). ``counts`` in
+        each micro-batch are those of its step over all ranks, so a step's loss is divided by its own figures (T10);
+        all ranks must skip a step without loss tokens. Advantages are those of the complete batch. A rank without a
+        row in a step runs fillers.
 
         Args:
-            The others are as for ``micro_batches``.
+            Others as for ``micro_batches``.
         """
         wanted = self._wanted(keys)
         for part in partition.minibatches(self.all_rows, count, self.manifest.seed):
@@ -277,7 +277,7 @@ class Batch:
             ]
 
     def decode(self) -> None:
-        """Check and open the payloads now, in the thread that calls, instead of when arrays are first wanted."""
+        """Check and open the payloads now, in the calling thread, instead of when arrays are first used."""
         _ = self._opened.all
 
     def put(self, name: str, array: Any, *, micro: Mapping[str, Any] | None = None) -> None:
@@ -285,31 +285,31 @@ class Batch:
 
         Args:
             name: 1 to 64 letters, digits, '_.-'.
-            array: numpy or torch (bfloat16 is kept as float32), laid out as ``arrays()`` or ``padded()``: [B, L] or
-                [B, L, W] per token, or [B] per sample. What stands on padding is not kept.
-            micro: a dict of ``packed()`` or ``micro_batches()``; ``array`` is then laid out as it is ([T] or [T, W] in
-                a packed one), and holds the values of its rows only. Put every micro-batch of the rank.
+            array: numpy or torch (bfloat16 is stored as float32), laid out as ``arrays()`` or ``padded()``: [B, L] or
+                [B, L, W] per token, or [B] per sample. Padding is not stored.
+            micro: a dict of ``packed()`` or ``micro_batches()``; ``array`` then has its layout ([T] or [T, W] if
+                packed) and rows. Put every micro-batch of the rank.
 
         Raises:
-            ProtocolError: another shape or dtype, after the commit, other values than before, too many columns.
+            ProtocolError: wrong shape or dtype, already committed, other values than before, too many columns.
             OwnershipLost: the subscription was rewound or taken over meanwhile.
         """
         of = self._layout(micro)
         self.store.write(name, column_values.split(array, of, self._lost, f"batch {self.n} of this rank", name))
 
     def get(self, name: str, *, micro: Mapping[str, Any] | None = None, timeout: float = 600.0) -> NDArray[Any]:
-        """Read a column that another role put; blocks until it is there for every row of this rank, and says so.
+        """Read a column put by another role; blocks, and reports the wait, until every row of this rank has a value.
 
         Args:
-            micro: as for ``put``: only its rows, laid out as it is.
+            micro: as for ``put``: only its rows, in its layout.
             timeout: seconds.
 
         Returns:
-            [B, L] (or [B, L, W]) or [B], as it was put; 0 on padding, fillers and lost payloads, those too that only
-            the writer had lost: ``no_value`` says which rows. A numpy array; ``torch.from_numpy`` shares it.
+            [B, L] (or [B, L, W]) or [B], as it was put; 0 on padding, fillers and payloads lost here or at the writer:
+            ``no_value`` returns which rows. A numpy array; ``torch.from_numpy`` shares it.
 
         Raises:
-            WaitTimeout: it was not there in time. OwnershipLost: the batch was given up. PayloadError: damaged.
+            WaitTimeout: not complete in time. OwnershipLost: the batch was discarded. PayloadError: damaged.
         """
         of = self._layout(micro)
         wanted = [row for row in of.rows if row >= 0]
@@ -322,13 +322,13 @@ class Batch:
         return out
 
     def no_value(self, name: str, *, micro: Mapping[str, Any] | None = None) -> NDArray[np.bool_]:
-        """[B] True on rows of which column ``name`` says nothing, so that 0 stands there: leave them out of the loss.
+        """Return [B] True on rows without a value in column ``name``, which read as 0: exclude them from the loss.
 
         These are fillers, samples whose payload is lost here, and those whose payload the writer had lost (counted as
         ``column_lost``).
 
         Args:
-            micro: as for ``get``, which must have been called before.
+            micro: as in the preceding call of ``get``.
 
         Raises:
             ProtocolError: the column was not read.
@@ -356,7 +356,7 @@ class Batch:
     def _members(
         self, max_tokens: int | None, max_samples: int | None, *, padded: bool, of: Collection[int] | None = None
     ) -> list[list[int]]:
-        """Positions in ``rows`` by micro-batch, of the rows in ``of`` alone (None: all); empty lists are fillers."""
+        """Return positions in ``rows`` by micro-batch, only of rows in ``of`` (None: all); empty lists are fillers."""
         shares = self._shares if of is None else [[i for i in share if i in of] for share in self._shares]
         mine = [at for at, i in enumerate(self._indices) if of is None or i in of]
         lengths = [self.rows[at].length for at in mine]
@@ -366,11 +366,11 @@ class Batch:
 
     @cached_property
     def lost(self) -> list[str]:
-        """Ids of this rank's samples whose payload is gone; they are fillers. Decodes the batch."""
+        """Return ids of this rank's samples whose payload is gone; they are fillers. Decodes the batch."""
         return [row.sample for row, payload in zip(self.rows, self._opened.all, strict=True) if payload is None]
 
     def share(self, dp_rank: int, dp_size: int) -> "Batch":
-        """Another split of the same manifest, for who reads all payloads (``dp_size`` 1) and deals them out."""
+        """Split the same manifest otherwise, for a caller with all payloads (``dp_size`` 1) that distributes shares."""
         other = Batch(
             self.manifest,
             digest=self.digest,
@@ -386,15 +386,15 @@ class Batch:
         return other
 
     def has_side(self, name: str) -> bool:
-        """Whether any sample of the batch, on any rank, has a side array ``name`` that can be read here."""
+        """Return whether any sample of the batch, on any rank, has a side array ``name`` that can be read here."""
         return self._read_sides is not None and any(side[0] == name for row in self.all_rows for side in row.sides)
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
-        """Side array ``name`` of each of this rank's samples, None where one has none. Decodes the batch.
+        """Return side array ``name`` of each of this rank's samples, None for a sample without it. Decodes the batch.
 
-        Those that lie in keys of their own (``sample.sides``) are read now, and not kept: blocks for their bytes.
+        Arrays stored under keys of their own (``sample.sides``) are read now, and not cached: blocks for their bytes.
 
         Raises:
-            PayloadError: one that was committed is gone, or is not what was committed (T17).
+            PayloadError: a committed array is gone, or damaged (T17).
         """
         return self._opened.side(name)

@@ -1,7 +1,7 @@
-"""One replica reads the payloads and hands them to the others of its share: tensor-, pipeline-, context-parallel (T14).
+"""Let one replica read the payloads and broadcast them to the others of its share: tensor, pipeline, context (T14).
 
-Every replica has read the manifest before, by itself, and they meet outside the collective: nobody waits for data
-inside one. ``torch.distributed`` carries bytes only, never objects.
+Every replica has read the manifest by itself before, and they synchronize outside the collective: no rank waits for
+data inside one. ``torch.distributed`` carries bytes only, never objects.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Read = Callable[[Sequence[Row]], dict[str, Bytes | None]]
 
 
 def check_group(group: Any, replica: int, num_replicas: int) -> None:
-    """Raises ConfigError when ``group`` is not that of the replicas, in their order, or carries no host memory."""
+    """Raise ConfigError if ``group`` is not that of the replicas, in their order, or carries no host memory."""
     if dist.get_world_size(group) != num_replicas or dist.get_rank(group) != replica:
         raise ConfigError(
             f"replica_group has {dist.get_world_size(group)} ranks and this is number {dist.get_rank(group)} of them, "
@@ -37,7 +37,7 @@ def check_group(group: Any, replica: int, num_replicas: int) -> None:
 
 
 def share(group: Any, rows: Sequence[Row], read: Read) -> dict[str, Bytes | None]:
-    """Payload bytes of ``rows`` by sample id on every replica; only the first one calls ``read``. Collective; blocks.
+    """Return payloads of ``rows`` by sample id on every replica; only the first calls ``read``. Collective, blocks.
 
     Raises:
         PayloadError: the reading replica could not read; its own error says why.

@@ -1,9 +1,9 @@
-"""Columns of recorded batches: what a rank read of them, beside the file of its batch, so that a replay reads the same.
+"""Store the columns that a rank read in a file next to that of its recorded batch, so that a replay reads the same.
 
     FILE.columns    records, one per value: bytes of what follows (uint32, little endian), its CRC-32, and as msgpack
                     [column, row, value as consumers/batch/column_values.py makes it]
 
-Records are appended as columns are read. A torn one at the end (the trainer was killed) is left out.
+Records are appended as columns are read. A torn record at the end (the trainer was killed) is ignored.
 """
 
 import logging
@@ -23,15 +23,15 @@ _PRELUDE = struct.Struct("<II")
 
 
 def path_of(batch: Path) -> Path:
-    """Where the columns of a recorded batch lie."""
+    """Return the path of the columns of a recorded batch."""
     return batch.with_name(f"{batch.name}.columns")
 
 
 class RecordedColumns:
-    """A store whose values are recorded as they are read.
+    """A store that records values as they are read.
 
     Args:
-        store: where they are written and read.
+        store: the store to write to and read from.
         batch: file of the batch's recording.
     """
 
@@ -47,7 +47,7 @@ class RecordedColumns:
         self._store.tell_lost(name, rows)
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """As the store's; blocks for the disk too. Raises OSError."""
+        """Read from the store and record the values; blocks for the disk too. Raises OSError."""
         values = self._store.read(name, rows, timeout_s)
         new = [row for row in values if (name, row) not in self._kept]
         records = b"".join(_record(name, row, values[row]) for row in new)
@@ -65,7 +65,7 @@ def _record(name: str, row: int, value: bytes) -> bytes:
 
 
 def load(batch: Path) -> dict[str, dict[int, bytes]]:
-    """Values by column and row that were recorded beside a batch; {} where there are none. Blocks.
+    """Return recorded values by column and row; {} without a file. Blocks.
 
     Raises:
         PayloadError: a record is damaged.
@@ -88,7 +88,7 @@ def load(batch: Path) -> dict[str, dict[int, bytes]]:
         name, row, value = _fields(body, path)
         columns.setdefault(name, {})[row] = value
     if at != len(data):
-        log.warning("%s is torn at its end; what was not whole is left out", path)
+        log.warning("%s is torn at its end; the incomplete record is ignored", path)
     return columns
 
 

@@ -1,4 +1,4 @@
-"""Values of a column: an array cut into one value per row, and put together again in the reader's own layout.
+"""Split a column's array into one value per row, and join values in the reader's own layout.
 
     offset 0    magic ``PSC1``
     offset 4    kind (0: the writer had lost the payload, 1: per token, 2: per sample), dtype; one byte each, then two
@@ -36,32 +36,32 @@ _LOST, _TOKEN, _SAMPLE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the rows of an array lie: a rank's whole share, or one micro-batch of it."""
+    """The layout of an array's rows: a rank's complete share, or one micro-batch of it."""
 
     #: Index into ``all_rows`` of each row; -1 for a filler.
     rows: list[int]
-    #: [B] tokens of each row as it is laid out; 1 where its payload is lost.
+    #: [B] tokens of each row in this layout; 1 if its payload is lost.
     lengths: list[int]
-    #: True where rows lie end to end ([T]), False where they are padded ([B, L]).
+    #: True if rows are concatenated ([T]), False if they are padded ([B, L]).
     packed: bool = False
 
     @classmethod
     def of_micro(cls, micro: Mapping[str, Any]) -> "Layout":
-        """The layout of a dict as ``Batch.packed`` and ``Batch.micro_batches`` give it."""
+        """Return the layout of a dict of ``Batch.packed`` or ``Batch.micro_batches``."""
         if not {"rows", "lengths"} <= micro.keys():
             raise ProtocolError("micro is a micro-batch, a dict with rows and lengths, as Batch.packed() yields it.")
         return cls(micro["rows"].tolist(), micro["lengths"].tolist(), "cu_seqlens" in micro)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Leading dimensions of a per-token array."""
+        """Return the leading dimensions of a per-token array."""
         return (sum(self.lengths),) if self.packed else (len(self.lengths), max(self.lengths))
 
 
 def split(array: Any, layout: Layout, lost: frozenset[int], batch: str, name: str) -> dict[int, bytes]:
-    """Values by row index of an array (numpy or torch) of ``layout``; fillers are left out.
+    """Return values by row index of an array (numpy or torch) of ``layout``, without fillers.
 
-    ``lost``: rows whose payload this rank does not have, and of which it therefore has nothing to say.
+    ``lost``: rows whose payload this rank does not have, and which therefore have no value.
 
     Raises:
         ProtocolError: its shape is neither per token nor per sample, or its dtype cannot be stored.
@@ -96,10 +96,10 @@ def split(array: Any, layout: Layout, lost: frozenset[int], batch: str, name: st
 
 
 def join(values: Mapping[int, bytes], layout: Layout, rows: Sequence[Row], lost: frozenset[int], name: str) -> Array:
-    """The array of ``layout`` from values by row index; 0 where there is padding, a filler, or a lost payload.
+    """Return the array of ``layout`` from values by row index; 0 on padding, fillers and lost payloads.
 
     Raises:
-        PayloadError: a value is damaged, of another length than its sample, or not of the same kind as the others.
+        PayloadError: a value is damaged, of another length than its sample, or of another kind than the others.
     """
     decoded = {row: _decode(data, rows[row], row, name) for row, data in values.items()}
     kinds = {(kind, of.dtype, of.shape[1:]) for kind, of in decoded.values() if kind != _LOST}
@@ -123,7 +123,7 @@ def join(values: Mapping[int, bytes], layout: Layout, rows: Sequence[Row], lost:
 
 
 def hollow(values: Mapping[int, bytes]) -> set[int]:
-    """Rows of whose payload the writer had nothing to say. The values were checked by ``join``."""
+    """Return rows whose payload the writer had lost. The values were checked by ``join``."""
     return {row for row, data in values.items() if data[len(_MAGIC)] == _LOST}
 
 
@@ -140,7 +140,7 @@ def _encode(values: Array, kind: int, row: int, name: str) -> bytes:
 
 
 def _decode(data: bytes, row: Row, index: int, name: str) -> tuple[int, Array]:
-    """(kind, [length] or [length, width] or [1]) of one value, checked."""
+    """Return (kind, [length] or [length, width] or [1]) of one value, checked."""
     what = f"column {name!r} of sample {row.sample}"
     if not _HEADER.size <= len(data) <= _HEADER.size + MAX_VALUE_BYTES:
         raise PayloadError(f"{what} has {len(data)} bytes, which is not the size of a value.")

@@ -1,13 +1,13 @@
-"""Columns: arrays that one role writes for the samples of a batch, and another role of it reads (T13).
+"""Columns: arrays that one role writes for the samples of a batch, and another role reads (T13).
 
     critic   batch.put("values", values)   announce (control, fenced) ─> a value per row, on the row's payload server
-                                           (on the control Redis where that is a folder)
-    actor    batch.get("values")           waits by name until every row of its own share is there
+                                           (on the control Redis if that server is a folder)
+  actor    batch.get("values")           waits, reported by name, until every row of its share has a value
 
-A value is per token ([length] or [length, width]) or per sample (one number), see column_values.py; rows are found by
-their place in the manifest, so writer and reader may split the batch differently. Keys carry the batch's digest and the
-subscription's generation: what a rank of an older lineage writes late is read by nobody. A value is written once.
-Columns are freed with their batch, and expire when nobody does it.
+A value is per token ([length] or [length, width]) or per sample (one number), see column_values.py; rows are identified
+by their place in the manifest, so writer and reader may split the batch differently. Keys carry the batch's digest and
+the subscription's generation: late writes of a rank of an older lineage are never read. A value is written once.
+Columns are freed with their batch, and expire otherwise.
 """
 
 import logging
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 MAX_COLUMNS = 256
 #: Rows per round trip.
 CHUNK = 128
-#: Between two looks for rows that are missing; doubles.
+#: Seconds before missing rows are read again; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
-#: Between two looks at whether the subscription is still ours, while it waits.
+#: Seconds between two checks of the subscription's ownership during a wait.
 CHECK_S = 0.5
 
 
@@ -48,14 +48,14 @@ class Store(Protocol):
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]: ...
 
     def tell_lost(self, name: str, rows: Sequence[int]) -> None:
-        """The writer had lost the payloads of these rows, and has nothing to say of them."""
+        """Report that the writer had lost the payloads of these rows, which have no value."""
 
 
 class LocalColumns:
-    """Columns of a batch that no queue stands behind (a replayed one): what this process put it gets.
+    """Columns of a replayed batch, without a queue: this process reads what it put.
 
     Args:
-        values: what is there already, by column and row.
+        values: initial values, by column and row.
     """
 
     def __init__(self, values: Mapping[str, Mapping[int, bytes]] | None = None) -> None:
@@ -63,17 +63,17 @@ class LocalColumns:
         self.values: dict[str, dict[int, bytes]] = {name: dict(of) for name, of in (values or {}).items()}
 
     def tell_lost(self, name: str, rows: Sequence[int]) -> None:
-        """Nobody counts."""
+        """Ignore lost payloads: a replay counts none."""
 
     def write(self, name: str, values: Mapping[int, bytes]) -> None:
         self.values.setdefault(name, {}).update(values)
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Raises WaitTimeout at once: nobody else writes here."""
+        """Return values of ``rows``. Raises WaitTimeout at once if one is missing, as no other process writes here."""
         held = self.values.get(name, {})
         if missing := [row for row in rows if row not in held]:
             raise WaitTimeout(
-                f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and nobody else does.",
+                f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and no other process will.",
                 count=len(rows) - len(missing),
                 cause=ColumnPending(name, 0, len(missing), len(rows)),
             )
@@ -84,10 +84,10 @@ class RedisColumns:
     """Columns of one delivered batch. Not thread-safe.
 
     Args:
-        subscriber: whose batch it is; announces and waits in its name.
+        subscriber: the batch's subscription; announces and waits in its name.
         servers: connections to the payload servers.
-        rows: of the whole batch.
-        ttl_s: columns that nobody frees vanish after so long.
+        rows: of the complete batch.
+        ttl_s: time after which columns that are not freed expire.
         redone: True for a batch that all roles had committed before this one was restored: nothing is written, and
             columns are those of the lineage that committed it.
     """
@@ -110,14 +110,14 @@ class RedisColumns:
         self._digest = digest
         self._ttl_s = ttl_s
         self._redone = redone
-        #: Generation that the batch was delivered in; a rewind ends it.
+        #: Generation in which the batch was delivered; a rewind ends it.
         self._gen = subscriber.gen
 
     def write(self, name: str, values: Mapping[int, bytes]) -> None:
-        """Write values of this rank's rows. Blocks for two round trips. Again with the same values: nothing happens.
+        """Write values of this rank's rows. Blocks for two round trips. Writing the same values again has no effect.
 
         Raises:
-            ProtocolError: after the commit, for a foreign batch, too many columns, or other values than before.
+            ProtocolError: already committed, a foreign batch, too many columns, or other values than before.
             OwnershipLost: the subscription was rewound or belongs to another trainer.
         """
         if self._redone:
@@ -137,7 +137,7 @@ class RedisColumns:
                     )
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Values of ``rows``; blocks until all are there, and says which are missing meanwhile.
+        """Return values of ``rows``; blocks until all are present, and reports which are missing.
 
         Raises WaitTimeout, OwnershipLost.
         """
@@ -172,13 +172,13 @@ class RedisColumns:
         return found
 
     def tell_lost(self, name: str, rows: Sequence[int]) -> None:
-        """Count, and say, that the writer had no payload for these rows. Blocks for one round trip."""
+        """Log and count that the writer had no payload for these rows. Blocks for one round trip."""
         subscriber = self._subscriber
         values = [f"{self._digest}/{name}/{row}" for row in rows]
         call = scripts.column_lost(subscriber.keys, subscriber.name, self._ttl_s, values)
         if new := subscriber.control.call(call):
             log.warning(
-                "column %s of batch %d has no value for %d samples, as of %s: who puts it has lost their payloads",
+                "column %s of batch %d has no value for %d samples, including %s: the writer had lost their payloads",
                 name,
                 self._n,
                 new,
@@ -207,7 +207,7 @@ class RedisColumns:
         why = {
             "owner": "the subscription belongs to another trainer by now",
             "role": f"the subscription has no role {subscriber.seat.role!r}",
-            "unknown": "no such batch is there any more",
+            "unknown": "the batch does not exist any more",
             "diverged": "Redis holds another batch of this number, as after a failover: rewind to a checkpoint",
             "committed": "this rank has committed it; put every column before the commit",
             "full": f"it has {MAX_COLUMNS} columns already",
@@ -223,7 +223,7 @@ class RedisColumns:
         return {row: value for row, value in zip(rows, values, strict=True) if value is not None}
 
     def _newest_gen(self, name: str) -> int:
-        """The generation that committed the batch is the last one that wrote for it."""
+        """Return the generation that committed the batch, the last one that wrote for it."""
         subscriber, n = self._subscriber, self._n
         listed = subscriber.control.do(
             lambda client: client.zrangebyscore(subscriber.keys.columns(subscriber.name), n, n)

@@ -1,6 +1,6 @@
-"""Payload bytes from their servers: a rank reads its own rows, chunk by chunk.
+"""Read payload bytes from their servers: a rank reads its own rows, chunk by chunk.
 
-Where samples share a key and all of them are this rank's, the key is read whole; else only the rank's ranges of it.
+A key that holds several samples is read completely if all of them are this rank's; else only their ranges are read.
 """
 
 import logging
@@ -24,10 +24,10 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.control import Control, until_answered
 
-#: Most payload bytes asked for at once: an answer that fits the caches costs both sides half of one of 16 MB.
+#: Most payload bytes per request: an answer that fits the caches costs both sides half of one of 16 MB.
 CHUNK_BYTES = 2 * 1024 * 1024
 
-#: How often the directory is asked whether a server that does not answer is lost.
+#: Seconds between two checks in the directory whether a server that does not answer is lost.
 LOOK_S = 0.5
 
 T = TypeVar("T")
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 class PayloadReader:
     """Connections to the payload servers; survives their restarts. One per process, not thread-safe.
 
-    A server that does not answer is waited for until it does, or is lost for good, as the run's directory says.
+    An unreachable server is retried until it answers, or the run's directory marks it as lost.
 
     Args:
-        waiting: shows which server is waited for.
-        stopped: asked while one does not answer; true ends the wait with QueueUnavailable.
+        waiting: reports the server that is waited for.
+        stopped: called during a wait; true ends the wait with QueueUnavailable.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class PayloadReader:
         self._stores: dict[str, PayloadStore] = {CONTROL: PayloadRedis(self._control.client, config.url)}
         self._waiting = waiting
         self._lost: frozenset[str] = frozenset()
-        #: When the directory is looked at again (monotonic).
+        #: Time of the next directory check (monotonic).
         self._look_at = 0.0
 
     def read(self, keys: Keys, rows: Sequence[Row]) -> dict[str, Bytes | None]:
-        """Bytes by sample id; None where a payload is gone, or its server is lost. Blocks."""
+        """Return bytes by sample id; None if a payload is gone, or its server is lost. Blocks."""
         self._keys = keys
         found: dict[str, Bytes | None] = {}
         by_key: dict[tuple[str, str], list[Row]] = {}
@@ -89,10 +89,10 @@ class PayloadReader:
     def _ask(
         self, server: str, read: Callable[[PayloadStore, Sequence[T]], list[bytes | None]], wanted: Sequence[T]
     ) -> list[bytes | None]:
-        """What a server has of ``wanted``, nothing where it is lost. Blocks until it is the one or the other."""
+        """Read ``wanted`` from a server; nothing if it is lost. Blocks until it answers or is lost."""
         nothing: list[bytes | None] = [None] * len(wanted)
         if server in self._lost:
-            # It may have been taken back by now.
+            # It may be reachable again.
             self._look_at = 0.0
             if self._is_lost(server):
                 return nothing
@@ -102,7 +102,7 @@ class PayloadReader:
         except QueueUnavailable:
             if server not in self._lost:
                 raise
-            log.warning("payload server %s is lost: what lies there is trained with mask 0", server)
+            log.warning("payload server %s is lost: its samples are trained with mask 0", server)
             return nothing
         finally:
             if self._waiting is not None:
@@ -114,7 +114,7 @@ class PayloadReader:
         return until_answered(work, self._stores[server].url, stopped=partial(self._is_lost, server))
 
     def _is_lost(self, server: str) -> bool:
-        """Asked while a server does not answer: says so, and whether anybody has given it up. May block."""
+        """Report an unreachable server, and return whether it was declared lost. May block."""
         if self._waiting is not None and server not in self._lost:
             self._waiting.blocked_on(PayloadServersAway((server,)))
         if self._keys is not None and time.monotonic() >= self._look_at:
@@ -124,10 +124,10 @@ class PayloadReader:
         return server in self._lost or self._stopped()
 
     def read_sides(self, keys: Keys, rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
-        """Bytes of a side array by sample id; None where it is gone. Rows without it are left out. Blocks."""
+        """Return a side array's bytes by sample id; None if it is gone. Rows without it are left out. Blocks."""
         self._keys = keys
         found: dict[str, bytes | None] = {}
-        #: Of what groups share, for which there are several rows.
+        #: Arrays shared by the rows of a group.
         shared: dict[tuple[str, str], bytes | None] = {}
         for row in rows:
             for side in (side for side in row.sides if side[0] == name):
@@ -143,7 +143,7 @@ class PayloadReader:
         return found
 
     def _store(self, server: str) -> PayloadStore:
-        """A payload server by name; ProtocolError for one that nobody names. Blocks at its first use."""
+        """Return a payload server by name; ProtocolError for an unknown one. Blocks at its first use."""
         if server not in self._stores:
             keys = None if server in self._config.payload_servers else self._keys
             directory = self._control.do(partial(payload_servers.read, keys=keys)) if keys else Directory()
@@ -151,13 +151,13 @@ class PayloadReader:
         return self._stores[server]
 
     def column_home(self, server: str) -> str:
-        """Server that has the columns of rows whose payloads are on ``server``."""
+        """Return the server that holds the columns of rows whose payloads are on ``server``."""
         if server in self._lost:
             return CONTROL
         return server if self._store(server).columns is not None else CONTROL
 
     def on_columns(self, home: str, work: Callable[[Client], T]) -> T:
-        """Do idempotent ``work`` on a ``column_home``. Blocks until it answers; QueueUnavailable where it is lost."""
+        """Do idempotent ``work`` on a ``column_home``. Blocks until it answers; QueueUnavailable if it is lost."""
         client = self._store(home).columns
         assert client is not None, f"{home} is not a column_home"
         return self._until_answered(home, lambda: work(client))
@@ -180,17 +180,17 @@ class _Stored:
 
     @property
     def size(self) -> int:
-        """Bytes of the key, by its records."""
+        """Return the number of bytes of the key, by its records."""
         return self.rows[0].shared[2] if self.rows[0].shared else self.rows[0].num_bytes
 
     @property
     def whole(self) -> bool:
-        """Is all of it wanted?"""
+        """Return whether all of the key is wanted."""
         shared = self.rows[0].shared
         return not shared or self.num_bytes == shared[2]
 
     def cut(self, value: bytes | None) -> Iterable[tuple[str, Bytes | None]]:
-        """(sample, its bytes) out of the whole value."""
+        """Split the complete value into (sample, its bytes)."""
         if value is None or not self.rows[0].shared:
             return [(row.sample, value) for row in self.rows]
         view = memoryview(value)
@@ -198,7 +198,7 @@ class _Stored:
 
 
 def _chunks(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
-    """In pieces of at most ``CHUNK_BYTES``, or of one key."""
+    """Yield keys in chunks of at most ``CHUNK_BYTES``, or of one key."""
     chunk: list[_Stored] = []
     size = 0
     for one in stored:

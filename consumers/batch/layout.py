@@ -1,4 +1,4 @@
-"""How arrays of a batch lie: runs of versions, padding, tensors; and what a manifest may not claim. Nothing blocks."""
+"""Lay out arrays of a batch (runs of versions, padding, tensors) and check its manifest. Nothing blocks."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def runs(payload: Payload | None, length: int) -> Iterator[tuple[int, int]]:
-    """(tokens, version) of a sample from end to end; -1 where nothing was drawn."""
+    """Yield (tokens, version) of a sample from end to end; -1 for tokens that were not generated."""
     at = 0
     for start, end, version in payload.spans if payload is not None else ():
         if start > at:
@@ -29,7 +29,7 @@ def runs(payload: Payload | None, length: int) -> Iterator[tuple[int, int]]:
 
 
 def pad(flat: NDArray[Any], lengths: NDArray[np.int64], blank: float) -> NDArray[Any]:
-    """[T] as [B, L], padded on the right; without a copy where all are of one length."""
+    """Reshape [T] to [B, L], padded on the right; without a copy if all lengths are equal."""
     longest = int(lengths.max())
     if len(flat) == len(lengths) * longest:
         return flat.reshape(len(lengths), longest)
@@ -42,7 +42,7 @@ def pad(flat: NDArray[Any], lengths: NDArray[np.int64], blank: float) -> NDArray
 
 
 def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
-    """Raise ProtocolError where a manifest contradicts itself, or breaks its own staleness bound (I6)."""
+    """Raise ProtocolError if a manifest contradicts itself, or violates its own staleness bound (I6)."""
     what = f"batch {manifest.n} of {manifest.sub}"
     if (total := sum(row.num_loss for row in rows)) != manifest.num_loss_tokens:
         raise ProtocolError(f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens}.")
@@ -67,9 +67,9 @@ def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
 
 
 def check_sides(rows: Sequence[Row], needed: Sequence[object], name: str, n: int) -> None:
-    """Raise PayloadError where a row that is ``needed`` (truthy) has no side array ``name``, and is not lost.
+    """Raise PayloadError if a row that is ``needed`` (truthy) and not lost has no side array ``name``.
 
-    By rows alone: whoever calls it with those of all ranks has all ranks stop, and none wait for another.
+    Uses rows only: called with the rows of all ranks, it raises on all of them, and none waits for another.
 
     Args:
         n: number of the batch.
@@ -77,19 +77,19 @@ def check_sides(rows: Sequence[Row], needed: Sequence[object], name: str, n: int
     for row, is_needed in zip(rows, needed, strict=True):
         if is_needed and not row.lost and not any(side[0] == name for side in row.sides):
             raise PayloadError(
-                f"sample {row.sample} has no side array {name!r}, and others of batch {n} have: it was drawn before "
-                "the run asked for it; leave the key out, or begin the run anew."
+                f"sample {row.sample} has no side array {name!r}, and others of batch {n} have: it was generated "
+                "before the run asked for it; leave the key out, or begin the run anew."
             )
 
 
 def tensors(arrays: dict[str, Any], device: "str | torch.device | None") -> dict[str, Any]:
-    """Numpy arrays as torch tensors, on ``device`` (host memory if None); other values stay what they are."""
+    """Convert numpy arrays to torch tensors on ``device`` (host memory if None); keep other values."""
     import torch
 
     out = {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in arrays.items()}
     if device is None or torch.device(device).type == "cpu":
         return out
-    # Pinned, so that the copies run beside the host.
+    # Pinned, so that copies are asynchronous.
     return {
         key: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
         for key, value in out.items()

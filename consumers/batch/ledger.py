@@ -1,4 +1,4 @@
-"""What a subscription gave up between two batches, out of the running totals in their manifests."""
+"""Report the groups that a subscription disposed of between two batches, from running totals in their manifests."""
 
 import logging
 from typing import Any
@@ -12,22 +12,22 @@ LEAST_LENGTH = 0.95
 
 
 class Lengths:
-    """How long the answers are that are trained on, against all that were made for a subscription (T4).
+    """Compare the length of trained answers with that of all answers generated for a subscription (T4).
 
-    Giving groups up for their age (``on_expiry: drop``, rewinds, retention) takes long answers before short ones; the
-    ratio of mean lengths since this process began says by how much. Groups that were given up unfinished
-    (``rollout.on_group_timeout: drop``) are not in it: how long their answers would have become nobody knows.
+    Disposing of groups because of their age (``on_expiry: drop``, rewinds, retention) removes long answers first; the
+    ratio of mean lengths since this process started shows the effect. Groups disposed of unfinished
+    (``rollout.on_group_timeout: drop``) are excluded, since their final length is unknown.
     """
 
     def __init__(self) -> None:
         self._last = 0
-        #: What had been given up before this process looked.
+        #: Totals disposed of before this process started.
         self._before = (0, 0)
         self._trained = (0, 0)
         self._warned = False
 
     def ratio(self, manifest: Manifest) -> float | None:
-        """Trained over generated length, this batch included; None while nothing was given up. Warns below 0.95."""
+        """Return trained over generated length, including this batch; None before any disposal. Warns below 0.95."""
         aged = (int(manifest.ledger.get("aged_samples", 0)), int(manifest.ledger.get("aged_tokens", 0)))
         if not self._last and manifest.n > 1:
             self._before = aged
@@ -56,21 +56,21 @@ class Lengths:
 
 
 class Ledger:
-    """Differences of totals; a redelivered batch, or the first after a restart, adds nothing it cannot know."""
+    """Differences of totals; a redelivered batch, or the first after a restart, counts only known changes."""
 
     def __init__(self) -> None:
         self._last: tuple[int, dict[str, Any]] = (0, {})
         self._lengths = Lengths()
 
     def metrics(self, manifest: Manifest) -> dict[str, float]:
-        """Metrics of one batch, by slime's names; {} where nothing was given up.
+        """Return the metrics of one batch, by slime's names; {} without disposals.
 
-        ``rollout/dynamic_filter/drop_REASON``: groups that filters dropped since the batch before;
-        ``rollout/dynamic_filter/raised``: groups whose filter raised; ``rollout/drop_REASON``: groups given up for
+        ``rollout/dynamic_filter/drop_REASON``: groups dropped by filters since the batch before;
+        ``rollout/dynamic_filter/raised``: groups whose filter raised; ``rollout/drop_REASON``: groups disposed of for
         another reason (stale, rewound, or timed_out: unfinished, by ``rollout.on_group_timeout``);
         ``rollout/reward_before_filters``: mean over the samples of this batch and of those filtered meanwhile;
-        ``rollout/partial_groups`` and ``rollout/missing_samples``: groups of this batch that are short, and by how many
-        samples (T11); ``rollout/trained_over_generated_length``: see ``Lengths``.
+        ``rollout/partial_groups`` and ``rollout/missing_samples``: groups of this batch that are short, and the number
+        of missing samples (T11); ``rollout/trained_over_generated_length``: see ``Lengths``.
         """
         (before_n, before), self._last = self._last, (manifest.n, manifest.ledger)
         out: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""Which tokens of a batch bear loss here: how stale each version is, and what the loss is divided by (T10).
+"""Decide which tokens of a batch bear loss here, from their staleness, and compute the loss denominators (T10).
 
-All of it comes from the manifest, which every rank has. Nothing here blocks.
+Everything is computed from the manifest, which every rank has. Nothing here blocks.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,9 +13,9 @@ class LossTokens:
     """Loss tokens of the rows of one batch.
 
     Args:
-        rows: of the whole batch.
-        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: no more are
-            masked.
+        rows: of the complete batch.
+        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: mask no
+            more.
     """
 
     def __init__(self, manifest: Manifest, rows: Sequence[Row], max_staleness: int | None = None) -> None:
@@ -26,22 +26,22 @@ class LossTokens:
         self._lags: dict[int, int] = {}
         #: Ids of samples that bear no loss here, whatever the manifest says.
         self.removed: set[str] = set()
-        #: Of each row of the whole batch.
+        #: Loss tokens of each row of the complete batch.
         self.per_row = [self.of(row) for row in rows]
 
     def staleness(self, version: int) -> int:
-        """Steps of the lineage from ``version`` to the train version (T2); -1 where nothing was drawn."""
+        """Return steps of the lineage from ``version`` to the train version (T2); -1 for tokens not generated."""
         if version not in self._lags:
             self._lags[version] = self._lineage.lag(version, self._train_version) if version >= 0 else -1
         return self._lags[version]
 
     def remove(self, indices: Collection[int]) -> None:
-        """Take the loss off these rows of the whole batch."""
+        """Remove the loss from these rows of the complete batch."""
         self.removed |= {self._rows[i].sample for i in indices}
         self.per_row = [self.of(row) for row in self._rows]
 
     def of(self, row: Row) -> int:
-        """Tokens of a row that bear loss here."""
+        """Return the number of a row's tokens that bear loss here."""
         if row.sample in self.removed:
             return 0
         if self.max_staleness is None or not row.num_loss:
@@ -50,7 +50,7 @@ class LossTokens:
         return sum(count for version, count in by_version if self.staleness(version) <= self.max_staleness)
 
     def counts(self, indices: Collection[int]) -> dict[str, int]:
-        """Denominators of the loss over these rows of the whole batch, see ``Batch.counts``."""
+        """Return denominators of the loss over these rows of the complete batch, see ``Batch.counts``."""
         bearing = [self.per_row[i] for i in indices]
         return {
             "loss_tokens": sum(bearing),

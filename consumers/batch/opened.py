@@ -1,4 +1,4 @@
-"""The payloads of one rank's rows, opened: views into their bytes, and the side arrays that lie beside them."""
+"""Open the payloads of one rank's rows: views into their bytes, and side arrays stored separately."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -15,12 +15,12 @@ from penstock.system.collecting import collecting_later
 Bytes = bytes | memoryview
 #: Bytes by sample id, or a callable that returns them for a row; None where a payload was lost after the cut.
 Payloads = Mapping[str, Bytes | None] | Callable[[Row], Bytes | None]
-#: Reads side arrays of rows by name: bytes by sample id, None where one is gone; rows without it are left out.
+#: Reads side arrays of rows by name: bytes by sample id, None if one is gone; rows without it are left out.
 ReadSides = Callable[[Sequence[Row], str], Mapping[str, bytes | None]]
 
 
 class OpenedPayloads:
-    """What lies behind one rank's rows of batch ``n``; asked for when it is first wanted."""
+    """Payloads of one rank's rows of batch ``n``; read at their first use."""
 
     def __init__(self, n: int, rows: Sequence[Row], data: Payloads, read_sides: ReadSides | None) -> None:
         self._n = n
@@ -30,12 +30,12 @@ class OpenedPayloads:
 
     @cached_property
     def all(self) -> list[Payload | None]:
-        """Views into the payload of each row, None where it is lost; decoded once. Raises PayloadError."""
+        """Return views into the payload of each row, None if it is lost; decoded once. Raises PayloadError."""
         with collecting_later():
             return [self._open(row) for row in self._rows]
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
-        """Side array ``name`` of each row, None where one has none; see ``Batch.side``."""
+        """Return side array ``name`` of each row, None for a row without it; see ``Batch.side``."""
         inside = [None if payload is None else payload.sides.get(name) for payload in self.all]
         if not any(side[0] == name for row in self._rows for side in row.sides):
             return inside

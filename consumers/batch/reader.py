@@ -1,4 +1,4 @@
-"""A manifest made the batch of one rank: its rows, their payloads from the servers, a place for its columns."""
+"""Make one rank's batch from a manifest: its rows, their payloads from the servers, a store for its columns."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ from penstock.system.disk import until_room
 
 
 def check_reading(config: Config, seat: Seat, replica_group: Any) -> None:
-    """Raise ConfigError where ``debug.save_batches`` gives ranks no files of their own, or the group is another's."""
+    """Raise ConfigError if ``debug.save_batches`` gives ranks no separate files, or the group is not the replicas'."""
     if config.debug.save_batches is not None:
         recording.check_template(config.debug.save_batches, seat.dp_size)
     if replica_group is not None:
@@ -33,13 +33,13 @@ def check_reading(config: Config, seat: Seat, replica_group: Any) -> None:
 
 
 class BatchReader:
-    """Reads what a rank trains. Used by one thread at a time; the batches' columns may be used by another.
+    """Reads this rank's batches. Used by one thread at a time; the batches' columns may be used by another.
 
     Args:
-        subscriber: this rank's hold on the subscription; its seat says which rows are this rank's.
+        subscriber: this rank's connection to the subscription; its seat determines this rank's rows.
         replica_group: torch.distributed group (gloo) of the replicas of this dp_rank: the first reads payloads and
             broadcasts them. None: every replica reads.
-        prepare: called with each batch; what it returns is ``batch.prepared``.
+        prepare: called with each batch; its result is ``batch.prepared``.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class BatchReader:
         self._seat = subscriber.seat
         self._replica_group = replica_group
         self._prepare = prepare
-        # A wait of its own: the thread that looks ahead reads, too.
+        # Separate from the trainer's: the prefetch thread reads too.
         who = f"{subscriber.seat.who(subscriber.name)}/reading"
         self._payloads = PayloadReader(
             config.redis, waiting=PublishedWaiting(subscriber.control.client, subscriber.keys, who)
         )
-        #: Connections of its own: payloads are read by the thread that looks ahead.
+        #: Separate connections: the prefetch thread reads payloads.
         self._columns = PayloadReader(config.redis, subscriber.keys)
 
     def read(self, delivery: Delivery, *, redone: bool = False) -> Batch:
-        """The batch of ``delivery``. Blocks until its payloads are here; those that are gone are counted as lost.
+        """Return the batch of ``delivery``. Blocks until its payloads are read; missing ones are counted as lost.
 
         Args:
-            redone: every role had committed it before this one was restored; its columns are there already.
+            redone: every role had committed it before this one was restored; its columns exist already.
         """
         manifest, digest = delivery.manifest, delivery.digest
         rows = [row for row in rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size) if not row.lost]
@@ -88,7 +88,7 @@ class BatchReader:
         )
 
     def prepare(self, batch: Batch) -> Batch:
-        """The same batch, with what the caller wanted made of it."""
+        """Set ``batch.prepared`` by the caller's function; return the batch."""
         if self._prepare is not None:
             batch.prepared = self._prepare(batch)
         return batch
@@ -98,7 +98,7 @@ class BatchReader:
         self._columns.close()
 
     def _store(self, delivery: Delivery, payloads: dict[str, Bytes | None], redone: bool) -> Store:
-        """Where columns of the batch go: to Redis, and beside the recorded batch where batches are recorded."""
+        """Return the store of a batch's columns: Redis, and also the recording if batches are recorded."""
         manifest, seat = delivery.manifest, self._seat
         store = RedisColumns(
             self._subscriber,
@@ -120,7 +120,7 @@ class BatchReader:
         return RecordedColumns(store, file)
 
     def _read_sides(self, manifest: Manifest, payloads: Mapping[str, Bytes | None]) -> dict[str, Bytes | None]:
-        """Token keys that are side arrays, and images, of rows whose payloads are there, as a recording names them."""
+        """Read side arrays that are token keys, and images, of rows with payloads, named as in a recording."""
         rows = [row for row in manifest.samples() if payloads.get(row.sample) is not None]
         return {
             recording.side_key(sample, name): data
@@ -137,7 +137,7 @@ class BatchReader:
         circle = Circle(
             f"{seat.role}#{seat.dp_rank}", seat.replica, seat.num_replicas, seat, seat.dp_rank * seat.num_replicas
         )
-        # A wait of its own: the thread that looks ahead comes here too.
+        # Separate from the trainer's: the prefetch thread gets here too.
         waiting = PublishedWaiting(subscriber.control.client, subscriber.keys, f"{seat.who(subscriber.name)}/payloads")
         timeout_s = self._config.trainer.rank_timeout_s
         meet(subscriber, waiting, circle, n, "", RanksAbsent((), "payloads", n), timeout_s)

@@ -1,15 +1,15 @@
-"""Batches on disk: what a rank was handed, whole, so that it can be trained again without engines, buffer or Redis.
+"""Record complete batches of a rank on disk, so that they can be trained again without engines, buffer or Redis.
 
     offset 0    magic ``PSB1``
     offset 4    H: uint32, little endian; CRC-32 of the header: uint32
     offset 12   msgpack map {rank, size, digest, manifest, payloads: [[sample, offset, bytes], ...]}
     then        payloads end to end, from a multiple of 8; their offsets count from there; side arrays that are token
-                keys, and images, lie among them, under SAMPLE#NAME
+                keys, and images, are stored among them, as SAMPLE#NAME
 
-One file per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, where there are
-several ranks, ``{rank}``. Nothing is unpickled; bounds are checked, and each payload against its checksum when it is
-opened. Files are written beside their name, flushed, and renamed. Columns that the rank read lie in a file beside its
-own (column_files.py).
+One file per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, if there is
+more than one rank, ``{rank}``. Nothing is unpickled; bounds are checked on load, each payload's checksum when it is
+opened. Files are written under a temporary name, flushed, and renamed. Columns that the rank read are in a second file
+(column_files.py).
 """
 
 import os
@@ -35,18 +35,18 @@ Bytes = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A batch as it was read back."""
+    """A batch read from disk."""
 
     manifest: Manifest
     digest: str
-    #: Bytes by sample id, of all ranks whose files are there; None where the payload was lost.
+    #: Bytes by sample id, of all ranks with a file; None if the payload was lost.
     payloads: dict[str, Bytes | None]
     #: Columns that ranks read, by name and row.
     columns: dict[str, dict[int, bytes]]
 
 
 def check_template(template: str, ranks: int = 1) -> str:
-    """Return ``template``, or raise ConfigError: it must give every batch, and every rank, a file of its own."""
+    """Return ``template``, or raise ConfigError unless it gives every batch and every rank a separate file."""
     names = set(re.findall(r"\{([^{}]*)\}", template))
     if "rollout_id" not in names or names - _FIELDS:
         raise ConfigError(f"{template!r} names files of batches: it needs {{rollout_id}}, and may have {{rank}}.")
@@ -58,7 +58,7 @@ def check_template(template: str, ranks: int = 1) -> str:
 def save(
     template: str, manifest: Manifest, digest: str, payloads: Mapping[str, Bytes | None], rank: int = 0, size: int = 1
 ) -> Path:
-    """Write one rank's share of a batch; safe on disk when this returns. Raises ConfigError, OSError. Blocks."""
+    """Write one rank's share of a batch durably. Raises ConfigError, OSError. Blocks."""
     path = path_of(template, manifest.n, rank, size)
     entries: list[list[Any]] = []
     at = 0
@@ -79,7 +79,7 @@ def save(
                     file.write(bytes(-len(data) % 8))
             file.flush()
             os.fsync(file.fileno())
-        # Columns of an earlier delivery are not this one's.
+        # Delete columns of an earlier delivery.
         column_files.path_of(path).unlink(missing_ok=True)
         temporary.replace(path)
     finally:
@@ -88,17 +88,17 @@ def save(
 
 
 def side_key(sample: str, name: str) -> str:
-    """Under what a side array lies among the payloads; no sample has such an id."""
+    """Return the key of a side array among the payloads; no sample has such an id."""
     return f"{sample}#{name}"
 
 
 def path_of(template: str, n: int, rank: int = 0, size: int = 1) -> Path:
-    """File of one rank's share of batch ``n``."""
+    """Return the file of one rank's share of batch ``n``."""
     return Path(check_template(template, size).format(rollout_id=n, rank=rank))
 
 
 def numbers(template: str) -> list[int]:
-    """Batches that have a file, ascending."""
+    """Return the batches that have a file, ascending."""
     pattern = re.compile(
         "".join(
             r"(\d+)" if part == "{rollout_id}" else r"\d+" if part == "{rank}" else re.escape(part)
@@ -111,7 +111,7 @@ def numbers(template: str) -> list[int]:
 
 
 def load(template: str, n: int) -> Recorded:
-    """Batch ``n`` with the payloads of every rank that recorded it. Blocks.
+    """Load batch ``n`` with the payloads of every rank that recorded it. Blocks.
 
     Raises:
         PayloadError: a file is missing, damaged, or of another batch than the others.

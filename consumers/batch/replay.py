@@ -1,7 +1,7 @@
-"""A recorded run, handed to a trainer again: no engines, no buffer, no Redis.
+"""Replay a recorded run to a trainer: without engines, buffer or Redis.
 
-The interface is that of ``Trainer``, so that a training loop need not know. Nothing is waited for; publications are
-counted, not written; the end of the recording ends the iteration.
+Same interface as ``Trainer``, so that a training loop needs no changes. Nothing blocks on other processes;
+publications are counted, not written; the end of the recording ends the iteration.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ from penstock.protocol.records.manifest import Row
 
 
 class RecordingOver(PenstockError):
-    """There is no further batch in the recording."""
+    """The recording has no further batch."""
 
 
 class Replay:
-    """Batches of a recording, in order, for one rank.
+    """Iterate over the batches of a recording, in order, for one rank.
 
     Args:
-        records: whether rows of ``steps.jsonl`` are written, and trackers told, as of a run; needs ``config``.
-        template: path with ``{rollout_id}`` (and ``{rank}``), as it was recorded with; any ``dp_size`` may replay it.
-        config: where advantages and ``trainer.max_token_staleness`` come from; None: the defaults.
+        records: whether to write rows of ``steps.jsonl`` and report to trackers, as in a run; needs ``config``.
+        template: path with ``{rollout_id}`` (and ``{rank}``), as in the recording; any ``dp_size`` may replay it.
+        config: source of advantages and ``trainer.max_token_staleness``; None: the defaults.
 
     Raises:
         ConfigError: no file is found.
@@ -57,10 +57,10 @@ class Replay:
         self._next = 0
         self._committed = 0
         file = steps_file(config, self.name, is_main=True) if config and records and dp_rank == 0 else None
-        #: As of ``Trainer``.
+        #: Same as in ``Trainer``.
         self.steps = StepRecorder(config, self.name, Tally(), file=file)
         self.version = 0
-        #: A recording has none.
+        #: None: a recording has no gate or other waits.
         self.evaluations = Evaluations()
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class Replay:
             yield self.next()
 
     def next(self, timeout: float | None = None) -> Batch:
-        """The next batch; blocks for the disk only. Raises RecordingOver, PayloadError."""
+        """Return the next batch; blocks for the disk only. Raises RecordingOver, PayloadError."""
         if self._next >= len(self._numbers):
             raise RecordingOver(f"The recording {self._template!r} ends with batch {self._numbers[-1]}.")
         self.steps.write()
@@ -103,64 +103,64 @@ class Replay:
         )
 
     def next_nowait(self) -> Batch | None:
-        """The next batch, or None at the end."""
+        """Return the next batch, or None at the end."""
         return self.next() if self._next < len(self._numbers) else None
 
     def agree(self, batch: Batch | None, *, step: int = 0, word: str = "", timeout: float | None = None) -> list[str]:
-        """Every rank replays the same files in the same order, so there is nothing to wait for."""
+        """Return at once: every rank replays the same files in the same order."""
         return [word] * self._size
 
     def commit(self, batch: Batch) -> None:
-        """Raises ProtocolError out of order."""
+        """Commit a batch. Raises ProtocolError if it is out of order."""
         if batch.n < self._committed:
             raise ProtocolError(f"Batch {batch.n} comes after batch {self._committed} was committed.")
         self._committed = batch.n
         self.steps.commit(batch.manifest)
 
     def publish(self, weights: Any, *, step: int | None = None, timeout: float = 600.0) -> int:
-        """Counts; nothing is written."""
+        """Increment the version; nothing is written."""
         self.version += 1
         return self.version
 
     def tick(self, *, step: int | None = None, timeout: float = 600.0) -> int:
-        """Counts, as ``publish``."""
+        """Increment the version, like ``publish``."""
         return self.publish(None, step=step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, as of the last commit."""
+        """Return the position as of the last commit."""
         self.steps.write()
         return {"run": self.config.run if self.config else "", "subscription": self.name, "batch": self._committed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on behind ``state``'s batch."""
+        """Continue after ``state``'s batch."""
         self._committed = int(state["batch"])
         self.steps.rewind(self._committed)
         self._next = sum(1 for n in self._numbers if n <= self._committed)
 
     def fits(self, state: dict[str, Any]) -> bool:
-        """A recording has every batch."""
+        """Return True: a recording has every batch."""
         return True
 
     def checkpointed(self) -> None:
-        """Nothing is freed."""
+        """Do nothing: a recording retires no groups."""
 
     def ask_evaluation(self, version: int, end: str = "") -> None:
-        """Nobody evaluates."""
+        """Do nothing: a replay has no evaluations."""
 
     def asked_last(self, end: str) -> int:
-        """Nobody has asked."""
+        """Return 0: a replay has no evaluations."""
         return 0
 
     def tell_wait(self, what: str | Cause | None) -> None:
-        """Nobody asks a recording why it waits."""
+        """Do nothing: a replay reports no waits."""
 
     def report(self, **figures: Any) -> None:
-        """Add figures to the row of a step, if it is recorded."""
+        """Add metrics to the row of a step, if it is recorded."""
         self.steps.report(figures)
 
 
 def _sides(payloads: Mapping[str, recording.Bytes | None], rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
-    """Bytes of a recorded side array by sample id; rows without it are left out."""
+    """Return bytes of a recorded side array by sample id, without rows that lack it."""
     named = [row for row in rows if any(side[0] == name for side in row.sides)]
     found = {row.sample: payloads.get(recording.side_key(row.sample, name)) for row in named}
     return {sample: None if data is None else bytes(data) for sample, data in found.items()}

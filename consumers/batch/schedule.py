@@ -1,7 +1,7 @@
-"""Micro-batches of every rank at once, for a batch whose rows may go to any rank.
+"""Make micro-batches for all ranks at once, for a batch whose rows may go to any rank.
 
 Splitting a batch over ranks first and packing each share afterwards may need one micro-batch more than packing all rows
-first and dealing the micro-batches out. Both are tried, and the best is taken that is worse in neither respect: the
+first and dealing the micro-batches out. Both are tried; the result is the best that is worse in neither respect: the
 number of micro-batches, and the tokens of the longest rank. Pure functions of the lengths and limits (T14).
 """
 
@@ -12,7 +12,7 @@ from penstock.protocol.partition import even_out, karmarkar_karp, micro_batches
 
 #: Micro-batches of each rank, each a list of rows.
 Schedule = list[list[list[int]]]
-#: Swaps between two ranks that are tried for one row, nearest to what would even the two out.
+#: Swaps between two ranks that are tried for one row, nearest to an even split first.
 _NEAREST = 8
 
 
@@ -25,7 +25,7 @@ def schedule(
 ) -> Schedule:
     """Return the micro-batches of every rank, each a list of indices of ``lengths``.
 
-    Every rank has equally many, a multiple of ``multiple``; empty ones if its rows are too few.
+    Every rank has the same number, a multiple of ``multiple``; some are empty if its rows are too few.
 
     Args:
         lengths: tokens of each row.
@@ -61,7 +61,7 @@ def split_first(
     max_samples: int | None,
     multiple: int,
 ) -> Schedule:
-    """Return the micro-batches of ranks whose rows are given, as few as the rank that needs most allows."""
+    """Return micro-batches of ranks with given rows, as few as the rank that needs most allows."""
     packed = []
     for share in shares:
         bins = micro_batches([lengths[i] for i in share], max_tokens, max_samples)
@@ -72,7 +72,7 @@ def split_first(
 
 
 def _cost(found: Schedule, lengths: Sequence[int]) -> tuple[int, int]:
-    """(micro-batches of a rank, tokens of the longest rank)."""
+    """Return (micro-batches of a rank, tokens of the longest rank)."""
     return max(map(len, found)), max(sum(_tokens(one, lengths) for one in rank) for rank in found)
 
 
@@ -81,7 +81,7 @@ def _tokens(members: Sequence[int], lengths: Sequence[int]) -> int:
 
 
 def _first_fit(lengths: Sequence[int], max_tokens: int, max_samples: int | None) -> list[list[int]]:
-    """Rows by micro-batch, each in the first one with room, in the order they have."""
+    """Assign rows in order to the first micro-batch with room; return rows by micro-batch."""
     bins: list[list[int]] = []
     sums: list[int] = []
     for i, length in enumerate(lengths):
@@ -97,7 +97,7 @@ def _first_fit(lengths: Sequence[int], max_tokens: int, max_samples: int | None)
 
 
 def _expanded(bins: list[list[int]], lengths: Sequence[int], count: int) -> list[list[int]]:
-    """``count`` micro-batches, the largest halved again and again; fewer if all have one row."""
+    """Split the largest micro-batches in half until there are ``count``; fewer if all have one row."""
     bins = [list(members) for members in bins]
     while len(bins) < count:
         largest = max(bins, key=lambda members: (len(members) > 1, _tokens(members, lengths)), default=[])
@@ -112,7 +112,7 @@ def _expanded(bins: list[list[int]], lengths: Sequence[int], count: int) -> list
 
 
 def _evened(found: Schedule, lengths: Sequence[int], max_tokens: int, max_samples: int | None) -> Schedule:
-    """The same with the tokens of its ranks evened out, by swaps of micro-batches and then of rows."""
+    """Even out the tokens of ranks by swaps of micro-batches and then of rows."""
     bins = [members for rank in found for members in rank]
     starts = [sum(map(len, found[:rank])) for rank in range(len(found))]
     parts = [list(range(start, start + len(rank))) for start, rank in zip(starts, found, strict=True)]

@@ -1,4 +1,4 @@
-"""The batches of one rank in their order: asked for, waited for by name, read ahead where that is wanted."""
+"""Deliver the batches of one rank in order: request, wait with a reported cause, optionally prefetch."""
 
 import time
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.protocol.records.causes import BatchNotCut
 
-#: How often a wait for a batch that is fetched ahead is shown.
+#: Seconds between two reports of a wait for a prefetched batch.
 LOOK_S = 0.5
 
 
 class Stream:
-    """Batches as they are handed to a trainer.
+    """Batches in the order of their delivery to a trainer.
 
     Args:
-        prefetch: batches cut and fetched ahead, by a thread of their own; 0: none.
-        look: called now and then while a batch is waited for; what it raises ends the wait.
-        tally: where the time in which a batch is waited for is counted.
+        prefetch: batches cut and fetched ahead, by a separate thread; 0: none.
+        look: called repeatedly during a wait for a batch; an error that it raises ends the wait.
+        tally: counts the time spent waiting for batches.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Stream:
         self._ahead = Ahead(prefetch, self._read_ahead)
         self._look = look
         self._tally = tally
-        #: Batches behind this rank: handed out, or committed before it joined.
+        #: Number of batches handed out, or committed before this rank joined.
         self.last = 0
 
     def take(self, timeout_s: float | None) -> Batch:
-        """The batch after ``last``; blocks until it is cut and its payloads are here. Raises as ``Trainer.next``."""
+        """Return the batch after ``last``; blocks until its payloads are read. Raises like ``Trainer.next``."""
         with self._tally.waiting("batch"):
             return self._take(timeout_s)
 
@@ -62,18 +62,18 @@ class Stream:
         return self._reader.prepare(self._make(self._subscriber.read(n, timeout_s, look=self._look)))
 
     def hand_out(self, batch: Batch) -> None:
-        """``batch`` is handed out: the ones after it are looked for. Blocks for a round trip where they are."""
+        """Hand out ``batch`` and prefetch its successors. Blocks for a round trip if prefetching."""
         self.last = batch.n
         if self._ahead.depth:
             self._ask(batch.n + self._ahead.depth)
             self._ahead.look(batch.n + 1)
 
     def drop(self) -> None:
-        """Forget what was read ahead. Blocks until the thread has let go of it."""
+        """Discard prefetched batches. Blocks until the thread has stopped reading."""
         self._ahead.drop()
 
     def close(self) -> None:
-        """End the thread. Blocks shortly."""
+        """Stop the thread. Blocks shortly."""
         self._ahead.close()
 
     def _ask(self, n: int) -> None:

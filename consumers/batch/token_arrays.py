@@ -1,8 +1,8 @@
-"""Arrays of a rank's samples, out of their payloads, checked against the manifest that they were cut by.
+"""Make the arrays of a rank's samples from their payloads, checked against the manifest.
 
-    payloads ─> flat [T], samples laid end to end, one array per key ─> padded [B, L], or packed [T] with its bounds
+    payloads ─> flat [T], samples concatenated, one array per key ─> padded [B, L], or packed [T] with its bounds
 
-Made for all samples at once: an array's worth of work per key, not per sample and key.
+Vectorized over all samples: Python work per key, not per sample and key.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +22,7 @@ from penstock.payloads.format import sum_runs
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.sample import SampleStatus
 
-#: Keys whose arrays have one entry per token, what stands where there is none, and their dtype.
+#: Keys of arrays with one entry per token -> fill value, dtype.
 TOKEN_KEYS: dict[str, tuple[float, type]] = {
     "tokens": (0, np.int64),
     "loss_mask": (False, np.bool_),
@@ -32,7 +32,7 @@ TOKEN_KEYS: dict[str, tuple[float, type]] = {
     "versions": (-1, np.int32),
     "staleness": (-1, np.int32),
 }
-#: Side arrays that are token keys where samples of the batch have them, 0 where nothing was drawn.
+#: Side arrays that are token keys if samples of the batch have them; 0 for tokens not generated.
 SIDE_KEYS: dict[str, tuple[float, type]] = {
     TEACHER_LOGPROBS: (0.0, np.float32),
     REFERENCE_LOGPROBS: (0.0, np.float32),
@@ -45,15 +45,15 @@ SAMPLE_KEYS: dict[str, type] = {
     "rows": np.int64,
 }
 
-#: One token that nobody drew and nothing trains, so that every rank has something to run.
+#: A single dummy token without loss, so that every rank has something to run.
 _NOTHING = np.zeros(1, np.uint8)
 
 
 def wanted_keys(keys: Collection[str] | None, sides: Collection[str] = ()) -> Collection[str]:
-    """Token keys to make, all that there are if None; ProtocolError where there is no such key.
+    """Return the token keys to make, all if None. Raises ProtocolError for an unknown key.
 
     Args:
-        sides: keys of side arrays that the whole batch has, so that they are the same on all ranks.
+        sides: keys of side arrays that the complete batch has, the same on all ranks.
     """
     there = [*TOKEN_KEYS, *sides]
     if keys is None:
@@ -64,12 +64,12 @@ def wanted_keys(keys: Collection[str] | None, sides: Collection[str] = ()) -> Co
 
 
 class TokenArrays:
-    """The arrays of one rank's samples; ``members`` are positions in its rows, none of them is one filler.
+    """The arrays of one rank's samples; ``members`` are positions in its rows, none means one filler.
 
     Args:
         rows: this rank's.
-        indices: index into the rows of the whole batch of each.
-        advantages: of each row of the whole batch.
+        indices: index of each into the rows of the complete batch.
+        advantages: of each row of the complete batch.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class TokenArrays:
         self._indices = indices
         self._opened = opened
         self._loss = loss
-        #: Of each row of the whole batch.
+        #: Advantages of each row of the complete batch.
         self.advantages = advantages
         #: Side arrays of each row that were read, by name.
         self._sides: dict[str, list[NDArray[Any] | None]] = {}
 
     def padded(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
-        """[B, L] by token key and [B] by sample key, as of ``Batch.arrays`` but for the counts. Raises PayloadError."""
+        """Return [B, L] by token key, [B] by sample key: ``Batch.arrays`` without counts. Raises PayloadError."""
         flat, lengths = self._flat(members, keys)
         blanks = TOKEN_KEYS | SIDE_KEYS
         out = {key: layout.pad(array, lengths, blanks[key][0]) for key, array in flat.items()}
         return out | self._per_sample(lengths, members)
 
     def packed(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
-        """[T] by token key and [B] by sample key, as of ``Batch.packed`` but for the counts. Raises PayloadError."""
+        """Return [T] by token key, [B] by sample key: ``Batch.packed`` without counts. Raises PayloadError."""
         flat, lengths = self._flat(members, keys)
         out: dict[str, Any] = flat | self._per_sample(lengths, members)
         out["cu_seqlens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -118,7 +118,7 @@ class TokenArrays:
         return {key: np.array(values[key], dtype) for key, dtype in SAMPLE_KEYS.items()}
 
     def _flat(self, members: Sequence[int], keys: Collection[str]) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        """Token arrays [T] of ``members`` laid end to end, checked, and their lengths [B]; no member: one filler."""
+        """Return checked token arrays [T] of concatenated ``members``, and lengths [B]; no member: one filler."""
         found = [self._opened.all[i] for i in members] or [None]
         lengths = np.array([1 if payload is None else len(payload) for payload in found], np.int64)
         pairs = zip(found, lengths.tolist(), strict=True)
@@ -146,7 +146,7 @@ class TokenArrays:
         return flat | {key: self._side(key, members, lengths) for key in SIDE_KEYS if key in keys}, lengths
 
     def _side(self, name: str, members: Sequence[int], lengths: NDArray[np.int64]) -> NDArray[Any]:
-        """[T] a side array that holds a number for each token, or for each behind the prompt. Raises PayloadError."""
+        """Return [T] a side array with a number for each token, or each after the prompt. Raises PayloadError."""
         if name not in self._sides:
             self._sides[name] = self._opened.side(name)
         blank, dtype = SIDE_KEYS[name]
@@ -173,7 +173,7 @@ class TokenArrays:
         runs: Sequence[tuple[int, int]],
         generated: NDArray[np.bool_],
     ) -> dict[str, Callable[[], NDArray[Any]]]:
-        """Arrays made where they are looked at: one of the whole batch costs as much as reading its payloads."""
+        """Return a function for each array: making one for the complete batch costs as much as reading its payloads."""
         counts = [count for count, _ in runs]
 
         def along(values: list[int]) -> NDArray[Any]:
@@ -204,20 +204,20 @@ class TokenArrays:
         generated: NDArray[np.bool_],
         loss: NDArray[np.bool_],
     ) -> None:
-        """What is in the payloads must be what the batch was cut by."""
+        """Check that the payloads match the manifest."""
         if not members:
             return
         counts = np.array([count for count, _ in runs], np.int64)
         starts = np.cumsum(counts) - counts
-        num_drawn = sum_runs(generated, starts)
-        # Mostly every token that was drawn bears loss; comparing takes a fifth of what counting does.
-        num_bearing = num_drawn if np.array_equal(generated, loss) else sum_runs(loss, starts)
+        generated_by_run = sum_runs(generated, starts)
+        # Usually all generated tokens bear loss; comparing takes a fifth of the time of counting.
+        num_bearing = generated_by_run if np.array_equal(generated, loss) else sum_runs(loss, starts)
         run = 0
         for i, left in zip(members, lengths.tolist(), strict=True):
             num_generated, num_loss, oldest = 0, 0, -1
             while left:
                 count, version = runs[run]
-                num_generated += num_drawn[run]
+                num_generated += generated_by_run[run]
                 if num_bearing[run]:
                     num_loss += num_bearing[run]
                     oldest = version if oldest < 0 else min(oldest, version)
@@ -243,7 +243,7 @@ class TokenArrays:
             )
 
     def _check_masked(self, members: Sequence[int], found: int) -> None:
-        """The denominators count what is left by the manifest; it must be what the payloads leave."""
+        """Check that the payloads have as many loss tokens as the manifest, from which denominators are computed."""
         wanted = sum(self._loss.of(self._rows[i]) for i in members if self._opened.all[i] is not None)
         if found != wanted:
             raise PayloadError(

@@ -147,7 +147,7 @@ def test_T6_what_a_worker_drew_at_another_temperature_never_reaches_the_loop(
         for held in worker.lease(GROUPS, version=worker.clock):
             worker.answer(held, [worker.clock], temperature=0.5)
         with pytest.raises(
-            ConfigError, match=r"drawn at temperature 0\.5, but the trainer's --rollout-temperature is 1"
+            ConfigError, match=r"sampled at temperature 0\.5, but the trainer's --rollout-temperature is 1"
         ):
             manager.generate(0)
 
@@ -237,7 +237,7 @@ def test_T6_a_dataset_of_one_temperature_refuses_a_batch_of_another(
         admit(client, keys, GROUPS)
         for held in worker.lease(GROUPS, version=worker.clock):
             worker.answer(held, [worker.clock], temperature=0.5)
-        with pytest.raises(ConfigError, match=r"drawn at temperature 0\.5, but this loop's temperature is 1"):
+        with pytest.raises(ConfigError, match=r"sampled at temperature 0\.5, but this loop's temperature is 1"):
             next(iter(data))
 
 

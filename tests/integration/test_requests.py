@@ -252,7 +252,7 @@ def test_what_asks_for_itself_has_no_batches_to_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("drawn", "words"),
     [
-        ({"temperature": 0.5}, "drawn at temperature 0.5, but what was asked for is 1"),
+        ({"temperature": 0.5}, "sampled at temperature 0.5, but what was asked for is 1"),
         ({"temperature": 0.5, "logprob_kind": "original"}, "logprobs are from before temperature"),
     ],
 )

@@ -264,7 +264,7 @@ def test_T13_what_the_writer_of_a_column_lost_is_named_and_counted(
             assert batch.no_value("values", micro=micro).tolist() == [job == gone for job in rows]
         assert batch.lost == []
     assert play.counter(client, keys, "column_lost") == 2, "once, however often it is read"
-    assert f"column values of batch 1 has no value for 2 samples, as of {gone}/0" in caplog.text
+    assert f"column values of batch 1 has no value for 2 samples, including {gone}/0" in caplog.text
 
     with Trainer.replay(template) as replay:  # what was read is recorded with the batch
         again = replay.next()

@@ -69,7 +69,7 @@ def test_T6_the_kind_travels_from_the_record_to_the_row_and_over_the_wire() -> N
 @pytest.mark.parametrize("use", USES)
 def test_T6_logprobs_from_before_a_temperature_that_is_not_1_are_refused(model: torch.nn.Module, use: str) -> None:
     batch = with_kinds(make_batch(drawn(model, 0.7)), {1: "original"})
-    with pytest.raises(ConfigError, match=r"toy/0/0/1 was drawn at temperature 0\.7, .*original.*temperature 1"):
+    with pytest.raises(ConfigError, match=r"toy/0/0/1 was sampled at temperature 0\.7, .*original.*temperature 1"):
         USES[use](batch)
 
 
@@ -119,7 +119,7 @@ def test_T6_a_batch_tells_its_temperature(model: torch.nn.Module) -> None:
 def test_T6_mixed_temperatures_are_refused_where_one_number_is_expected(model: torch.nn.Module) -> None:
     batch = with_kinds(make_batch(drawn(model, 0.7)), {4: "scaled"}, temperature=1.0)
     assert batch.arrays()["temperatures"].tolist() == pytest.approx([0.7] * 4 + [1.0, 0.7]), "one for each sample"
-    with pytest.raises(ConfigError, match=r"toy/0/0/0 was drawn at temperature 0\.7 and toy/0/1/1 at 1,"):
+    with pytest.raises(ConfigError, match=r"toy/0/0/0 was sampled at temperature 0\.7 and toy/0/1/1 at 1,"):
         train_data(batch)
     with pytest.raises(ConfigError, match="divides all logits by one"):
         _ = batch.temperature
@@ -127,7 +127,9 @@ def test_T6_mixed_temperatures_are_refused_where_one_number_is_expected(model: t
 
 def test_T6_a_batch_of_another_temperature_than_the_trainers_is_refused(model: torch.nn.Module) -> None:
     train_data(make_batch(drawn(model, 0.7)), temperature=0.7)
-    with pytest.raises(ConfigError, match=r"drawn at temperature 0\.7, but the trainer's --rollout-temperature is 1:"):
+    with pytest.raises(
+        ConfigError, match=r"sampled at temperature 0\.7, but the trainer's --rollout-temperature is 1:"
+    ):
         train_data(make_batch(drawn(model, 0.7)), temperature=1.0)
 
 
@@ -152,7 +154,7 @@ def test_T6_the_runs_temperature_is_that_of_all_its_datasets(tmp_path: Path) -> 
 def test_T6_a_temperature_that_is_null_is_left_out_everywhere(tmp_path: Path) -> None:
     null: dict[str, Any] = {"temperature": None}
     config = config_of(tmp_path, sampling={"temperature": 0.7}, first=null, logprob_kind="original")
-    with pytest.raises(ConfigError, match=r"dataset b is drawn at temperature 0\.7"):
+    with pytest.raises(ConfigError, match=r"dataset b is sampled at temperature 0\.7"):
         behaviour.check_config(config)
     behaviour.check_config(config_of(tmp_path, sampling=null, first={}, logprob_kind="original"))
     assert behaviour.run_temperature(config_of(tmp_path, sampling=null, first={"temperature": 1.0})) == 1.0
@@ -171,5 +173,5 @@ def test_T6_a_run_that_could_not_be_trained_is_refused_before_anything_is_drawn(
     behaviour.check_config(config_of(tmp_path, sampling={"temperature": 0.7}, first={}, logprob_kind="scaled"))
     for engine in ({"logprob_kind": "original"}, {"env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "true"}}):
         config = config_of(tmp_path, sampling={}, first={"temperature": 0.7}, **engine)
-        with pytest.raises(ConfigError, match=r"kind original, and dataset a is drawn at .* 0\.7"):
+        with pytest.raises(ConfigError, match=r"kind original, and dataset a is sampled at .* 0\.7"):
             behaviour.check_config(config)
