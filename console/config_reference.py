@@ -1,6 +1,6 @@
-"""Writes docs/configuration.md, every key of the configuration, from the models that read it.
+"""Write docs/configuration.md, with every configuration key, from the models that read them.
 
-``python -m penstock.console.config_reference FILE`` writes the page (``make reference``); a test holds it current.
+``python -m penstock.console.config_reference FILE`` writes the page (``make reference``); a test keeps it current.
 """
 
 import inspect
@@ -41,7 +41,7 @@ class Key:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the complete page."""
     parts = [_HEAD]
     shown: dict[type[Section], str] = {}
     for path, section, why in _sections("", Config):
@@ -61,9 +61,9 @@ def page() -> str:
 
 
 def _sections(path: str, section: type[Section], why: str = "") -> Iterator[tuple[str, type[Section], str]]:
-    """Sections with their paths in the file, depth first, and what the key says that has one.
+    """Yield sections with their paths in the file, depth first, and the text of the key that holds them.
 
-    A list's or a map's are marked by ``[]``.
+    Sections in a list or a map are marked by ``[]``.
     """
     yield path, section, why
     said = _comments(section)
@@ -85,7 +85,7 @@ def _inner(annotation: object) -> Iterator[tuple[type[Section], str]]:
 
 
 def _keys(section: type[Section]) -> Iterator[Key]:
-    """Keys that are not sections, those of the classes that it is made of first."""
+    """Yield keys that are not sections, those of base classes first."""
     schema = section.model_json_schema()
     shared, said = schema.get("$defs", {}), _comments(section)
     for name, field in section.model_fields.items():
@@ -94,7 +94,7 @@ def _keys(section: type[Section]) -> Iterator[Key]:
 
 
 def _comments(section: type[Section]) -> dict[str, str]:
-    """The ``#:`` lines above each field."""
+    """Return the ``#:`` lines above each field."""
     found = {}
     for cls in reversed(section.__mro__):
         if not issubclass(cls, Section):
@@ -112,7 +112,7 @@ def _says(section: type[Section]) -> str:
 
 
 def _comment(lines: list[str], at: int) -> str:
-    """The ``#:`` lines above a field."""
+    """Return the ``#:`` lines above one field."""
     begin = at
     while lines[begin - 1].strip().startswith("#:"):
         begin -= 1
@@ -120,7 +120,7 @@ def _comment(lines: list[str], at: int) -> str:
 
 
 def _type(schema: dict[str, Any], shared: dict[str, Any]) -> str:
-    """A property of a JSON schema in the words of somebody who writes YAML; ``shared``: what a ``$ref`` names."""
+    """Describe a property of a JSON schema in YAML's terms; ``shared``: targets of ``$ref``."""
     if "$ref" in schema:
         return _type(shared[schema["$ref"].rpartition("/")[2]], shared)
     if "anyOf" in schema:
@@ -135,7 +135,7 @@ def _type(schema: dict[str, Any], shared: dict[str, Any]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """As YAML writes it."""
+    """Return the default as YAML writes it."""
     if field.is_required():
         return "**required**"
     value = field.get_default(call_default_factory=True)
@@ -147,7 +147,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As one cell of a table, in the words of YAML."""
+    """Escape text as a table cell, with YAML's names of constants."""
     text = re.sub(r"``([^`]+)``", r"`\1`", re.sub(r"\s+", " ", text))
     return re.sub(r"\bNone\b", "null", text).replace("|", "\\|").strip()
 

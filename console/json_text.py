@@ -6,18 +6,18 @@ import orjson
 
 from penstock.text import to_plain
 
-#: Most values and characters of what JSON cannot say as it is.
+#: Most values and characters of a value that has no JSON form.
 MOST = 2**24
 
 
 def json_bytes(value: Any, option: int = 0) -> bytes:
-    """``value`` as UTF-8 JSON. What JSON has no form for (bytes, nesting too deep, lone surrogates) becomes text.
+    """Encode ``value`` as UTF-8 JSON. What has no JSON form (bytes, deep nesting, lone surrogates) becomes text.
 
     Args:
         option: of ``orjson.dumps``.
 
     Raises:
-        penstock.text.TooMuch: there is more than ``MOST`` of it, and it has to be made text.
+        penstock.text.TooMuch: the value has no JSON form and is larger than ``MOST``.
     """
     try:
         return orjson.dumps(value, option=option)

@@ -1,6 +1,6 @@
-"""Writes docs/metrics.md, every series that a part of penstock serves, from the code that serves them.
+"""Write docs/metrics.md, with every metric that a part of penstock serves, from the code that serves them.
 
-``python -m penstock.console.metrics_reference FILE`` writes the page (``make reference``); a test holds it current.
+``python -m penstock.console.metrics_reference FILE`` writes the page (``make reference``); a test keeps it current.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from penstock.workers import metrics as worker_metrics
 from penstock.workers.fleet import metrics as fleet_metrics
 from penstock.workers.rewards.pool import metrics as pool_metrics
 
-#: Head of each section -> the series of it.
+#: Heading of each section -> its series.
 PARTS: dict[str, Sequence[Series]] = {
     "Every part": server_metrics.SERIES,
     "The queue, by the buffer that leads": buffer_metrics.SERIES,
@@ -34,10 +34,9 @@ PARTS: dict[str, Sequence[Series]] = {
 
 _HEAD = """# Metrics
 
-With `metrics.port: 0` every part serves Prometheus metrics at an address of its own: producer, buffer, workers,
-trainer (its rank 0, one of your own too), scorers, pools of verifiers, fleets, recorder and `penstock run`. Each shows
-its address in Redis, and `penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that
-come and go:
+With `metrics.port: 0` every part serves Prometheus metrics at a free port: producer, buffer, workers, trainer (rank 0,
+also of a custom trainer), scorers, verifier pools, fleets, recorder and `penstock run`. Each publishes its address in
+Redis, and `penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come and go:
 
 ```yaml
 scrape_configs:
@@ -47,19 +46,19 @@ scrape_configs:
       - files: [/path/to/runs/*/targets.json]
 ```
 
-Parts that were started by hand are listed by `penstock metrics discovery --run NAME --out FILE.json --every 5`.
-Targets have the labels `run`, `part` and `name`. Parts listen on loopback unless `metrics.host` says otherwise, and
-ask for no password; on several machines set `metrics.host: 0.0.0.0` behind a firewall, and `metrics.reached_at` where
-the machine's own name is not the one that Prometheus reaches it by. With a fixed `metrics.port` a part has to be
-alone on its machine, and a fleet serves none: the port is its worker's.
+Parts that were started separately are listed by `penstock metrics discovery --run NAME --out FILE.json --every 5`.
+Targets have the labels `run`, `part` and `name`. Parts listen on loopback unless `metrics.host` is set, without a
+password; on several machines set `metrics.host: 0.0.0.0` behind a firewall, and `metrics.reached_at` if Prometheus
+reaches the machine by another name. With a fixed `metrics.port` only one part can run on a machine, and a fleet serves
+no metrics: the port is its worker's.
 
-A worker tells use and memory of its GPUs where it starts the engine itself and nvidia-ml-py is installed (`pip install
-'penstock[gpu]'`); where there is nothing to tell, a series is absent and never 0.
+A worker reports use and memory of its GPUs if it starts the engine itself and nvidia-ml-py is installed (`pip install
+'penstock[gpu]'`); a series without a value is absent, never 0.
 
-Figures are read when they are scraped, from what is counted anyway; those of the queue come from the buffer that
-leads, in a few round trips of a connection of its own. Sums of a process begin at 0 with it; those of the queue live
-in Redis and begin with the run. A batch that comes again after a restart counts again in the trainer's sums, and once
-in the queue's.
+Values are read when they are scraped, from counters that are kept anyway; those of the queue come from the leading
+buffer, in a few round trips on a separate connection. Counters of a process start at 0 with the process; those of the
+queue are kept in Redis and start with the run. A batch that is redelivered after a restart counts again in the
+trainer's counters, but once in the queue's.
 
 `console/monitoring/` has a dashboard for Grafana (`dashboard.json`, for import) and alert rules for Prometheus
 (`alerts.yml`, for `rule_files`): no progress, dead letters, a lost worker, staleness at its bound, a starved trainer,
@@ -68,9 +67,9 @@ are at the engines' `/metrics` with `engine.args.enable-metrics`.
 
 ## Names
 
-Series begin with `penstock_`, but where slime has a name for the same figure: there it is slime's, with `/`, `-` and
-`.` as `_`, `@` as `_at_`, and what differs from one series to the next as a label. So `rollout/response_len/mean` is
-`rollout_response_len_mean`, and `eval/aime-truncated_ratio` is `eval_truncated_ratio{dataset="aime"}`. They are
+Series begin with `penstock_`, except where slime has a name for the same value: then slime's name is used, with `/`,
+`-` and `.` as `_`, `@` as `_at_`, and the variable part as a label. So `rollout/response_len/mean` is
+`rollout_response_len_mean`, and `eval/aime-truncated_ratio` is `eval_truncated_ratio{dataset="aime"}`. These are
 gauges of the last batch, or of the last evaluation. Counters end in `_total`, histograms have `_bucket`, `_sum` and
 `_count`.
 """
@@ -81,7 +80,7 @@ This page is made from the code by `make reference`.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the complete page."""
     parts = [_HEAD]
     for head, series in PARTS.items():
         parts.append(f"\n## {head}\n\n| series | kind | labels | what it is |\n|---|---|---|---|\n")
@@ -90,7 +89,7 @@ def page() -> str:
 
 
 def all_series() -> Iterator[Series]:
-    """Those of all parts."""
+    """Yield the series of all parts."""
     return (one for series in PARTS.values() for one in series)
 
 

@@ -1,6 +1,6 @@
-"""How far something is that takes long, on stderr: a bar with an ETA on a terminal, plain lines in a pipe.
+"""Show the progress of long operations on stderr: a bar with an ETA on a terminal, plain lines in a pipe.
 
-Nothing is shown of what takes less than a moment, nor where somebody asked for JSON.
+Nothing is shown for short operations, or with ``--json``.
 """
 
 import time
@@ -14,17 +14,17 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from penstock.console.terminal import Terminal
 from penstock.text import printable
 
-#: Before the first line in a pipe, and between two; and between two that say the same.
+#: Seconds before the first line in a pipe; between two lines; between two equal lines.
 LINE_EVERY_S = 5.0
 SAME_EVERY_S = 30.0
 
 
 class Steps:
-    """A context manager around the work; ``at`` says how far it is.
+    """A context manager around the work; ``at`` reports progress.
 
     Args:
-        what: what is done, in words.
-        total: steps of it; None: not known, and no ETA.
+        what: name of the work.
+        total: number of steps; None: unknown, so no ETA.
         hidden: show nothing.
     """
 
@@ -58,10 +58,10 @@ class Steps:
             self._bar.stop()
 
     def at(self, done: int, words: str = "", *, total: int | None = None) -> None:
-        """So many steps are done; ``words`` says what is being done now. Returns at once.
+        """Report the number of finished steps; ``words`` names the current one. Returns at once.
 
         Args:
-            total: steps of the work, where that is known only now.
+            total: number of steps, if it became known only now.
         """
         self._total = self._total if total is None else total
         if self._bar is not None and self._task is not None:
@@ -74,7 +74,7 @@ class Steps:
         return SAME_EVERY_S if (done, words) == self._said else LINE_EVERY_S
 
     def line(self, done: int, words: str = "") -> str:
-        """As a pipe gets it."""
+        """Return the line for a pipe."""
         took_s = self._clock() - self._began
         counted = f" {done}" if self._total is None else f" {done} of {self._total}"
         left = f", about {left_text(took_s * (self._total - done) / done)} left" if done and self._total else ""
@@ -83,7 +83,7 @@ class Steps:
 
 
 def left_text(seconds: float) -> str:
-    """A time that is left: ``40 s``, ``12 min``, ``3 h 05 min``."""
+    """Format a remaining time: ``40 s``, ``12 min``, ``3 h 05 min``."""
     whole = max(0, round(seconds))
     if whole < 90:
         return f"{whole} s"

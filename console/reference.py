@@ -1,4 +1,4 @@
-"""The command line of a module that makes a page of the documentation: ``python -m MODULE FILE``."""
+"""Command line of the modules that generate documentation pages: ``python -m MODULE FILE``."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def write(page: Callable[[], str], module: str, arguments: Sequence[str] | None = None) -> None:
-    """Write what ``page`` gives to the file that the command line names; exit code 2 where it names none.
+    """Write the result of ``page`` to the file named on the command line; exit code 2 if none is named.
 
     Args:
-        module: how it is called.
+        module: name of the module, for the usage message.
         arguments: ``sys.argv[1:]`` when None.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Write a page, from the code.")

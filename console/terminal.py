@@ -1,10 +1,10 @@
-"""What is printed for people: tables that cut nothing, and an end without fuss when nobody reads any more.
+"""Print for people: tables without truncation, and a quiet end when the reader of a pipe exits.
 
 | where | a table is |
 |---|---|
-| a pipe or a file | one line per row, columns aligned by blanks, as wide as it needs |
-| a terminal that it fits | a table with lines |
-| one that it fits without lines | as in a pipe |
+| a pipe or a file | one line per row, columns aligned by blanks, as wide as needed |
+| a terminal that is wide enough | a table with lines |
+| one that is wide enough without the lines | as in a pipe |
 | a narrower terminal | per row its first cell and then ``name value`` of all others, wrapped between them |
 """
 
@@ -28,14 +28,14 @@ from penstock.text import printable
 
 
 class Terminal(Console):
-    """A console that calls ``on_closed`` once when its reader left, and is silent from then on."""
+    """A console that calls ``on_closed`` once when its reader exits, and prints nothing from then on."""
 
     def __init__(self, on_closed: Callable[[], None] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.on_closed = on_closed
 
     def on_broken_pipe(self) -> None:
-        """rich would end the process here."""
+        """Replace rich's handler, which would exit the process."""
         self.quiet = True
         hush()
         if self.on_closed is not None:
@@ -43,12 +43,12 @@ class Terminal(Console):
 
 
 def reader_left() -> bool:
-    """Whether whoever read our standard output or error is gone (``| head``)."""
+    """Return whether the reader of standard output or error has exited (``| head``)."""
     return bool(_left())
 
 
 def hush() -> None:
-    """Send to nowhere what a reader that left will not read: the interpreter flushes when it ends."""
+    """Redirect streams without a reader to the null device, since the interpreter flushes them at exit."""
     for number in _left():
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
@@ -91,13 +91,13 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, co
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells under those of other rows; an empty one is a dash, since a program that splits the line would see none."""
+    """Align cells with those of other rows; an empty one is a dash, or programs that split the line would miss it."""
     shown = [text or "-" for text in row]
     return "  ".join(text + " " * (width - cell_len(text)) for text, width in zip(shown, widths, strict=True)).rstrip()
 
 
 def _records(first: str, said: Sequence[str], width: int) -> str:
-    """``first`` on a line, then the others, broken only between them where they fit."""
+    """Put ``first`` on a line, then the others, broken only between them if they fit."""
     lines: list[str] = []
     for one in said:
         if lines and cell_len(lines[-1]) + cell_len(one) + 4 <= width:
@@ -108,12 +108,12 @@ def _records(first: str, said: Sequence[str], width: int) -> str:
 
 
 def _line(console: Console, text: str) -> None:
-    # Job ids, paths and reasons are no markup and nothing to be coloured.
+    # Job ids, paths and reasons are neither markup nor to be highlighted.
     console.print(Text(text), soft_wrap=True)
 
 
 def cell(value: Any) -> str:
-    """``value`` on one line: numbers short, no control characters."""
+    """Format ``value`` on one line: numbers short, no control characters."""
     if value is None:
         return "-"
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -121,7 +121,7 @@ def cell(value: Any) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines for people. All that a command says goes through here or ``table``: some of it others wrote."""
+    """Print lines for people. All output goes through here or ``table``, since some of it is untrusted text."""
     typer.echo(printable(text), err=err)
 
 
@@ -132,17 +132,17 @@ def say_fields(values: Mapping[str, Any]) -> None:
 
 
 def value_text(value: Any) -> str:
-    """Text as it is, all else as JSON."""
+    """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def flush() -> None:
-    """Write out what is buffered, so that a reader who left is seen here and not by the interpreter's end."""
+    """Flush the output, so that a reader's exit is noticed here and not when the interpreter exits."""
     sys.stdout.flush()
     sys.stderr.flush()
 
 
 def print_json(value: Any) -> None:
-    """As JSON; what is not printed is escaped, which says the same."""
+    """Print as JSON; unprintable characters are escaped."""
     text = json_bytes(value, orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))

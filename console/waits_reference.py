@@ -1,6 +1,6 @@
-"""Writes docs/waits.md, every cause of a wait, from the code that reports them.
+"""Write docs/waits.md, with every cause of a wait, from the code that reports them.
 
-``python -m penstock.console.waits_reference FILE`` writes the page (``make reference``); a test holds it current.
+``python -m penstock.console.waits_reference FILE`` writes the page (``make reference``); a test keeps it current.
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""``penstock run``: the parts of a run on this machine, from what can be known before to what is left."""
+"""``penstock run``: check, place, start, watch and end the parts of a run on this machine."""

@@ -1,4 +1,4 @@
-"""The end of a run's child processes: SIGTERM, a second one to hurry, then SIGKILL; what serves others goes last.
+"""End a run's child processes: SIGTERM, a second one to hurry, then SIGKILL; parts that serve others end last.
 
 The trainer finishes its step and its checkpoint, however long that takes: a second Ctrl-C kills it.
 """
@@ -13,26 +13,26 @@ from penstock.system.processes import Child
 from penstock.system.stop import Stop
 from penstock.workers.rewards.keeper import KILL_S
 
-#: Between two looks at children that are ending.
+#: Seconds between two checks of children that are ending.
 TICK_S = 0.05
 
-#: Longest wait for the end of a child after SIGTERM. A worker is waited for until its keeper has killed it and handed
-#: back its jobs, and so much longer.
+#: Longest wait for a child's exit after SIGTERM. For a worker this comes on top of the time in which its keeper kills
+#: it and hands back its jobs.
 STOP_S = 10.0
 
-#: After Ctrl-C workers get a second SIGTERM after this long: hand back what is partial, do not drain on.
+#: After Ctrl-C workers get a second SIGTERM after this long: hand back partial samples instead of draining.
 HURRY_S = 2.0
 
-#: What it has to finish takes as long as it takes: it is not killed before a second Ctrl-C, and not hurried, because a
-#: second signal ends it at once.
+#: Parts without a time limit: not killed before a second Ctrl-C, and not sent a second signal, which would end them at
+#: once.
 FINISHING = "trainer"
 PRODUCING = "producer"
-#: How often it is said what is waited for.
+#: Seconds between two log lines that name the children waited for.
 SAY_EVERY_S = 10.0
 
-#: Parts that end only when asked to; workers that drain need both.
+#: Parts that end only on a signal; workers that drain need both.
 SERVING = ("buffer", "verifiers", "recorder")
-#: Of those the one that keeps what the others leave.
+#: The part that ends last, as it records what the others leave.
 LAST = ("recorder",)
 
 log = logging.getLogger(__name__)
@@ -47,17 +47,17 @@ def stop_children(
     meanwhile: Callable[[], object],
     finish_s: float = math.inf,
 ) -> None:
-    """End them all. Blocks until they are gone; one more press of ``stop`` kills what is left.
+    """End all children. Blocks until they have exited; one more press of ``stop`` kills the rest.
 
     Args:
         drain: workers finish what they are generating; False: they hand it back.
-        meanwhile: called while they end.
-        finish_s: longest time, beside ``STOP_S``, for the trainer to finish its step and checkpoint.
+        meanwhile: called repeatedly during the wait.
+        finish_s: longest time, on top of ``STOP_S``, for the trainer to finish its step and checkpoint.
     """
     presses = stop.count
     limit_s = STOP_S + KILL_S + (config.worker.drain_timeout_s if drain else HURRY_S)
     if config.fleet.models:
-        # It ends its workers first, then what they need.
+        # It ends its workers first, then the parts that they need.
         limit_s += 2 * STOP_S
     limits_s = {FINISHING: finish_s + STOP_S, PRODUCING: STOP_S}
     working = {child: limits_s.get(child.name, limit_s) for child in children if child.name not in SERVING}
@@ -68,7 +68,7 @@ def stop_children(
 
 
 def kill_children(children: list[Child]) -> None:
-    """SIGKILL to all; blocks until they are gone."""
+    """Send SIGKILL to all; block until they have exited."""
     for child in children:
         child.kill()
 
@@ -80,7 +80,7 @@ def _stop(
     pressed: Callable[[], bool],
     meanwhile: Callable[[], object],
 ) -> None:
-    """SIGTERM, a second one to hurry, and SIGKILL after the child's limit or one more Ctrl-C."""
+    """Send SIGTERM, a second one to hurry, and SIGKILL after the child's limit or one more Ctrl-C."""
     began = time.monotonic()
     said_s = 0.0
     for child in limits_s:
@@ -93,7 +93,7 @@ def _stop(
             for child in alive:
                 if child.name != FINISHING:
                     child.terminate()
-        # Ctrl-C while a finished run drains means: now.
+        # Ctrl-C while a finished run drains ends it at once.
         for child in alive:
             if pressed() or waited_s >= limits_s[child]:
                 log.warning("%s did not end in %.1f s and is killed", child.name, waited_s)

@@ -1,4 +1,4 @@
-"""The launcher's own log: everything in ``launcher.log``, warnings shown above the live table as well."""
+"""The launcher's own log: all records in ``launcher.log``, warnings also above the live table."""
 
 import contextlib
 import logging
@@ -10,13 +10,13 @@ from penstock.console.launch.live import Live
 from penstock.logs import formatter
 from penstock.system.run_folder import RunFolder
 
-#: Packages whose log records are the launcher's.
+#: Packages whose log records belong to the launcher.
 LOGGERS = ("console", "penstock")
 
 
 @contextlib.contextmanager
 def launcher_log(folder: RunFolder, live: Live, config: Config) -> Iterator[None]:
-    """Write it for as long as the context lasts."""
+    """Write the log while the context lasts."""
     file = logging.FileHandler(folder.logs / "launcher.log")
     file.setFormatter(formatter("launcher", config.run, config.logs.format))
     handlers, loggers = [file, _Events(live)], [logging.getLogger(name) for name in LOGGERS]
@@ -33,7 +33,7 @@ def launcher_log(folder: RunFolder, live: Live, config: Config) -> Iterator[None
 
 
 class _Events(logging.Handler):
-    """Warnings become events of the live view."""
+    """Show warnings as events of the live view."""
 
     def __init__(self, live: Live) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What a running run looks like: a table that renews itself on a terminal, else a plain line every few seconds."""
+"""Show a running run: a table that refreshes on a terminal, else a plain line every few seconds."""
 
 import time
 from collections import deque
@@ -19,12 +19,12 @@ from penstock.protocol.snapshot import jobs_to_train, main_trainer
 from penstock.redaction import redact
 from penstock.text import printable
 
-#: Between two plain lines, and between two that say the same.
+#: Seconds between two plain lines, and between two equal ones.
 LINE_EVERY_S = 5.0
 SAME_EVERY_S = 60.0
-#: Waits shorter than this are no news.
+#: Shorter waits are not shown.
 WAIT_SHOWN_S = 1.0
-#: Seconds of steps that the time left is reckoned by.
+#: Seconds of recent steps from which the remaining time is estimated.
 PACE_S = 120.0
 #: Waits shown in a plain line, longest first.
 WAITS_SHOWN = 2
@@ -34,7 +34,7 @@ class Live:
     """Shows snapshots (``penstock.protocol.snapshot``); absent keys show as a dash. A context manager around the run.
 
     Args:
-        on_closed: called once when whoever read the output left.
+        on_closed: called once when the reader of the output exits.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class Live:
     ) -> None:
         self.config = config
         self.console = console or Terminal(on_closed=self._close)
-        #: Whether whoever read the output left (``| head``); nothing is shown any more.
+        #: Whether the reader of the output has exited (``| head``); nothing is shown from then on.
         self.closed = False
         self._on_closed = on_closed
         self._clock = clock
         self._started = clock()
         self._step: Any = None
-        #: Steps that the trainer will make; 0: not known.
+        #: Number of steps that the trainer will make; 0: unknown.
         self._total: int = config.trainer.steps
-        #: When which step was reached, for ``PACE_S``.
+        #: Times at which steps were reached, within ``PACE_S``.
         self._steps: deque[tuple[float, int]] = deque()
         self._last_line = float("-inf")
         self._last_news = ""
-        # Drawn by update() alone: no second thread beside the one that starts children.
+        # Refreshed by update() only: no second thread beside the one that starts children.
         self._live = RichLive(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -73,12 +73,12 @@ class Live:
             self._live.stop()
 
     def event(self, text: str) -> None:
-        """Print one line that stays."""
+        """Print one permanent line."""
         self.console.print(Text(printable(redact(text))), soft_wrap=True)
 
     def update(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> None:
         """Show the newest state; ``evaluation`` is the last row of ``eval.jsonl``. Returns at once."""
-        # A loop of one's own has no number of steps that is known: trainer.steps is of the reference trainer.
+        # A custom loop's number of steps is unknown: trainer.steps is the reference trainer's.
         self._total = main_trainer(snapshot).get("total_steps", self.config.trainer.steps)
         self._note_step(snapshot)
         if self._live is not None:
@@ -94,18 +94,18 @@ class Live:
         self._on_closed()
 
     def _news(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> str:
-        """What a line says apart from the time that passes."""
-        waits = [f"{wait.get('who')} {wait.get('what')}" for wait in _told(snapshot)]
+        """Return the part of a line that does not change with time alone."""
+        waits = [f"{wait.get('who')} {wait.get('what')}" for wait in _notable(snapshot)]
         return f"{self._figures(snapshot, evaluation)} {sorted(waits)}"
 
     def line(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
-        """One line of what matters most."""
+        """Return one line with the most important figures."""
         parts = [f"{name} {value}" for name, value in self._figures(snapshot, evaluation)]
         parts += [f"left {left}"] if (left := self._left()) else []
         return f"[{_clock_text(self._clock() - self._started)}] " + "  ".join(parts) + _waits_line(snapshot)
 
     def render(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> Group:
-        """The table."""
+        """Return the table."""
         head = Text.assemble(
             ("penstock ", "bold"),
             f"{self.config.run}  {self.config.staleness.mode}, bound {self.config.staleness.bound}  "
@@ -132,7 +132,7 @@ class Live:
             self._steps.popleft()
 
     def _left(self) -> str:
-        """How long the steps that are left take at the pace of the last ones; '' where that is not known."""
+        """Return the estimated time for the remaining steps; '' if unknown."""
         if len(self._steps) < 2:
             return ""
         (began, first), (ended, last) = self._steps[0], self._steps[-1]
@@ -183,7 +183,7 @@ def _parts_table(snapshot: dict[str, Any]) -> Table:
 
 
 def _plain(text: str) -> Text:
-    # Neither markup nor control: names and reasons are others' words.
+    # Names and reasons are untrusted text: neither markup nor control characters.
     return Text(printable(text))
 
 
@@ -191,27 +191,26 @@ def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     return [wait for wait in snapshot.get("waits") or [] if (wait.get("since_s") or 0.0) >= WAIT_SHOWN_S]
 
 
-def _told(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
-    # Between two evaluations that side has nothing to do, nor have verifiers while tokens are drawn; the rest is for
-    # `penstock why`.
+def _notable(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    # Without waits that are normal: evaluators between evaluations, verifiers during generation.
     return [wait for wait in _waits(snapshot) if not _is_idle(str(wait.get("who")))]
 
 
 def _waits_line(snapshot: dict[str, Any]) -> str:
-    """Who waits and for what in the end, so that a line of a log says why a run stands still."""
-    waits = _told(snapshot)
+    """Return the waiting parts and the causes at the end of their chains, so that a log line shows why a run stalls."""
+    waits = _notable(snapshot)
     found = chains({**snapshot, "waits": waits}) if waits else []
-    told = [_chain_text(chain) for chain in found[:WAITS_SHOWN]]
+    texts = [_chain_text(chain) for chain in found[:WAITS_SHOWN]]
     if len(found) > WAITS_SHOWN:
-        told.append(f"{len(found) - WAITS_SHOWN} more wait")
-    return " | " + "; ".join(told) if told else ""
+        texts.append(f"{len(found) - WAITS_SHOWN} more wait")
+    return " | " + "; ".join(texts) if texts else ""
 
 
 def _chain_text(chain: Chain) -> str:
-    # What to do at its end is for `penstock why`: a part that is missing here is started by the launcher.
+    # Without the advice at its end, which is for `penstock why`: the launcher starts missing parts itself.
     first, last = chain.links[0], chain.links[-1]
-    told = f"{first.who} {_wait_text(first.to_map())}"
-    return told if last is first else f"{told}, because {last.who} {_wait_text(last.to_map())}"
+    text = f"{first.who} {_wait_text(first.to_map())}"
+    return text if last is first else f"{text}, because {last.who} {_wait_text(last.to_map())}"
 
 
 def _is_idle(who: str) -> bool:

@@ -1,4 +1,4 @@
-"""Metrics of ``penstock run``: its processes and disks; and the file that tells Prometheus where the parts' are."""
+"""Metrics of ``penstock run``: its processes and disks; and the file by which Prometheus finds the parts."""
 
 import logging
 import shutil
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 TARGETS_FILE = "targets.json"
 
-UP = gauge("launcher_process_up", "1 while a process of the run is there, 0 while it is not.", "process")
+UP = gauge("launcher_process_up", "1 while a process of the run is running, else 0.", "process")
 STARTS = counter("launcher_process_starts", "Starts of a process, the first one among them.", "process")
-FREE = gauge("launcher_disk_free_bytes", "Room left where the run's folder, its weights or its payloads lie.", "place")
-SIZE = gauge("launcher_disk_size_bytes", "Room there in all.", "place")
+FREE = gauge("launcher_disk_free_bytes", "Free space on the disk of the run's folder, weights or payloads.", "place")
+SIZE = gauge("launcher_disk_size_bytes", "Size of that disk.", "place")
 
 SYNCED = gauge(
     "launcher_redis_synced_seconds", "Since the append-only file of the run's own Redis was last taken to disk."
@@ -39,7 +39,7 @@ SERIES = (UP, STARTS, FREE, SIZE, SYNCED)
 
 
 class LauncherCollector(Collector):
-    """Looks at processes and disks when it is scraped. Called from the server's thread.
+    """Collects metrics of processes and disks at each scrape. Called from the server's thread.
 
     Args:
         children: the launcher's own list, which grows while a run is started.
@@ -54,7 +54,7 @@ class LauncherCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         children = list(self._children)
-        # Of a process that ended the launcher itself takes the news: here it is only asked whether there is one.
+        # The launcher itself reaps ended processes: only test here whether one is running.
         yield UP.each([(child.name, float(child.pid is not None)) for child in children])
         yield STARTS.each([(child.name, child.num_starts) for child in children])
         disks = {name: shutil.disk_usage(_nearest(folder)) for name, folder in self._places.items()}
@@ -65,16 +65,16 @@ class LauncherCollector(Collector):
 
 
 def _nearest(folder: Path) -> Path:
-    """``folder``, or where it will be made."""
+    """Return ``folder``, or its nearest existing parent."""
     return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 class RunMetrics:
-    """Serves the launcher's metrics and keeps ``targets.json`` current, from ``start`` to ``close``.
+    """Serve the launcher's metrics and keep ``targets.json`` current, from ``start`` to ``close``.
 
     Args:
         config: with ``redis.url`` set.
-        synced: folder of the server that the launcher syncs, where there is one.
+        synced: folder of the server that the launcher syncs, if there is one.
     """
 
     def __init__(self, config: Config, folder: Path, children: Sequence[Child], synced: Path | None = None) -> None:
@@ -88,7 +88,7 @@ class RunMetrics:
         self._exporter = Exporter.of(config, "launcher", "", LauncherCollector(children, places, synced))
 
     def look(self, client: Client) -> None:
-        """Bring the file up to date. Blocks for a round trip; what keeps it from that is told and tried again."""
+        """Update the file. Blocks for a round trip; an error is logged, and the update tried again next time."""
         if self._exporter is None:
             return
         try:
@@ -97,7 +97,7 @@ class RunMetrics:
             log.debug("%s", translate(exc, self._url))
 
     def close(self) -> None:
-        """Serve no more; the file is empty then: nobody is left to be scraped. Blocks shortly."""
+        """Stop serving, and empty the file, since no target is left. Blocks shortly."""
         if self._exporter is not None:
             self._exporter.close()
             self._write([])

@@ -1,7 +1,7 @@
-"""Tells a web address of one's own that a run has ended: finished, failed or stopped (``notify.url``).
+"""Post the end of a run to a web address: finished, failed or stopped (``notify.url``).
 
-It never holds up the end of a run for longer than ``notify.timeout_s``; what goes wrong with it is told, and no more.
-Redirects are refused: the address that was given is the one that hears of the run. Secrets are masked in what is sent.
+It never delays the end of a run for longer than ``notify.timeout_s``; failures are only logged. Redirects are refused,
+so that only the configured address gets the message. Secrets are masked in it.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Pause before the second try; doubles.
+#: Seconds before the second attempt; doubles.
 PAUSE_S = 0.5
 #: Most characters of a reason that are sent.
 MAX_REASON = 4_000
 
 
 def check_notify(config: Config) -> None:
-    """Refuse a resolved configuration that only shows that there was an address. Raises ConfigError."""
+    """Raise ConfigError for a resolved configuration in which the address is masked."""
     if config.notify.url == MASK:
         raise ConfigError(
             "notify.url is masked in this file: give it again, as PENSTOCK_NOTIFY__URL or --notify.url=URL, or "
-            "--notify.url=null to have nobody told."
+            "--notify.url=null to send no notification."
         )
     if config.notify.url is not None:
         check_installed("aiohttp", "notify.url")
 
 
 def message(config: Config, record: RunRecord, summary: dict[str, Any]) -> dict[str, Any]:
-    """What is sent of a run's end, secrets masked."""
+    """Return the message about a run's end, secrets masked."""
     text = f"penstock: run {config.run} {'has ' if record.state != 'stopped' else 'was '}{record.state}"
     body: dict[str, Any] = _masked(
         {
@@ -62,10 +62,10 @@ def message(config: Config, record: RunRecord, summary: dict[str, Any]) -> dict[
 
 
 def notify(config: NotifyConfig, body: dict[str, Any]) -> None:
-    """Post ``body``. Blocks for ``timeout_s`` at most; what goes wrong is logged, without the address."""
+    """Post ``body``. Blocks for ``timeout_s`` at most; failures are logged, without the address."""
     if config.url is None:
         return
-    # In a thread that is left behind: a resolver that hangs cannot be ended.
+    # In a thread that may be abandoned: a resolver that hangs cannot be cancelled.
     failures: list[str] = []
     thread = threading.Thread(target=_run, args=(config, config.url, body, failures), name="notify", daemon=True)
     thread.start()
@@ -73,7 +73,7 @@ def notify(config: NotifyConfig, body: dict[str, Any]) -> None:
     if thread.is_alive():
         failures.append(f"it did not answer in notify.timeout_s = {config.timeout_s:g}")
     if failures:
-        log.warning("notify.url was not told of the end of the run: %s", redact(failures[-1]))
+        log.warning("failed to post the end of the run to notify.url: %s", redact(failures[-1]))
 
 
 def _run(config: NotifyConfig, url: str, body: dict[str, Any], failures: list[str]) -> None:
@@ -81,12 +81,12 @@ def _run(config: NotifyConfig, url: str, body: dict[str, Any], failures: list[st
         if failure := asyncio.run(_post_until(config, url, json.dumps(body).encode())):
             failures.append(failure)
     except Exception as exc:
-        # Of a library: whatever it is, the run has ended and its end is told.
+        # Any error of the library: the run has ended, and reporting its end must not fail.
         failures.append(f"{type(exc).__name__}: {exc}")
 
 
 async def _post_until(config: NotifyConfig, url: str, data: bytes) -> str:
-    """Post until it is taken; '' or why it was not."""
+    """Post until the server accepts; return '' or the error."""
     import aiohttp
 
     failure, pause_s = "", PAUSE_S
@@ -102,7 +102,7 @@ async def _post_until(config: NotifyConfig, url: str, data: bytes) -> str:
 
 
 async def _post(session: "aiohttp.ClientSession", url: str, data: bytes, timeout_s: float) -> tuple[str, bool]:
-    """One try: why it failed, or '', and whether another one may help."""
+    """Post once; return the error, or '', and whether a retry may help."""
     import aiohttp
 
     headers = {"Content-Type": "application/json", "User-Agent": "penstock"}

@@ -1,4 +1,4 @@
-"""Looks at a run through its Redis: once a second for the live view and ``queue.jsonl``, at the end for the report."""
+"""Observe a run through its Redis: every second for the live view and ``queue.jsonl``, at the end for the report."""
 
 import json
 import logging
@@ -26,14 +26,14 @@ from penstock.system.disk import append, is_full
 from penstock.system.extras import is_installed, needed
 from penstock.system.run_folder import RunFolder
 
-#: Longest wait for an answer: whoever looks must not hold up the launcher for long.
+#: Longest wait for an answer, so that observing does not block the launcher for long.
 TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Of one run; ``config.redis.url`` is set. Connects, and raises as ``connect`` does."""
+    """Observer of one run; ``config.redis.url`` is set. Connects, and raises the errors of ``connect``."""
 
     def __init__(self, config: Config, folder: RunFolder, live: Live) -> None:
         assert config.redis.url is not None
@@ -43,13 +43,13 @@ class Observer:
         self.keys = Keys(config.run)
         self.url = config.redis.url
         self.client = connect(self.url, timeout_s=TIMEOUT_S)
-        #: What is known of the run: where it is, and at its end all that ``summary.json`` says.
+        #: What is known of the run: its place, and after its end the content of ``summary.json``.
         self.summary: dict[str, Any] = {}
         self._evals_bytes = 0
         self._evaluation: dict[str, Any] | None = None
 
     def look(self) -> None:
-        """Take a snapshot, show it and keep it; a Redis that does not answer is reported. Blocks for ``TIMEOUT_S``."""
+        """Take a snapshot, show and record it; an unreachable Redis is reported. Blocks for ``TIMEOUT_S``."""
         from penstock.protocol.snapshot import snapshot
 
         try:
@@ -58,7 +58,7 @@ class Observer:
             log.warning("%s", translate(exc, self.url))
             return
         except ProtocolError as exc:
-            # What somebody else wrote there: children are watched on.
+            # A foreign process wrote invalid records: keep watching the children.
             log.warning("this second is not shown: %s", exc)
             return
         self.summary = {key: seen.get(key) for key in ("version", "step", "ready", "dead")}
@@ -67,12 +67,12 @@ class Observer:
         except (DiskFull, OSError) as exc:
             if not is_full(exc):
                 raise
-            # Children are watched on: a row of the course is worth less than they are.
+            # Keep watching the children: they matter more than a row of queue.jsonl.
             log.warning("this second is not in queue.jsonl: %s", exc)
         self.live.update(seen, self._last_evaluation())
 
     def too_many_died(self) -> str:
-        """Why the run should end: jobs fail of the user's code; '' while they do not. Blocks for ``TIMEOUT_S``."""
+        """Return why the run should end, if user code fails too many jobs; else ''. Blocks for ``TIMEOUT_S``."""
         try:
             failing = user_failures.too_many(self.client, self.keys, self.config.reward)
         except redis.RedisError:
@@ -80,10 +80,10 @@ class Observer:
         return failing.why if failing is not None else ""
 
     def still_shows(self, pid: int | None) -> bool:
-        """Whether a worker of this machine that had this pid left without a word: its record stands.
+        """Return whether a worker of this machine with this pid exited without cleaning up: its presence still exists.
 
-        One that leaves takes it along, whatever its exit code; code of the user's may end a process with 0 at any
-        moment. True where Redis does not answer. Blocks for ``TIMEOUT_S``.
+        A worker that exits properly removes it, whatever its exit code; user code may exit with code 0 at any time.
+        True if Redis does not answer. Blocks for ``TIMEOUT_S``.
         """
         try:
             workers = read_workers(self.client, self.keys)
@@ -92,7 +92,7 @@ class Observer:
         return any((worker.pid, worker.host) == (pid, socket.gethostname()) for worker in workers)
 
     def data_ended(self) -> bool:
-        """Whether the trainer has learned that the data has ended (``data.epochs``). Blocks for ``TIMEOUT_S``."""
+        """Return whether the trainer knows that the data has ended (``data.epochs``). Blocks for ``TIMEOUT_S``."""
         try:
             return self.client.hget(self.keys.sub(self.config.trainer.name), "ended") is not None
         except redis.RedisError:
@@ -129,9 +129,9 @@ class Observer:
         self.live.event(f"summary.json, {picture}config.yaml and logs are in {self.folder.path}")
 
     def _draw(self, rows: Rows) -> str:
-        """Draw the picture of the run; how it is called among the files, or '' without what draws it."""
+        """Plot the run; return the words that name the file in a list, or '' without matplotlib."""
         if not is_installed("matplotlib"):
-            self.live.event(f"run.png is not drawn: it needs {needed('matplotlib')}")
+            self.live.event(f"run.png is not plotted: it needs {needed('matplotlib')}")
             return ""
         draw(self.config, rows, self.folder.path / "run.png")
         return "run.png, "
@@ -146,7 +146,7 @@ class Observer:
 
 
 def summary_line(summary: Mapping[str, Any]) -> str:
-    """The figures of a summary; of those by name, the ones that are not 0."""
+    """Return the figures of a summary; of maps only entries that are not 0."""
     shown = {key: value for key, value in summary.items() if key not in ("run", "setup", "engine")}
     return "  ".join(f"{key} {_in_words(value)}" for key, value in shown.items())
 
@@ -158,10 +158,10 @@ def _in_words(value: Any) -> str:
 
 
 def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """A row of ``queue.jsonl``: groups per state, samples running, tokens/s, tokens told of and trained on so far.
+    """Return a row of ``queue.jsonl``: groups by state, running samples, tokens/s, tokens generated and trained.
 
-    ``queued``, ``leased`` and ``ready`` are of what is to be trained, ``eval_...`` of lane eval; ``time_s`` is since
-    1970.
+    ``queued``, ``leased`` and ``ready`` count training groups, ``eval_...`` those of lane eval; ``time_s`` is Unix
+    time.
     """
     evaluated = (snapshot.get("lanes") or {}).get(Lane.EVAL) or {}
     drawn = of_training(ledgers_of(snapshot))

@@ -1,4 +1,4 @@
-"""What an earlier start of a run left in its Redis and payload stores."""
+"""Delete what an earlier start of a run left in its Redis and payload stores."""
 
 import contextlib
 
@@ -13,13 +13,13 @@ from penstock.redis.scan import delete_keys, holds_keys
 
 
 def clear_keys(config: Config, client: Client, live: Live) -> None:
-    """Delete it all, on the servers that the configuration names. Blocks."""
+    """Delete all keys of the run, on the servers that the configuration names. Blocks."""
     keys, stores = Keys(config.run), config.redis.payload_servers
-    # What Redis names is where somebody said that payloads lie: nothing is deleted on its word.
+    # Redis only names further servers; do not delete on the strength of that.
     for name in sorted(read(client, keys).servers.keys() - stores):
         live.event(
-            f"payload server {name} is not in redis.payload_servers, so what the old run left there stays: delete "
-            f"it by hand, or name it there for `--fresh`"
+            f"payload server {name} is not in redis.payload_servers, so the old run's payloads there remain: delete "
+            f"them manually, or name it there for `--fresh`"
         )
     for url in stores.values():
         with contextlib.closing(open_store(url)) as store:
@@ -30,7 +30,7 @@ def clear_keys(config: Config, client: Client, live: Live) -> None:
 
 
 def refuse_another_run(config: Config, client: Client) -> None:
-    """Raise ConfigError where Redis holds a run of this name that the run's folder knows nothing of."""
+    """Raise ConfigError if Redis holds a run of this name that the run's folder does not know."""
     if holds_keys(client, Keys(config.run).prefix):
         raise ConfigError(
             f"Redis already holds a run {config.run}, and {config.run_dir} does not: "

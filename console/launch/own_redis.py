@@ -1,4 +1,4 @@
-"""The run's own Redis server: kept up beside the other processes, or served alone (``penstock redis``)."""
+"""Manage the run's own Redis server: supervised beside other processes, or alone (``penstock redis``)."""
 
 import logging
 import time
@@ -12,17 +12,17 @@ from penstock.system.processes import MAX_DEATHS
 from penstock.system.run_folder import RunFolder
 from penstock.system.stop import Stop
 
-#: Between two looks at the server.
+#: Seconds between two checks of the server.
 TICK_S = 0.1
 
-#: The window in which ``MAX_DEATHS`` deaths of the server end the run.
+#: If the server dies ``MAX_DEATHS`` times within this many seconds, the run ends.
 DEATHS_WINDOW_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class OwnRedis:
-    """The server of one run: ``start`` once, ``keep_up`` at every look, ``stop`` at the end.
+    """The server of one run: call ``start`` once, ``keep_up`` repeatedly, ``stop`` at the end.
 
     Args:
         stop: ends the wait for a server that is starting.
@@ -32,7 +32,7 @@ class OwnRedis:
         self._server = _server(config, folder)
         self._stop = stop
         self._deaths: list[float] = []
-        #: True while it is down because its disk is full.
+        #: True while the server is down because its disk is full.
         self._waits_for_room = False
 
     def start(self) -> str:
@@ -45,24 +45,22 @@ class OwnRedis:
         return self._server.start(stopped=lambda: bool(self._stop))
 
     def keep_up(self) -> str | None:
-        """Start it again if it died; returns why it cannot be kept up. Blocks until it answers."""
+        """Restart the server if it died; return why that is impossible. Blocks until it answers."""
         server = self._server
         if server.alive():
             return None
         if not has_room(server.folder):
-            # With appendfsync always it ends rather than lose a write. The parts wait for it meanwhile.
+            # With appendfsync always it exits rather than lose a write. The parts wait for it meanwhile.
             if not self._waits_for_room:
-                log.warning(
-                    "Redis ended because there is no room in %s, and is started again when there is", server.folder
-                )
+                log.warning("Redis exited because %s is full, and is restarted when there is room", server.folder)
             self._waits_for_room = True
             return None
         self._waits_for_room = False
         now = time.monotonic()
         self._deaths = [*(death for death in self._deaths if death > now - DEATHS_WINDOW_S), now]
         if len(self._deaths) >= MAX_DEATHS:
-            return f"Redis died {MAX_DEATHS} times in {DEATHS_WINDOW_S:g} s; its log {server.log_path} says why"
-        log.warning("Redis died and is started again on port %d", server.port)
+            return f"Redis died {MAX_DEATHS} times in {DEATHS_WINDOW_S:g} s; see its log {server.log_path}"
+        log.warning("Redis died, restarting on port %d", server.port)
         try:
             self.start()
         except (ConfigError, QueueUnavailable) as exc:
@@ -75,7 +73,7 @@ class OwnRedis:
 
 
 def serve_redis(config: Config) -> int:
-    """Run the server until SIGTERM or Ctrl-C; its address is left in the run's folder. Returns 0. Blocks.
+    """Run the server until SIGTERM or Ctrl-C; write its address to the run's folder. Returns 0. Blocks.
 
     Raises:
         ConfigError: ``redis.url`` names another one, or the port is in use.

@@ -1,13 +1,13 @@
-"""Which GPUs of this machine the parts of a run have: the trainer's first, then those of each engine.
+"""Assign the GPUs of this machine to the parts of a run: the trainer's first, then those of each engine.
 
 | part | takes |
 |---|---|
 | trainer | GPUs 0 to dp_size - 1 with ``device: cuda``; GPU N with ``cuda:N``; none with ``cpu`` |
-| engine of a worker | tp_size x pp_size (x dp_size without DP attention) of those that are left |
+| engine of a worker | tp_size x pp_size (x dp_size without DP attention) of the rest |
 | the same, colocated | as many of the trainer's |
-| engines of ``fleet`` | by its groups; a placeholder stands for the trainer, else the trainer's are left out |
+| engines of ``fleet`` | by its groups; a placeholder reserves the trainer's, else the trainer's are excluded |
 
-Pure: starts nothing, and asks no GPU.
+Pure: starts nothing, and does not access GPUs.
 """
 
 import re
@@ -26,21 +26,21 @@ _DEVICE = re.compile(r"cuda(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who has which GPU, by their names (``penstock.system.gpus``)."""
+    """GPUs of each part, by name (``penstock.system.gpus``)."""
 
-    #: All of this machine.
+    #: All GPUs of this machine.
     gpus: tuple[str, ...]
     trainer: tuple[str, ...]
-    #: Of each worker's engine; empty where it has none or they are not ours to give.
+    #: GPUs of each worker's engine; empty if it has none or they are not assigned here.
     workers: tuple[tuple[str, ...], ...]
-    #: The fleet's processes, where the run has one on this machine.
+    #: The fleet's processes, if the run has one on this machine.
     fleet: "Plan | None" = None
-    #: GPUs that the fleet is given; None: it finds its own.
+    #: GPUs assigned to the fleet; None: it discovers its own.
     fleet_gpus: tuple[str, ...] | None = None
 
     @property
     def free(self) -> tuple[str, ...]:
-        """GPUs that nobody has."""
+        """Return the unassigned GPUs."""
         taken = {*self.trainer, *(gpu for gpus in self.workers for gpu in gpus)}
         if self.fleet is not None:
             names = self.fleet_gpus or self.gpus
@@ -49,15 +49,15 @@ class Placement:
 
 
 def place(config: Config, gpus: Sequence[str], without: Collection[str] = ()) -> Placement:
-    """Lay the parts of a run out over the GPUs of this machine.
+    """Assign the GPUs of this machine to the parts of a run.
 
     Args:
-        gpus: names of those that there are.
-        without: parts that are not started. A trainer that is left out keeps its GPUs where there are so many, for
-            one that is started by hand.
+        gpus: names of all GPUs.
+        without: parts that are not started. A trainer among them keeps its GPUs if the machine has enough, for one
+            that is started separately.
 
     Raises:
-        ConfigError: it does not fit; says what is there, who wants what, and what to change.
+        ConfigError: not enough GPUs; names what exists, what each part needs, and what to change.
     """
     gpus = tuple(gpus)
     trainer = _trainers(config, gpus, is_left_out="trainer" in without)
@@ -72,7 +72,7 @@ def place(config: Config, gpus: Sequence[str], without: Collection[str] = ()) ->
 
 
 def gpus_of_engine(config: Config) -> int:
-    """GPUs of one worker's engine; 0: none, or not ours to give.
+    """Return the number of GPUs of one worker's engine; 0: none, or not assigned here.
 
     Raises:
         ConfigError: the sizes are not numbers.
@@ -81,7 +81,7 @@ def gpus_of_engine(config: Config) -> int:
     if engine.url is not None or engine.router is not None:
         return 0
     args = {name.replace("-", "_"): value for name, value in engine.args.items()}
-    # Other devices (npu, xpu, ...) are counted otherwise.
+    # Other devices (npu, xpu, ...) are counted differently.
     if args.get("device") not in (None, "cuda"):
         return 0
     if "CUDA_VISIBLE_DEVICES" in engine.env or "base_gpu_id" in args:
@@ -104,10 +104,10 @@ def _size(args: dict[str, Any], short: str, long: str) -> int:
 
 
 def trainer_gpus(config: Config) -> range:
-    """Indexes of the GPUs that the reference trainer's ranks use, as it counts them; none on a CPU.
+    """Return the indexes of the GPUs that the reference trainer's ranks use, as it counts them; none on a CPU.
 
     Raises:
-        ConfigError: several ranks, and one GPU is named.
+        ConfigError: several ranks, but a single GPU is named.
     """
     trainer = config.trainer
     match = _DEVICE.fullmatch(trainer.device)
@@ -137,7 +137,7 @@ def _trainers(config: Config, gpus: tuple[str, ...], *, is_left_out: bool) -> tu
 
 
 def is_colocated(config: Config) -> bool:
-    """Whether engines share the trainer's GPUs."""
+    """Return whether engines share the trainer's GPUs."""
     if config.trainer.colocate is not None:
         return config.trainer.colocate
     return config.trainer.sends_to_own_gpu
@@ -146,7 +146,7 @@ def is_colocated(config: Config) -> bool:
 def _deal(
     config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...], per_engine: int
 ) -> tuple[tuple[str, ...], ...]:
-    """GPUs of each worker."""
+    """Return the GPUs of each worker."""
     count, total = config.worker.count, config.worker.count * per_engine
     if trainer and is_colocated(config):
         pool = trainer[:1] if config.trainer.sends_to_own_gpu else trainer
@@ -181,7 +181,7 @@ def _deal(
 
 
 def _check_shares(config: Config, engines: int) -> None:
-    """Refuse engines on one GPU that would each take more of it than their share."""
+    """Raise ConfigError if the engines on one GPU would together use more than all of it."""
     share = config.engine.args.get("mem-fraction-static", config.engine.args.get("mem_fraction_static"))
     if isinstance(share, int | float) and engines * share >= 1:
         raise ConfigError(
@@ -192,7 +192,7 @@ def _check_shares(config: Config, engines: int) -> None:
 
 def _with_fleet(config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...]) -> Placement:
     if config.fleet.launcher == "ray":
-        # Ray places; what the trainer's are there is for a placeholder to say.
+        # Ray places the fleet; a placeholder reserves the trainer's GPUs.
         return Placement(gpus, trainer, ())
     from penstock.workers.fleet.nodes import LOOPBACK, Node, local_nodes
     from penstock.workers.fleet.plan import plan
@@ -236,7 +236,7 @@ def _named(indexes: range) -> str:
 
 
 def as_text(config: Config, placement: Placement, without: Collection[str] = ()) -> str:
-    """The plan of a run for people: a line per process, then the fleet's."""
+    """Format the plan of a run: a line per process, then the fleet's."""
 
     def gpus_of(names: Sequence[str]) -> str:
         return ("GPU " if len(names) == 1 else "GPUs ") + ",".join(names) if names else "no GPU"
@@ -262,8 +262,8 @@ def as_text(config: Config, placement: Placement, without: Collection[str] = ())
         rows.append((f"worker-{index}", gpus_of(gpus), what))
     if config.reward.pool.kind == "rq":
         rows.append(("verifiers", "no GPU", ""))
-    by_hand = "left out, for one that is started by hand"
-    rows = [(name, gpus, by_hand if name in without else what) for name, gpus, what in rows]
+    not_started = "left out, to be started separately"
+    rows = [(name, gpus, not_started if name in without else what) for name, gpus, what in rows]
     lines = [f"run {config.run}, {_count(len(placement.gpus))} on this machine"]
     lines += [f"  {name:<10}  {gpus:<14}  {what}".rstrip() for name, gpus, what in rows]
     if placement.free:

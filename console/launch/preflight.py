@@ -1,4 +1,4 @@
-"""What can be known to fail before anything is started: each a ConfigError, and nothing is left behind."""
+"""Check before a start what would fail later: every failure is a ConfigError, and leaves nothing behind."""
 
 import contextlib
 import logging
@@ -30,9 +30,9 @@ from penstock.workers.rewards.jail.asking import check_jail
 from penstock.workers.rewards.kinds.registry import check_packages, needs_jail
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
-#: Longest wait for an interpreter: it answers within a second, but where the machine is overloaded.
+#: Longest wait for an interpreter, which answers within a second unless the machine is overloaded.
 _ANSWER_S = 300
-#: Most lines of prompts that are read twice for the sake of an early sentence.
+#: Most lines of prompts that are read here, and again by the producer, to fail early.
 _READ_LINES = 100_000
 
 
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 
 def check(config: Config, *, without: Collection[str] = ()) -> None:
-    """Check what can be known before a start, cheap things first, so that a wrong path answers at once.
+    """Run all checks, cheap ones first, so that a wrong path fails at once.
 
-    Packages, what cannot be trained, files, Redis; then the engine's environment, for seconds.
+    Packages, settings that cannot be trained, files, Redis; then the engine's environment, which takes seconds.
 
     Args:
-        without: parts that are not started here; a trainer of the user's own may do what the reference trainer cannot.
+        without: parts that are not started here; a custom trainer may do what the reference trainer cannot.
     """
     for _, step in steps(config, without=without):
         step()
@@ -56,11 +56,11 @@ def check(config: Config, *, without: Collection[str] = ()) -> None:
 def steps(
     config: Config, *, without: Collection[str] = (), claims: bool = True
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What ``check`` looks at, one by one: what it is, and what raises ConfigError or QueueUnavailable where it fails.
+    """Yield the checks of ``check``: a name, and a function that raises ConfigError or QueueUnavailable.
 
     Args:
         without: as of ``check``.
-        claims: whether a folder of payloads is made and marked for the run, as its start does.
+        claims: whether to create a payload folder and mark it for the run, as its start does.
     """
     trains, works = "trainer" not in without, "worker" not in without
     yield "parts", lambda: _check_parts(config)
@@ -109,7 +109,7 @@ def _check_prepare(script: str) -> None:
 
 def _check_payloads(url: str, prefix: str | None) -> None:
     if prefix is None and is_folder(url) and not path_of(url).exists():
-        return  # it is made at the start
+        return  # the start creates it
     with contextlib.closing(open_store(url)) as store:
         if prefix is not None:
             store.claim(prefix)
@@ -117,7 +117,7 @@ def _check_payloads(url: str, prefix: str | None) -> None:
 
 
 def check_extras(config: Config, without: Collection[str] = ()) -> None:
-    """Refuse a run whose parts need what is not installed here, but for parts that are left out."""
+    """Raise ConfigError if a part needs a package that is not installed; parts in ``without`` do not count."""
     if "worker" not in without:
         check_installed("transformers", "a worker")
     if "trainer" not in without:
@@ -132,15 +132,15 @@ def check_extras(config: Config, without: Collection[str] = ()) -> None:
 
 
 def runs_programs(config: Config) -> bool:
-    """Whether a reward of this configuration runs what answers wrote."""
+    """Return whether a reward of this configuration runs programs from answers."""
     return needs_jail(allowed_rewards(config))
 
 
 def check_data(config: Config) -> None:
-    """Refuse prompts and a policy that are not there, and files of prompts with a line that cannot be read.
+    """Raise ConfigError if prompts or the policy are missing, or a line of prompts cannot be read.
 
-    Files of more than 64 MiB or ``_READ_LINES`` together are read by the producer alone, which says the same; what
-    is no file too.
+    Files of more than 64 MiB or ``_READ_LINES`` together, and special files, are read by the producer only, which
+    raises the same errors.
     """
     from penstock.producer.dataset import Dataset
     from penstock.producer.held_out import MAX_EARLY_BYTES, check_overlap, is_small
@@ -149,7 +149,7 @@ def check_data(config: Config) -> None:
     check_files(config)
     train, held_out = config.data.train, config.data.eval
     if not all(is_file(one.path) for one in (*train, *held_out)):
-        return  # it may be downloaded first, or run code of the user's
+        return  # it may be downloaded first, or run user code
     if sum(parse_path(one.path)[0].stat().st_size for one in (*train, *held_out)) > MAX_EARLY_BYTES:
         return
     reads_images = place_id_of(config.model.path) is not None
@@ -162,7 +162,7 @@ def check_data(config: Config) -> None:
                 "Qwen-VL kind, or other prompts."
             )
 
-    # Rendering needs the model's tokenizer, which takes seconds to import; the producer has it.
+    # Rendering needs the model's tokenizer, which takes seconds to import; the producer checks it.
     renders = any(one.apply_chat_template for one in (*train, *held_out))
     template = Template(lambda messages, **_: str(messages)) if renders else None
     sets = [[Dataset(one, template) for one in some] for some in (train, held_out)]
@@ -174,20 +174,20 @@ def check_data(config: Config) -> None:
 
 
 def check_interpreter(python: str) -> None:
-    """Refuse an interpreter that is not there."""
+    """Raise ConfigError if the interpreter does not exist."""
     if shutil.which(python) is None:
         raise ConfigError(f"engine.python: there is no interpreter {python}; {_BUILD_IT}.")
 
 
 def check_engine(python: str) -> None:
-    """Refuse an interpreter that is not there or has no sglang. Blocks for a second."""
+    """Raise ConfigError if the interpreter does not exist or has no sglang. Blocks for a second."""
     check_interpreter(python)
     if _asked(python, "import importlib.util; print(importlib.util.find_spec('sglang') is not None)") != "True":
         raise ConfigError(f"engine.python: {python} has no sglang; {_BUILD_IT}.")
 
 
 def _asked(python: str, program: str) -> str:
-    """What a program prints in the engine's environment. Raises ConfigError where it cannot be run."""
+    """Return the output of a program in the engine's environment. Raises ConfigError if it does not run."""
     try:
         done = subprocess.run(
             [python, "-P", "-c", program], capture_output=True, text=True, timeout=_ANSWER_S, check=False
@@ -195,7 +195,7 @@ def _asked(python: str, program: str) -> str:
     except subprocess.TimeoutExpired as exc:
         raise ConfigError(
             f"engine.python: {python} did not answer within {_ANSWER_S} s: this machine may be overloaded or its disk "
-            "slow; try again, or look whether it starts by hand."
+            "slow; try again, or check that it starts from a shell."
         ) from exc
     except OSError as exc:
         raise ConfigError(f"engine.python: {python} does not run ({exc}); {_BUILD_IT}.") from exc
@@ -203,20 +203,20 @@ def _asked(python: str, program: str) -> str:
 
 
 def check_engine_arguments(config: Config) -> None:
-    """Refuse ``engine.args`` that the installed SGLang does not take. Blocks for seconds the first time."""
+    """Raise ConfigError for ``engine.args`` that the installed SGLang does not accept. Blocks for seconds at first."""
     from penstock.workers.sglang.args import check_arguments
 
     check_arguments(config.engine)
 
 
 def engine_version(config: Config) -> str:
-    """Version of SGLang under the run's workers, asked of the environment, or of the external server."""
+    """Return the version of SGLang, from the engine's environment or the external server."""
     if config.engine.url is not None:
         return _served_version(config.engine.url)
     try:
         return _asked(config.engine.python, "import importlib.metadata as m; print(m.version('sglang'))") or "unknown"
-    except ConfigError as exc:  # it is one line of a summary
-        log.warning("the version of SGLang is not known: %s", exc)
+    except ConfigError as exc:  # only a line of the summary
+        log.warning("SGLang version unknown: %s", exc)
         return "unknown"
 
 

@@ -1,4 +1,4 @@
-"""The configuration's ``prepare`` command, which makes data and the first policy."""
+"""Run the configuration's ``prepare`` command, which makes data and the first policy."""
 
 import os
 import subprocess
@@ -11,15 +11,15 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.system.processes import Child
 
-#: Between two looks at the command.
+#: Seconds between two checks of the command.
 TICK_S = 0.1
 
 
 def prepare(config: Config) -> None:
-    """Run it alone, its output on ours. Blocks.
+    """Run the command alone, with our output. Blocks.
 
     Raises:
-        ConfigError: there is none, or it failed.
+        ConfigError: no command is configured, or it failed.
     """
     if config.prepare is None:
         raise ConfigError("prepare: the configuration has no such key, so there is nothing to prepare.")
@@ -33,10 +33,10 @@ def prepare(config: Config) -> None:
 
 
 def prepare_logged(script: str, arguments: list[str], log_path: Path, meanwhile: Callable[[], None]) -> str:
-    """Run it with its output in a log, and return the last line of that. Blocks.
+    """Run the script with its output in a log; return the last line of the log. Blocks.
 
     Args:
-        meanwhile: called while it runs; where it raises, the command is killed.
+        meanwhile: called repeatedly while it runs; if it raises, the command is killed.
 
     Raises:
         ConfigError: it failed.

@@ -1,4 +1,4 @@
-"""What a run leaves behind: ``summary.json`` and ``run.png``, from the rows that its parts wrote."""
+"""Report a finished run: ``summary.json`` and ``run.png``, from the rows that its parts wrote."""
 
 import json
 import platform
@@ -14,7 +14,7 @@ from penstock.consumers.grpo.rows import Row, Rows, headline, of_steps, ratio
 from penstock.protocol.tokens import ledgers_of, of_training
 from penstock.version import __version__
 
-#: A run that wrote no row for so long was down: the queue's come every second.
+#: A gap between rows that counts as down time, in seconds: the queue's rows come every second.
 DOWN_S = 30.0
 
 
@@ -27,19 +27,19 @@ def summarize(
     seconds: float,
     setup: dict[str, str],
 ) -> dict[str, Any]:
-    """The content of ``summary.json``.
+    """Return the content of ``summary.json``.
 
     ``samples`` and ``tokens`` (generated ones) are those trained on, ``tokens_per_s`` is tokens over all seconds of
     the run, ``staleness_mean`` the mean over loss tokens, accuracies those of the first dataset under ``data.eval``.
-    ``tokens_drawn`` are those that workers told of for training, ``tokens_by_account`` what became of them (I10), and
-    ``goodput`` the share of them that was trained on; ``tokens_unheard_most`` bounds what was drawn beside, by requests
-    whose engine or worker was lost before it told.
+    ``tokens_drawn`` counts tokens that workers reported for training, ``tokens_by_account`` splits them by outcome
+    (I10), and ``goodput`` is the share that was trained on; ``tokens_unheard_most`` bounds the tokens that were
+    generated but not reported, because an engine or worker was lost before.
 
     Args:
         snapshot: the last one (``penstock.protocol.snapshot``).
         audit: an AuditReport.
-        seconds: time that the run was being worked on.
-        setup: versions, among them ``sglang``.
+        seconds: time during which the run was up.
+        setup: versions, including ``sglang``.
     """
     trained = of_steps(config, rows)
     counters = snapshot.get("counters") or {}
@@ -69,7 +69,7 @@ def summarize(
 
 
 def setup_versions(redis_version: str, engine_version: str) -> dict[str, str]:
-    """Versions that the run was made with."""
+    """Return the versions of the software used by the run."""
     return {
         "python": platform.python_version(),
         "redis": redis_version,
@@ -87,14 +87,14 @@ def _installed(name: str) -> str:
 
 
 def write_summary(summary: dict[str, Any], path: Path) -> None:
-    """Replace ``path`` at once."""
+    """Replace ``path`` atomically."""
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(json.dumps(summary, indent=2) + "\n")
     temporary.replace(path)
 
 
 def draw(config: Config, rows: Rows, path: Path) -> None:
-    """Draw reward with held-out accuracy, staleness and queue depth over time, as a PNG. Takes about a second."""
+    """Plot reward with held-out accuracy, staleness and queue depth over time, as a PNG. Takes about a second."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -132,10 +132,10 @@ def draw(config: Config, rows: Rows, path: Path) -> None:
 
 
 class Uptime:
-    """Seconds that a run was up, of its rows' times: what it was down between two lives is left out.
+    """Convert times of rows to seconds of uptime: down time between two lives of a run is excluded.
 
     Args:
-        times: of all rows, in seconds, in any order; the queue's come every second while a run is up.
+        times: times of all rows, in seconds, in any order; the queue's rows come every second while a run is up.
     """
 
     def __init__(self, times: Iterable[float]) -> None:
@@ -143,13 +143,13 @@ class Uptime:
         pairs = zip(self._times, self._times[1:], strict=False)
         steps = (after - before if after - before < DOWN_S else 0.0 for before, after in pairs)
         self._seconds = list(accumulate(steps, initial=0.0))
-        #: Where one life ended and the next began.
+        #: Uptimes at which one life ended and the next began.
         self.breaks = [
             self._seconds[at] for at in range(1, len(self._times)) if self._times[at] - self._times[at - 1] >= DOWN_S
         ]
 
     def at(self, time_s: float) -> float:
-        """Seconds that it had been up at the time of a row."""
+        """Return the uptime at the time of a row."""
         return self._seconds[bisect_left(self._times, time_s)]
 
 

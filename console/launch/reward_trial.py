@@ -1,6 +1,6 @@
-"""A reward over samples that are there, those of a run or of a file: ``penstock reward try``.
+"""Apply a reward to existing samples, those of a run or of a file: ``penstock reward try``.
 
-Nothing is drawn and nothing is written. Rewards run in this process, those of a verifier pool too.
+Nothing is generated and nothing is written. Rewards run in this process, even those of a verifier pool.
 """
 
 import asyncio
@@ -31,68 +31,68 @@ from penstock.system.user_code import run_through, staying_alive
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.score import Rewards
 
-#: Rewards closer to each other are the same: they travel as float64, and metrics round.
+#: Largest difference of equal rewards: they are float64, and metrics round.
 SAME = 1e-6
-#: Name of the failure of a job that asks for a reward which may not be run.
+#: Name of the failure of a job that names a reward which it may not use.
 REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An answer that was given before."""
+    """A recorded answer."""
 
     sample: Sample
-    #: Its reward then; None: it had none.
+    #: Its recorded reward; None: it had none.
     then: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One answer, and what the reward says of it now."""
+    """One answer and its new reward."""
 
     id: str
-    #: None: it was given as token ids, or is not kept.
+    #: None: it was given as token ids, or was not recorded.
     prompt: str | None
     response: str
     label: Any
     then: float | None
-    #: None where there is none; ``failure`` says why.
+    #: None if the reward failed; ``failure`` says why.
     now: float | None
-    #: What the reward gave beside the number.
+    #: Additional values returned by the reward.
     info: dict[str, Any]
     seconds: float
-    #: Name of the failure, and what happened in a sentence; '' where nothing did.
+    #: Name of the failure, and a sentence that describes it; '' on success.
     failure: str = ""
     error: str = ""
 
     @property
     def differs(self) -> bool:
-        """Whether it has another reward now than it had then."""
+        """Return whether its reward differs from the recorded one."""
         return self.then is not None and self.now is not None and abs(self.now - self.then) > SAME
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What all of them come to."""
+    """Aggregate of all answers."""
 
     samples: int
     scored: int
-    #: Mean reward now, of those that have one.
+    #: Mean new reward, of those that have one.
     mean: float | None
-    #: Mean reward then, of the ``had`` that had one and have one now.
+    #: Mean recorded reward, of the ``had`` that have a recorded and a new one.
     mean_then: float | None
     had: int
-    #: How many have another reward now than then.
+    #: Number of answers whose rewards differ.
     differ: int
     #: Samples by the name of their failure.
     failures: dict[str, int] = field(default_factory=dict)
 
 
 def rewards_of(config: Config | None, function: str) -> tuple[RewardConfig, frozenset[str]]:
-    """Section ``reward``, with ``function`` in place of its own where that is named; what jobs may name beside it.
+    """Return section ``reward``, its function replaced by ``function`` if given; and the rewards that jobs may name.
 
     Raises:
-        ConfigError: there is no such reward, or it lacks what it needs.
+        ConfigError: no such reward, or one of its requirements is missing.
     """
     if not function:
         return (config.reward, allowed_rewards(config)) if config else (RewardConfig(), frozenset())
@@ -105,11 +105,11 @@ def rewards_of(config: Config | None, function: str) -> tuple[RewardConfig, froz
 
 
 def of_file(path: Path) -> Iterator[Recorded]:
-    """Answers in a file of JSON lines: ``prompt``, ``response``, ``label``, and where there are ``reward`` (the one of
-    then), ``metadata`` and ``id``.
+    """Yield answers from a file of JSON lines: ``prompt``, ``response``, ``label``, and optionally ``reward`` (the
+    recorded one), ``metadata`` and ``id``.
 
     Raises:
-        ConfigError: the file cannot be read, or a line of it is none of these; names the line.
+        ConfigError: the file cannot be read, or a line is invalid; names the line.
     """
     if not path.is_file():
         raise ConfigError(f"--file: there is no file {path}; correct the path.")
@@ -131,10 +131,10 @@ def of_file(path: Path) -> Iterator[Recorded]:
 
 
 def of_run(rows: Iterable[SampleRow], config: Config | None, *, own_rewards: bool = True) -> Iterator[Recorded]:
-    """Answers that a run has kept. Their metadata and whole labels come from its datasets, where these are there.
+    """Yield answers that a run has recorded. Metadata and full labels are read from its datasets, if they exist.
 
     Args:
-        own_rewards: samples of a dataset with a reward of its own are scored by that one.
+        own_rewards: use the reward of a sample's dataset, if it has one.
     """
     sets = {one.name: _Lines(one) for one in (*config.data.train, *config.data.eval)} if config else {}
     for row in rows:
@@ -155,15 +155,15 @@ def score(
     recorded: Sequence[Recorded],
     tell: Callable[[int], None] = lambda done: None,
 ) -> list[Scored]:
-    """What the reward says of each answer now, in their order; blocks until the last is scored.
+    """Apply the reward to each answer; return results in the same order. Blocks until the last is scored.
 
     Args:
-        allowed: rewards that a dataset may name beside the run's.
-        tell: called with how many are scored.
+        allowed: rewards that a dataset may name besides the run's.
+        tell: called with the number of scored answers.
 
     Raises:
-        ConfigError: the reward is not there, or needs what is not installed.
-        KeyboardInterrupt: a signal ended it.
+        ConfigError: the reward does not exist, or needs a package that is not installed.
+        KeyboardInterrupt: interrupted by a signal.
     """
     try:
         with staying_alive():
@@ -173,7 +173,7 @@ def score(
 
 
 def summarize(rows: Sequence[Scored]) -> Summary:
-    """Means, differences and failures."""
+    """Compute means, differences and failures."""
     scored = [row for row in rows if row.now is not None]
     return Summary(
         samples=len(rows),
@@ -222,7 +222,7 @@ async def _one(rewards: Rewards, given: Recorded) -> Scored:
 
 
 class _Lines:
-    """Labels and metadata of one dataset by line, where it can still be read."""
+    """Labels and metadata of one dataset by line, if it can still be read."""
 
     def __init__(self, config: DatasetConfig) -> None:
         self.config = config
@@ -230,12 +230,12 @@ class _Lines:
         self._is_gone = False
 
     def of(self, line: int, label: str) -> tuple[Any, dict[str, Any]]:
-        """Label and metadata of a line; the ``label`` that was kept, and none, where the line now has another."""
+        """Return label and metadata of a line; ``label`` and {} if the line's label has changed since."""
         row = self._row(line)
         if row is None:
             return label, {}
         whole = row.get(self.config.label_key, "") if self.config.label_key else ""
-        # Of a long label the beginning is kept.
+        # Only the beginning of a long label is recorded.
         if not _as_text(whole).startswith(label):
             return label, {}
         metadata = row.get(self.config.metadata_key) if self.config.metadata_key else None

@@ -1,13 +1,12 @@
-"""``penstock run``: everything of a run on this machine, as child processes, until the trainer is done.
+"""``penstock run``: run all parts on this machine, as child processes, until the trainer has finished.
 
     prepare ──> Redis ──> buffer, recorder, trainer, producer, workers or fleet ──> the trainer exits 0
                                                     └─> workers and producer, buffer, recorder, report, Redis
 
-Parts that are left out (``without``) are for others to start: a trainer of one's own, say; the run then goes on until
-it is stopped.
+Parts in ``without`` are started by others, for example a custom trainer; the run then continues until it is stopped.
 
-A child that dies is started again with back-off; a Redis of our own that dies is started again on its port. Ctrl-C
-(or SIGTERM) stops everything within seconds, and a second one kills it; a run that was stopped can go on.
+A child that dies is restarted with back-off; our own Redis is restarted on its port if it dies. Ctrl-C (or SIGTERM)
+stops everything within seconds, and a second one kills it; a stopped run can be resumed.
 """
 
 import contextlib
@@ -56,13 +55,13 @@ from penstock.system.user_imports import check_user_code
 
 Choice = Literal["resume", "fresh"] | None
 
-#: Between two looks at the children.
+#: Seconds between two checks of the children.
 TICK_S = 0.1
 
-#: How many times its last step the trainer of a failed run may take to finish its step and checkpoint.
+#: Time limit of a failed run's trainer to finish its step and checkpoint, in multiples of its last step.
 LONGER = 2.0
 
-#: Between two snapshots.
+#: Seconds between two snapshots.
 LOOK_EVERY_S = 1.0
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
@@ -71,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
-    """Ctrl-C while something was being started."""
+    """Ctrl-C during the start."""
 
 
 def launch(
@@ -85,16 +84,16 @@ def launch(
     """Run to the end and return the exit code: 0 finished, 1 failed, 130 stopped. Blocks.
 
     Args:
-        without: parts that are not started (``run_parts.py``); without the trainer it goes on until stopped.
-        gpus: names of the GPUs of this machine; None: those that are found.
+        without: parts that are not started (``run_parts.py``); without the trainer the run continues until stopped.
+        gpus: names of the GPUs of this machine; None: discover them.
 
     Raises:
-        ConfigError, QueueUnavailable: it could not start; nothing of it is left behind.
+        ConfigError, QueueUnavailable: the start failed; nothing is left behind.
     """
     check_parts(without)
     placement = place(config, visible_gpus() if gpus is None else gpus, without)
     folder, stop = RunFolder(config.run_dir), Stop()
-    # A reader that left (``| head``) stops the run as a closed terminal does.
+    # A reader that exits (``| head``) stops the run like a closed terminal.
     live = Live(config, console, on_closed=stop.press)
     check_notify(config)
     check_ports(config, without)
@@ -121,7 +120,7 @@ def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
 
 
 def _decide(choice: Choice, folder: RunFolder, console: Console) -> bool:
-    """Whether to go on with what is in the folder. Asks only on a terminal."""
+    """Return whether to resume what is in the folder. Asks on a terminal only."""
     if choice == "fresh" or (choice is None and not folder.unfinished()):
         return False
     if choice == "resume":
@@ -163,7 +162,7 @@ class _Run:
         self.next_look = self.next_log_look = 0.0
 
     def start(self, *, clear: bool, resume: bool) -> None:
-        """Bring everything up; returns when all children are started. See ``launch`` for what it raises."""
+        """Start everything; return when all children are started. Raises the errors of ``launch``."""
         if resume and (old := self.folder.record()):
             self.record.started_s, self.record.active_s = old.started_s, old.active_s
         self._prepare()
@@ -181,7 +180,7 @@ class _Run:
             self.live.event(f'The trainer is yours: Trainer(run="{self.config.run}"). Ctrl-C ends the run.')
 
     def abandon(self) -> None:
-        """After a start that failed: end what runs, and leave the folder as it was."""
+        """After a failed start, end what runs and leave the folder as it was."""
         kill_children(self.children)
         self._close_metrics()
         if self.server is not None:
@@ -219,7 +218,7 @@ class _Run:
             refuse_another_run(self.config, client)
         run(client, check_schema(keys))
         user_failures.forget(client, keys)
-        # The producer of this start says how long its data is, before a trainer may learn that it has ended.
+        # The producer of this start reports the size of its data before a trainer may learn that it has ended.
         run(client, span(keys, None))
 
     def _start_parts(self) -> None:
@@ -240,7 +239,7 @@ class _Run:
             raise _Stopped
 
     def to_the_end(self) -> int:
-        """Watch until the trainer is done, Ctrl-C, or a child that cannot be kept up; then stop everything."""
+        """Watch until the trainer has finished, Ctrl-C, or a child cannot be kept up; then stop everything."""
         assert self.observer is not None
         try:
             with self.live:
@@ -250,7 +249,7 @@ class _Run:
             self._note_failure(exc)
             raise
         finally:
-            # Whatever happened in here, nothing outlives it.
+            # Whatever happened above, no child may outlive the launcher.
             kill_children(self.children)
             self._close_metrics()
             if self.server is not None:
@@ -261,7 +260,7 @@ class _Run:
             self.metrics.close()
 
     def _watch(self, observer: Observer) -> str | None:
-        """Returns when the run is over: None, or why it failed."""
+        """Watch until the run is over; return None, or why it failed."""
         while not self.stop:
             for child in self.children:
                 child.restart_if_due()
@@ -269,12 +268,12 @@ class _Run:
                     if child.name == "trainer" and child.code == 0:
                         return None
                     if child.code == 0 and child.name not in SERVING and not observer.still_shows(child.last_pid):
-                        # A worker that was asked to drain, or a producer at the end of its data.
+                        # A worker that was told to drain, or a producer at the end of its data.
                         log.warning("%s is done and left", child.name)
                     elif reason := child.schedule_restart():
                         if child.name in LAST:
-                            # Nobody waits for it: what would be recorded is counted instead.
-                            log.warning("%s; the run goes on without it. Its log: %s", reason, child.log_path)
+                            # The run does not depend on it: missing recordings are counted.
+                            log.warning("%s; continuing without it. Its log: %s", reason, child.log_path)
                             continue
                         return f"{reason}; its log {child.log_path} ends with:\n{child.last_words()}"
             if reason := self._keep_redis():
@@ -305,7 +304,7 @@ class _Run:
         if state == "finished" and self.observer is not None and self.observer.data_ended():
             done = "The data has ended (data.epochs), and the trainer is done."
         self.live.event({"failed": "The run failed; stopping.", "stopped": self._stopping()}.get(state, done))
-        # Nobody may be there to press Ctrl-C when a run fails.
+        # A failed run may be unattended, so nothing would press Ctrl-C: limit the wait.
         finish_s = math.inf if state == "stopped" else LONGER * (self._last_step_s() or 0.0)
         stop_children(
             self.children,
@@ -339,7 +338,7 @@ class _Run:
         return sum(float(steps[-1].get(key) or 0) for key in ("step_s", "publish_s")) if steps else None
 
     def _say_end(self, state: str, reason: str | None) -> int:
-        """Say how it ended; the exit code."""
+        """Print how the run ended; return the exit code."""
         if state == "failed":
             self.live.event(f"{reason}\nCorrect it and continue with --resume.")
             return EXIT_FAILED
@@ -353,7 +352,7 @@ class _Run:
         notify(self.config.notify, message(self.config, self.record, summary))
 
     def _note_failure(self, exc: BaseException) -> None:
-        """A launcher that fails leaves no run that counts as running."""
+        """Record the failure of the launcher, so that its run does not count as running."""
         self.record.state, self.record.reason = "failed", redact(f"{type(exc).__name__}: {exc}")
         with contextlib.suppress(OSError):
             self.folder.write(self.record)

@@ -1,4 +1,4 @@
-"""The processes of a run that ``penstock run`` starts beside Redis."""
+"""The processes that ``penstock run`` starts besides Redis."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from penstock.config import Config
 from penstock.console.launch.placement import Placement
 from penstock.errors import ConfigError
 
-#: What may be left to be started by hand.
+#: Parts that may be left out, to be started separately.
 PARTS = ("buffer", "trainer", "producer", "worker", "verifiers", "recorder")
 
 
@@ -16,15 +16,15 @@ class Part:
     """One process."""
 
     name: str
-    #: Words of its command, before the configuration and after it.
+    #: Words of its command before and after the configuration.
     command: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-    #: GPUs that it may see; None: all.
+    #: Visible GPUs; None: all.
     gpus: tuple[str, ...] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is added to its environment."""
+        """Return additions to its environment."""
         return {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
 
 
@@ -35,10 +35,10 @@ def check_parts(without: Collection[str]) -> None:
 
 
 def parts_of(config: Config, placement: Placement, without: Collection[str] = ()) -> list[Part]:
-    """The processes of a run, in the order in which they are started."""
+    """Return the processes of a run, in start order."""
     parts = [Part(name, (name,)) for name in ("buffer", "trainer", "producer")]
     if config.history.enabled:
-        # Before anything can retire: what does so without a recorder goes unrecorded.
+        # First, because groups that retire without a recorder are not recorded.
         parts.insert(1, Part("recorder", ("recorder",)))
     if config.reward.pool.kind == "rq":
         parts.append(Part("verifiers", ("verifiers",), ("--name", "verifiers")))

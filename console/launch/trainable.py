@@ -1,6 +1,6 @@
-"""What the reference trainer and its rollouts could never do: refused before anything is started.
+"""Reject before a start what the reference trainer cannot train.
 
-A trainer of the user's own may do some of it (groups of one for a critic, say), so the configuration as such takes it.
+A custom trainer may support some of it (groups of one for a critic, for example), so the configuration accepts it.
 """
 
 import logging
@@ -19,7 +19,7 @@ _CUDA_VERSION = re.compile(r"^(?:cuda|hip)\b[^=\n]*=\s*'", re.MULTILINE)
 
 
 def check_rollouts(config: Config) -> None:
-    """Refuse with ConfigError sampling that no trainer can train on (T7)."""
+    """Raise ConfigError for sampling that no trainer can train on (T7)."""
     for index, dataset in enumerate(config.data.train):
         hidden = hidden_by(config.rollout.sampling | dataset.sampling)
         if hidden is None:
@@ -33,9 +33,9 @@ def check_rollouts(config: Config) -> None:
 
 
 def check_groups(config: Config) -> None:
-    """Refuse with ConfigError groups of one, whose answers are compared with themselves: every advantage is 0."""
+    """Raise ConfigError for groups of one with group-relative advantages, which would all be 0."""
     if config.hooks.rewards is not None or config.trainer.alone:
-        return  # advantages are the hook's, or each token has its own
+        return  # advantages come from the hook, or per token
     for key in ("distill", "process"):
         if getattr(config.trainer, key) is not None:
             _check_any_group(config, key)
@@ -50,7 +50,7 @@ def check_groups(config: Config) -> None:
 
 
 def _check_any_group(config: Config, key: str) -> None:
-    """Beside advantages of tokens some groups may be of one, where others have rewards to compare."""
+    """Allow groups of one with advantages per token, if other groups have rewards to compare."""
     if all((dataset.n or config.rollout.n) == 1 for dataset in config.data.train):
         raise ConfigError(
             f"rollout.n is 1, and trainer.{key}.with_rewards adds advantages of rewards, which compare the answers to "
@@ -59,7 +59,7 @@ def _check_any_group(config: Config, key: str) -> None:
 
 
 def check_hooks(config: Config) -> None:
-    """Refuse with ConfigError a hook that no reference trainer calls."""
+    """Raise ConfigError for a hook that the reference trainer does not call."""
     if (convert := config.hooks.convert) is not None:
         raise ConfigError(
             f"hooks.convert {convert} makes train data of slime's (penstock.RolloutManager), and the reference trainer "
@@ -68,13 +68,13 @@ def check_hooks(config: Config) -> None:
 
 
 def warn_of_unheeded(config: Config) -> None:
-    """Log what ``unheeded`` finds."""
+    """Log the findings of ``unheeded``."""
     for found, remedy in unheeded(config):
         log.warning("%s: %s", found, remedy)
 
 
 def unheeded(config: Config) -> list[tuple[str, str]]:
-    """What the run does and the reference trainer has no use for, which may be meant: what it is, and what to do."""
+    """Return settings without effect in the reference trainer that may be mistakes: each with a remedy."""
     found = []
     rollout, trainer = config.rollout, config.trainer
     for key, model, heeds, by in (
@@ -107,7 +107,7 @@ def unheeded(config: Config) -> list[tuple[str, str]]:
 
 
 def check_device(config: Config) -> None:
-    """Refuse with ConfigError a trainer on CUDA where torch or the machine has none. Does not import torch."""
+    """Raise ConfigError for a CUDA trainer if torch or the machine lacks CUDA. Does not import torch."""
     if not config.trainer.device.startswith("cuda"):
         return
     where = f"trainer.device is {config.trainer.device}"
@@ -118,7 +118,7 @@ def check_device(config: Config) -> None:
 
 
 def _torch_has_cuda() -> bool:
-    """What ``torch/version.py`` says; importing torch takes seconds. True where it does not say."""
+    """Read from ``torch/version.py`` whether torch has CUDA, as importing it takes seconds. True if unknown."""
     spec = find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     if file is None or not file.is_file():

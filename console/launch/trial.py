@@ -1,8 +1,8 @@
-"""A few prompts of a run through its engine, environment and reward, without a queue: ``penstock check --try N``.
+"""Run a few prompts through engine, environment and reward, without a queue: ``penstock check --try N``.
 
-The engine is the run's own, with the weights of ``model.path``: one that is started for this and ended again, or the
-one at ``engine.url``. Rewards run in this process, those of a verifier pool too. Nothing is written but the engine's
-log, in a folder of its own that goes with it.
+The engine is the run's own, with the weights of ``model.path``: one that is started and ended here, or the one at
+``engine.url``. Rewards run in this process, even those of a verifier pool. Nothing is written but the engine's log, in
+a temporary folder.
 """
 
 import asyncio
@@ -41,48 +41,48 @@ from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.score import Rewards
 from penstock.workers.router.choose import make_engine
 
-#: Between two looks at how far the engine is.
+#: Seconds between two reports of the engine's start.
 LOOK_S = 0.5
 
 T = TypeVar("T")
 
-#: Called with the answers that are there, and with what is being done.
+#: Called with the number of finished answers, and the current activity.
 Tell = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One prompt and what came of it."""
+    """One prompt and its result."""
 
     job: str
     prompt: str
     answer: str
-    #: None where there is none; ``error`` says why.
+    #: None if it failed; ``error`` says why.
     reward: float | None
-    #: What the reward gave beside the number.
+    #: Additional values returned by the reward.
     reward_info: dict[str, Any]
-    #: Drawn tokens.
+    #: Number of generated tokens.
     num_generated: int
     num_turns: int
-    #: A ``FinishReason``; '' where it has none.
+    #: A ``FinishReason``; '' if it failed.
     finish_reason: str
     generate_s: float
     reward_s: float
-    #: What went wrong, in a sentence; '' where nothing did.
+    #: The failure, in a sentence; '' on success.
     error: str = ""
 
 
 def try_prompts(config: Config, count: int, gpus: Sequence[str], tell: Tell) -> list[Trial]:
-    """The first ``count`` prompts of the training data, one answer each. Blocks for the engine's start and for them.
+    """Answer the first ``count`` prompts of the training data once each. Blocks for the engine's start and the answers.
 
     Args:
-        gpus: names of those that the engine may see; none: all.
-        tell: called now and then.
+        gpus: names of the GPUs visible to the engine; empty: all.
+        tell: called repeatedly with the progress.
 
     Raises:
-        ConfigError: the run cannot do it, or its engine cannot start as it is configured.
+        ConfigError: the run's configuration does not allow it, or the engine cannot start with it.
         EngineError: the engine did not start.
-        KeyboardInterrupt: a signal ended it; nothing of it runs any more.
+        KeyboardInterrupt: interrupted by a signal; everything has been ended.
     """
     if config.fleet.models:
         raise ConfigError(
@@ -102,24 +102,24 @@ def try_prompts(config: Config, count: int, gpus: Sequence[str], tell: Tell) -> 
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        # Whoever is sent to the engine's log finds it.
+        # Keep the engine's log if a message refers to it.
         if str(folder) not in told:
             shutil.rmtree(folder, ignore_errors=True)
     return rows
 
 
 def _jobs(config: Config, count: int) -> list[Job]:
-    """Jobs as the producer admits them first."""
+    """Return the jobs that the producer would admit first."""
     template = chat_template(config)
     source = mixture_of([Dataset(one, template) for one in config.data.train], config.seed)
     offers = Offers(config, source, HeldOut([]))
-    # Those that are passed over are as many as there are, at the most; of a stream nobody knows how many that is.
+    # At most all lines are skipped; the length of a stream is unknown.
     offered = map(offers.at, range(count + (source.num_lines or MAX_EARLY_LINES)))
     return list(islice((one for one in offered if isinstance(one, Job)), count))
 
 
 async def until_stopped(work: Coroutine[Any, Any, T]) -> T:
-    """``work``, cancelled by SIGINT and SIGTERM; a second one ends code of the user's that holds up the loop."""
+    """Run ``work``, cancelled by SIGINT and SIGTERM; a second signal interrupts user code that blocks the loop."""
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
     asked = False
 
@@ -139,7 +139,7 @@ async def until_stopped(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence[str], tell: Tell) -> list[Trial]:
-    # Nobody would go on with an answer that a lease has no tokens left for.
+    # No second lease would continue an answer that exceeds the first one's tokens.
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"lease_tokens": None})})
     rewards = Rewards(config.reward, None, allowed_rewards(config), args_of(config))
     environments = Environments(allowed_environments(config), rewards.judges)
@@ -171,7 +171,7 @@ def _seeing(config: Config, gpus: Sequence[str]) -> Config:
 
 @asynccontextmanager
 async def _engine(config: Config, folder: Path, tell: Tell) -> AsyncIterator[Engine]:
-    """The engine of a worker, with the model's own weights; ended behind the ``async with``."""
+    """Start an engine as a worker does, with the model's own weights; end it after the ``async with``."""
     engine = make_engine(config, "try", folder)
     telling = asyncio.create_task(_tell_start(engine, tell))
     try:
@@ -200,7 +200,7 @@ async def _draw(
     tokenizer: Tokenizer,
     job: Job,
 ) -> Trial:
-    """Draw one answer, past those that the data gives, and score it."""
+    """Generate one answer, or use one that the data gives, and score it."""
     sample, error = Sample(job, len(job.answers)), ""
     try:
         environment = environments.make(job)

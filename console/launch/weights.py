@@ -1,4 +1,4 @@
-"""What can be known of the weights' way before a start: addresses, ports, TLS, the store of deltas, folders."""
+"""Check before a start how weights will be transferred: addresses, ports, TLS, the delta store, folders."""
 
 import os
 import socket
@@ -16,12 +16,12 @@ from penstock.weights.deltas.objects import open_objects
 from penstock.weights.http.tls import client_context, server_context
 
 _STORE = "trainer.delta_store"
-#: File that names the run whose trainer deletes in a folder; and most characters of it that are read.
+#: File that names the run whose trainer deletes in a folder; and the most characters of it that are read.
 _MARKER, _MOST = ".penstock-run", 200
 
 
 def check_ports(config: Config, without: Collection[str] = ()) -> None:
-    """Refuse one port for several parts that ``penstock run`` starts on this machine. Raises ConfigError."""
+    """Raise ConfigError for one port shared by several parts that ``penstock run`` starts on this machine."""
     several = "and penstock run starts several parts on this machine, each with"
     if config.metrics.port:
         raise ConfigError(
@@ -36,13 +36,13 @@ def check_ports(config: Config, without: Collection[str] = ()) -> None:
 
 
 def steps(config: Config, *, claims: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is looked at, and what raises ConfigError where it cannot be.
+    """Yield the checks: a name, and a function that raises ConfigError.
 
-    They block for an object store's answer, where there is one, and for the name of a host.
+    They block for a response of an object store, if one is used, and for name resolution.
 
     Args:
-        claims: whether folders in which the trainer deletes are made and marked for the run, as its start does; else
-            nothing is made.
+        claims: whether to create folders in which the trainer deletes, and mark them for the run, as its start does;
+            else nothing is created.
     """
     if config.serving.enabled:
         yield "TLS of weights over HTTP", lambda: _check_tls(config)
@@ -69,7 +69,7 @@ def _of_workers(config: Config) -> Iterator[tuple[str, Path]]:
 
 
 def _owned(config: Config) -> Iterator[tuple[str, Path]]:
-    """Folders in which the trainer deletes, of those that are not below the run's own."""
+    """Yield folders in which the trainer deletes, other than those below the run's own."""
     if (weights := config.trainer.weights_dir) is not None:
         yield "trainer.weights_dir", Path(weights)
     store = config.trainer.delta_store
@@ -135,7 +135,7 @@ def _check_folder(key: str, folder: Path) -> None:
 
 
 def _shut(folder: Path) -> str:
-    """Why it cannot be written."""
+    """Return why a folder cannot be written."""
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         return "is on a disk that is read only"
     owner = folder.stat().st_uid
@@ -146,14 +146,14 @@ def _check_weights_folder(config: Config) -> None:
     own = config.run_dir / "weights"
     if config.trainer.weights_dir is not None:
         _check_folder("trainer.weights_dir", Path(config.trainer.weights_dir))
-    elif os.access(config.run_dir, os.X_OK) and own.exists():  # an earlier start may have been another user's
+    elif os.access(config.run_dir, os.X_OK) and own.exists():  # another user may have made it in an earlier start
         _check_folder("trainer.weights_dir", own)
 
 
 def _check_workers_folder(key: str, folder: Path) -> None:
     _check_folder(key, folder)
     if not folder.exists():
-        return  # it is made, and below another user's too
+        return  # the start creates it, also below another user's folder
     try:
         check_own(folder)
     except OSError as exc:

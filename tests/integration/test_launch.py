@@ -202,7 +202,7 @@ def test_a_run_goes_on_without_a_recorder_that_cannot_be_kept_up(desk: Desk) -> 
     process = desk.start()
     desk.up()
     log = desk.run_dir / "logs" / "launcher.log"
-    until(lambda: "recorder refuses its configuration; the run goes on without it" in log.read_text())
+    until(lambda: "recorder refuses its configuration; continuing without it" in log.read_text())
     (desk.folder / "go").touch()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, desk.state()) == (0, "finished"), out + err
@@ -335,7 +335,7 @@ def test_redis_that_is_killed_is_back_on_its_port_with_its_data(desk: Desk) -> N
     out, _ = process.communicate(timeout=60)
 
     assert process.returncode == 0
-    assert "Redis died and is started again" in out
+    assert "Redis died, restarting" in out
     assert read_address(desk.run_dir) == url
     steps = [json.loads(line)["step"] for line in (desk.run_dir / "queue.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))

@@ -235,4 +235,4 @@ def test_the_plan_names_every_process_and_what_is_left() -> None:
         "  (free)      GPUs 6,7",
     ]
     left_out = as_text(wanted, place(wanted, EIGHT, {"trainer"}), {"trainer"})
-    assert "  trainer     GPUs 0,1        left out, for one that is started by hand" in left_out
+    assert "  trainer     GPUs 0,1        left out, to be started separately" in left_out
