@@ -1,1 +1,1 @@
-"""The command line: one file per family of verbs, each prints words or JSON."""
+"""The command line: one file per family of commands, each prints words or JSON."""

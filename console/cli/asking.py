@@ -1,9 +1,9 @@
-"""What cannot be taken back is asked about where a person sits there; ``--yes`` answers, ``--dry-run`` only looks.
+"""Ask for confirmation of irreversible changes on a terminal; ``--yes`` confirms, ``--dry-run`` only reports.
 
 | stdin and stderr are | without ``--yes`` |
 |---|---|
 | a terminal | it asks; anything but yes ends it with exit code 1, nothing changed |
-| else | verbs that scripts have always called go on; ``must_say`` ones are refused with exit code 2. None waits |
+| else | commands that scripts have always called proceed; ``must_say`` ones fail with exit code 2. None waits |
 """
 
 import getpass
@@ -22,17 +22,17 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be
 
 
 def agree(what: str, *, yes: bool, must_say: bool = False) -> None:
-    """Return where ``what`` (a sentence without its end: ``cancel 3 jobs``) may be done. Blocks while a person thinks.
+    """Return if ``what`` (a phrase such as ``cancel 3 jobs``) may be done. Blocks for the user's answer.
 
     Raises:
-        ConfigError: nobody can be asked, and ``must_say``.
-        typer.Exit: the person said no.
+        ConfigError: no terminal, and ``must_say``.
+        typer.Exit: the user declined.
     """
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         if must_say:
-            raise ConfigError(f"This would {what}, and nobody is there to be asked: give --yes, or --dry-run to look.")
+            raise ConfigError(f"This would {what} and needs a confirmation: give --yes, or --dry-run to look.")
         return
     if not typer.confirm(printable(f"{what[0].upper()}{what[1:]}?"), err=True):
         say("nothing was changed", err=True)
@@ -40,7 +40,7 @@ def agree(what: str, *, yes: bool, must_say: bool = False) -> None:
 
 
 def goes_on(what: str, record: Any, *, yes: bool, dry_run: bool, as_json: bool) -> bool:
-    """Whether ``what`` is to be done, as ``agree`` has it; with ``dry_run`` it is told and not done.
+    """Return whether to do ``what``, see ``agree``; with ``dry_run`` print it and return False.
 
     Args:
         record: what would be done, as JSON.
@@ -53,17 +53,17 @@ def goes_on(what: str, record: Any, *, yes: bool, dry_run: bool, as_json: bool) 
 
 
 def told(text: str, record: Any, as_json: bool) -> None:
-    """Print what was done in words, or the record of it."""
+    """Print a result in words, or as a JSON record."""
     print_json(record) if as_json else say(text)
 
 
 def many(count: int, noun: str) -> str:
-    """``1 job``, ``3 jobs``."""
+    """Format a count: ``1 job``, ``3 jobs``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def operator() -> str:
-    """Who changes something by hand, for those who wonder."""
+    """Return the name of the current user, recorded as the author of manual changes."""
     try:
         return f"operator {getpass.getuser()}"
     except (KeyError, OSError):  # a container without an entry of its user

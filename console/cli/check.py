@@ -1,4 +1,4 @@
-"""``penstock check``: all that can be known before a run, each thing by itself, where a start stops at the first."""
+"""``penstock check``: run all checks of a start, reporting every failure instead of the first."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ from penstock.system.run_folder import RunFolder
 if TYPE_CHECKING:
     from penstock.console.launch.trial import Trial
 
-#: Longest look at rows of a user's own code.
+#: Time limit for reading rows of a user's source.
 _LOOK_S = 60.0
 _COLUMNS = ("prompt", "answer", "reward", "entries", "tokens", "finish", "seconds", "reward s")
 
@@ -39,9 +39,9 @@ _COLUMNS = ("prompt", "answer", "reward", "entries", "tokens", "finish", "second
 def check_run(
     path: Path, overrides: list[str], without: frozenset[str], gpus: int | None, as_json: bool, num_tries: int = 0
 ) -> int:
-    """Print what was found, and what came of ``num_tries`` prompts; how many errors.
+    """Print findings and the results of ``num_tries`` prompts; return the number of errors.
 
-    Blocks for seconds, and for the engine where prompts are tried. Raises ConfigError where the file cannot be read.
+    Blocks for seconds, and for the engine if prompts are tried. Raises ConfigError if the file cannot be read.
     """
     check_parts(without)
     config = load_config(path, overrides)
@@ -55,14 +55,14 @@ def check_run(
     if as_json:
         print_json({"findings": [asdict(one) for one in found], "samples": [asdict(row) for row in rows]})
     elif errors:
-        say(f"No prompt is tried before {'this is' if errors == 1 else 'these are'} mended.", err=True)
+        say(f"No prompt is tried until {'this error is' if errors == 1 else 'these errors are'} fixed.", err=True)
     else:
         _show(rows)
     return errors + sum(bool(row.error) for row in rows)
 
 
 def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int, as_json: bool) -> "list[Trial]":
-    """What came of the first prompts. Raises ConfigError, EngineError."""
+    """Try the first prompts and return the results. Raises ConfigError, EngineError."""
     from penstock.console.launch.preflight import check_data
     from penstock.console.launch.trial import try_prompts
 
@@ -72,7 +72,7 @@ def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int
         if config.prepare is None:
             raise
         raise ConfigError(f"{exc} `penstock prepare --config {path}` runs what the key prepare names.") from exc
-    # What rewards and environments print is no part of what is told.
+    # Keep the output of rewards and environments apart from the results.
     with Steps("trying prompts", count, hidden=as_json) as steps, redirect_stdout(sys.stderr):
         return try_prompts(config, count, next(iter(gpus), ()), steps.at)
 
@@ -100,7 +100,7 @@ def _in_words(row: "Trial") -> dict[str, Any]:
 
 def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
     for what, step in steps(config, without=without, claims=False):
-        # Which jail it is says more than that there is one.
+        # The kind of jail says more than that one was found.
         yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
     if "trainer" not in without:
         yield "keys", lambda: [Finding("keys", Level.WARNING, *one) for one in unheeded(config)]
@@ -116,7 +116,7 @@ def _passed(what: str, step: Callable[[], object]) -> list[Finding]:
 
 
 def _own_rows(config: Config) -> list[Finding]:
-    """Of sources of a user's own, whose code the start of a run leaves to the producer."""
+    """Check rows of user-defined sources, which a start leaves to the producer."""
     from penstock.producer.sources.looking import check_sources
 
     what = "rows of your own code"
@@ -130,7 +130,7 @@ def _own_rows(config: Config) -> list[Finding]:
 
 
 def _once(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Without errors that were told already: an interpreter that is not there has no packages either."""
+    """Drop repeated errors: a missing interpreter has no packages either."""
     said: set[str] = set()
     for one in findings:
         if one.level is not Level.ERROR or one.found not in said:
@@ -139,7 +139,7 @@ def _once(findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def _earlier(config: Config) -> Finding:
-    """What a run of this name left, which a start goes on with or moves away."""
+    """Return what an earlier run of this name left, which a start resumes or moves away."""
     folder = RunFolder(config.run_dir)
     if folder.is_held():
         return Finding("run", Level.ERROR, f"run {config.run} is under way", "wait for its end, or take another name")
@@ -148,4 +148,4 @@ def _earlier(config: Config) -> Finding:
         return Finding("run", Level.OK, f"{config.run} is new")
     if record.state == "finished":
         return Finding("run", Level.WARNING, f"{config.run} is finished", "a start begins anew, and moves it to .prev")
-    return Finding("run", Level.OK, f"{config.run} is {record.state}; a start goes on with it, but for --fresh")
+    return Finding("run", Level.OK, f"{config.run} is {record.state}; a start resumes it, unless --fresh is given")

@@ -1,7 +1,6 @@
-"""What a shell offers for an id that is half typed: of the run that the command line names, or the newest.
+"""Shell completion of ids, for the run named on the command line, or the newest.
 
-Each is quick, of a bounded number of ids, and silent where nothing can be known: somebody is typing, and the command
-itself will say what is wrong.
+Each completion is fast and bounded, and silent on errors: the user is typing, and the command itself reports them.
 """
 
 import time
@@ -11,15 +10,15 @@ from typing import Any
 
 import typer
 
-#: Most ids that are offered, longest look for them, and longest wait for Redis.
+#: Most ids offered, time limit of a scan, and of an answer of Redis.
 MOST, LOOK_S, ANSWER_S = 100, 0.5, 0.5
 
-#: From a command line as far as it is typed to what begins as the word at its end.
+#: Maps the command line so far and the unfinished word to its completions.
 Completion = Callable[[typer.Context, str], list[str]]
 
 
 def runs(context: typer.Context, begun: str) -> list[str]:
-    """Runs under --directory, the newest first."""
+    """Return runs under --directory, newest first."""
     from penstock.console.cli.target import run_folders
 
     return _begun(begun, (path.name for path in run_folders(_directory(context), "run.json", "redis.json")))
@@ -43,7 +42,7 @@ def _begun(begun: str, words: Iterable[str]) -> list[str]:
 
 
 def _silent(complete: Completion) -> Completion:
-    """Nothing is offered where a run, its Redis or its files cannot be read; defects of ours are not hidden."""
+    """Wrap a completion: offer nothing if a run, its Redis or its files cannot be read; bugs still raise."""
 
     def silent(context: typer.Context, begun: str) -> list[str]:
         from redis.exceptions import RedisError
@@ -59,7 +58,7 @@ def _silent(complete: Completion) -> Completion:
 
 
 def _of_run(read: Callable[[Any, str], Iterable[str]]) -> Completion:
-    """What ``read`` finds in the Redis of the run."""
+    """Complete with the result of ``read`` on the run's Redis."""
 
     def complete(context: typer.Context, begun: str) -> list[str]:
         from penstock.console.cli.target import Target
@@ -115,7 +114,7 @@ batches = _of_run(_batches)
 
 @_silent
 def samples(context: typer.Context, begun: str) -> list[str]:
-    """The latest samples of the run's history; it needs no Redis."""
+    """Return the latest samples of the run's history; needs no Redis."""
     from penstock.console.cli.target import newest_run
     from penstock.console.read.samples import open_samples
     from penstock.history.filters import Filters, Sort

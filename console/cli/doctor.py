@@ -1,4 +1,4 @@
-"""``penstock doctor``: what could hurt a run, and what to do about it."""
+"""``penstock doctor``: find problems that could hurt a run, and say what to do."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -29,13 +29,13 @@ def doctor(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at Redis, clocks, disks, environments, GPUs, payload servers and weights; exit code 1 on an error."""
+    """Check Redis, clocks, disks, environments, GPUs, payload servers and weights; exit code 1 on an error."""
     if tell(_look(run, config, redis, directory), as_json):
         raise typer.Exit(1)
 
 
 def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
-    """Print findings as they come, or as JSON; returns how many are errors. Blocks for as long as they take."""
+    """Print findings as they arrive, or as JSON; return the number of errors. Blocks until all are complete."""
     from penstock.system.health.finding import Level
 
     found = []
@@ -79,12 +79,12 @@ def _look(run: str | None, path: Path | None, url: str | None, directory: Path) 
 
 
 def _kept_config(folder: Path) -> "Config | None":
-    """The configuration that parts left in the run's folder; None where none did. Raises ConfigError."""
+    """Return the configuration saved in the run's folder; None if there is none. Raises ConfigError."""
     from penstock.redis.saved_config import CONFIG_FILE, load_saved
 
     return load_saved(folder) if (folder / CONFIG_FILE).is_file() else None
 
 
 def register(app: typer.Typer) -> None:
-    """Hang the command under ``penstock``."""
+    """Add the command to ``penstock``."""
     app.command()(doctor)

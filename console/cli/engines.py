@@ -1,4 +1,4 @@
-"""``penstock engines``: give up and take back GPU memory, and compare the weights that engines serve."""
+"""``penstock engines``: release and restore GPU memory, and compare the weights that engines serve."""
 
 import contextlib
 import json
@@ -43,11 +43,11 @@ def offload(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Have every engine give up GPU memory, and wait until all have. Restarted workers obey too."""
+    """Release GPU memory of every engine, and wait until all have. Restarted workers do so too."""
     from penstock.protocol.memory_control import check_tags
 
     given, target = set(tags.split(",")), Target(run, url, directory)
-    what = f"have every engine of model {model} give up {', '.join(check_tags(given))}, and draw nothing meanwhile"
+    what = f"release {', '.join(check_tags(given))} of every engine of model {model}, and stop generating meanwhile"
     if goes_on(what, {"would_offload": check_tags(given)}, yes=yes, dry_run=dry_run, as_json=as_json):
         _change(target, model, lambda offloaded: offloaded | given, timeout, as_json)
 
@@ -63,11 +63,11 @@ def onload(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let engines have their memory again; weights are loaded again before they go on."""
+    """Restore GPU memory of engines; weights are loaded again before they resume."""
     from penstock.protocol.memory_control import check_tags
 
     given, target = set(tags.split(",")), Target(run, url, directory)
-    what = f"let every engine of model {model} have {', '.join(check_tags(given))} again"
+    what = f"restore {', '.join(check_tags(given))} of every engine of model {model}"
     if goes_on(what, {"would_onload": check_tags(given)}, yes=True, dry_run=dry_run, as_json=as_json):
         _change(target, model, lambda offloaded: offloaded - given, timeout, as_json)
 
@@ -89,7 +89,7 @@ def _change(
 
 
 class _Reporter:
-    """Reports on stderr what is waited for, once it has lasted longer than a moment, and again when it changes."""
+    """Reports the cause of a wait on stderr, once it has lasted longer than a moment, and when it changes."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -108,7 +108,7 @@ def check(
     directory: FolderOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Ask every engine for the checksum of its weights: those of one version must agree (exit code 1 if not)."""
+    """Compare the checksums of all engines' weights: those of one version must be equal (exit code 1 if not)."""
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, url, directory)
@@ -126,7 +126,7 @@ def check(
 
 
 def _judge(rows: list[dict[str, Any]]) -> None:
-    """Raise EngineError unless all engines of a version said the same."""
+    """Raise EngineError unless all engines of a version returned the same checksum."""
     if not rows:
         raise EngineError("There is no engine whose weights could be compared; `penstock workers ls` lists workers.")
     for version in sorted({row["version"] for row in rows}):
@@ -142,7 +142,7 @@ def _judge(rows: list[dict[str, Any]]) -> None:
 
 
 def _ask(url: str) -> dict[str, str]:
-    """An engine's own checksum, or why it has none (a server on CPU has none)."""
+    """Return an engine's checksum, or why it has none (as on a CPU)."""
     from penstock.system.engine_http import ask
 
     where = f"{url}/weights_checker"
@@ -162,7 +162,7 @@ def _ask(url: str) -> dict[str, str]:
 
 
 def _reason(body: bytes) -> str:
-    """What an answer says in words: the message in its JSON, else its last line, in one short line."""
+    """Return the message in a response's JSON, or else its last line, as one short line."""
     text = body.decode(errors="replace")
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""``penstock fleet``: plan a fleet of engines, run it, look at it, grow and shrink it."""
+"""``penstock fleet``: plan, run, list and scale a fleet of engines."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -26,10 +26,10 @@ from penstock.console.cli.usage import overrides_of
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
-#: Fields of a process; filters and order are of these.
+#: Fields of a process, for filters and sort order.
 _PROCESS = ("name", "kind", "host", "state", "pid", "starts", "why")
 
-#: Changes that the autoscaler made, as many as are told in words; --json has all that are kept.
+#: Number of autoscaler decisions shown as text; --json has all that are kept.
 DECISIONS = 10
 
 fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
@@ -65,7 +65,7 @@ def up(
 @fleet_app.command("ls")
 @list_of_run
 def list_(target: Target, choice: Choice) -> None:
-    """Groups and processes of the fleet that runs, and where its models answer."""
+    """List groups and processes of the running fleet, and the addresses of its models."""
     from penstock.console.read.fleet import decisions_of
     from penstock.workers.fleet.state import read_state
 
@@ -112,7 +112,7 @@ def scale(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Grow or shrink a group of the fleet that runs. What is taken away drains first, oldest weights first."""
+    """Grow or shrink a group of the running fleet. Engines drain before removal, oldest weights first."""
     from penstock.workers.fleet.state import read_state, write_wanted
 
     target = Target(run, redis, directory)
@@ -155,9 +155,7 @@ def engines(
     present = snapshot(target.client, target.keys)["workers"]
     mine = next((one for one in present if one.started_as == worker), None)
     if mine is None or not mine.engines:
-        raise ConfigError(
-            f"There is no worker {worker!r} with a router; `penstock workers ls` lists those that are there."
-        )
+        raise ConfigError(f"There is no worker {worker!r} with a router; `penstock workers ls` lists the present ones.")
     members = read_members(target.client, target.keys, worker) or [
         member_of(
             {"url": one.url, "worker_type": one.worker_type, "bootstrap_port": one.bootstrap_port},

@@ -1,4 +1,4 @@
-"""The commands that look into a whole run: status, why, audit. Each prints words, or --json."""
+"""Commands that inspect a complete run: status, why, audit. Each prints words, or --json."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -50,7 +50,7 @@ def status(
     every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between two looks.")] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Queues, workers, trainers, subscriptions and waits of a run."""
+    """Show queues, workers, trainers, subscriptions and waits of a run."""
     from penstock.console.cli.watch import watch as watch_
     from penstock.console.read.health import sync_trouble
     from penstock.protocol.snapshot import snapshot
@@ -100,7 +100,7 @@ def _show_status(state: Mapping[str, Any]) -> None:
 def why(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
-    """Who waits for what, followed to the part, person or cause that ends it; the longest wait first."""
+    """Show what each part waits for, followed to the part, person or cause that ends it; longest wait first."""
     from penstock.console.read.why import chains, paused_lanes
     from penstock.protocol.snapshot import snapshot
 
@@ -111,7 +111,7 @@ def why(
         print_json([chain.to_map() for chain in found])
         return
     if not found:
-        say("Nobody waits for longer than a moment.")
+        say("No part is waiting.")
     for chain in found:
         for line in chain.lines():
             say(line)
@@ -121,7 +121,7 @@ def why(
 
 
 def ledger_lines(subs: list[dict[str, Any]]) -> list[str]:
-    """A line per subscription that gave groups up: how many, by reason, largest first; or that it is unreadable."""
+    """Return a line per subscription with disposals: number of groups, by reason, largest first; or unreadable."""
     lines = []
     for sub in subs:
         if why := sub.get("unreadable"):
@@ -134,19 +134,19 @@ def ledger_lines(subs: list[dict[str, Any]]) -> list[str]:
             f"{reason} {count}" for reason, count in sorted(drops.items(), key=lambda kv: (-kv[1], kv[0]))
         )
         raised = f"; a filter raised on {sub['filter_raised']} groups" if sub.get("filter_raised") else ""
-        lines.append(f"subscription {sub['name']} gave up {sum(drops.values())} groups: {words or 'none'}{raised}")
+        lines.append(f"subscription {sub['name']} disposed of {sum(drops.values())} groups: {words or 'none'}{raised}")
     return lines
 
 
 def passed_line(counters: dict[str, int]) -> str:
-    """Lines of training data that the producers passed over, by dataset; '' where there are none."""
+    """Return the number of training data lines that the producers skipped, by dataset; '' if there are none."""
     passed = {name.partition(":")[2]: count for name, count in counters.items() if name.startswith("passed_lines:")}
     words = ", ".join(f"{name} {count}" for name, count in sorted(passed.items()))
     return f"lines passed over, by dataset: {words}" if words else ""
 
 
 def skipped_line(counters: dict[str, int]) -> str:
-    """Prompts that curricula skipped, by dataset; '' where there are none."""
+    """Return the number of prompts that curricula skipped, by dataset; '' if there are none."""
     skipped: dict[str, list[str]] = {}
     for name, count in sorted(counters.items()):
         kind, _, dataset = name.partition(":")
@@ -157,7 +157,7 @@ def skipped_line(counters: dict[str, int]) -> str:
 
 
 def rollback_line(counters: dict[str, int]) -> str:
-    """What Redis forgot after it had acknowledged it, as far as is known; '' where it forgot nothing."""
+    """Return what Redis lost after it had acknowledged it, as far as known; '' if it lost nothing."""
     lost = {name.partition(":")[2]: count for name, count in counters.items() if name.startswith("rolled_back:")}
     if not lost:
         return ""
@@ -195,7 +195,7 @@ def audit(
 
 
 def register(app: typer.Typer) -> None:
-    """Hang these commands, and those of all nouns, under ``penstock``."""
+    """Add these commands, and those of all nouns, to ``penstock``."""
     app.command()(status)
     app.command()(why)
     app.command()(audit)

@@ -1,4 +1,4 @@
-"""What all lists have in common: rows are filtered, sorted and cut alike, and shown as words or as JSON."""
+"""Options and output that all lists share: filter, sort, limit, and print rows as text or JSON."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ LimitOption = Annotated[
 ]
 
 AfterOption = Annotated[
-    int, typer.Option("--after", min=0, metavar="N", help="Go on behind the first N rows, as a list says that was cut.")
+    int, typer.Option("--after", min=0, metavar="N", help="Skip the first N rows, as a truncated list suggests.")
 ]
 
-#: Rows shown in words, where nobody says how many.
+#: Rows shown as text by default.
 SHOWN = 50
 
 Row = Mapping[str, Any]
@@ -49,18 +49,18 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which rows are shown, in which order, and how: what the options of every list say."""
+    """Filter, order and format of the rows, from the options that every list has."""
 
     where: Sequence[str] = ()
     sort: str | None = None
     limit: int | None = None
     as_json: bool = False
-    #: Rows that were shown already.
+    #: Number of rows to skip.
     after: int = 0
 
 
 def list_of_run(verb: Callable[[Target, Choice], None]) -> Callable[..., None]:
-    """The command of a verb that lists what a run has: it takes the options of all lists; its help is the verb's."""
+    """Make a command from a function that lists a run's rows: adds the options of all lists, keeps its help."""
 
     def command(
         run: RunArgument = None,
@@ -86,15 +86,15 @@ def show(
     choice: Choice,
     in_words: Callable[[Row], dict[str, Any]] = dict,
 ) -> Sequence[Row]:
-    """Print the rows of ``choice``; returns those that were printed.
+    """Print the rows selected by ``choice``; return them.
 
     Args:
-        fields: what a row may have, and a filter or an order may name.
-        columns: those of them that the table has; the first names the row.
-        in_words: a row as the table has it.
+        fields: fields of a row, which filters and the sort order may name.
+        columns: fields in the table; the first names the row.
+        in_words: formats a row for the table.
 
     Raises:
-        ConfigError: a filter or an order names another field, or cannot be read.
+        ConfigError: a filter or the sort order names an unknown field, or is malformed.
     """
     chosen = select(rows, fields, choice)
     shown = page(chosen, choice)
@@ -104,18 +104,18 @@ def show(
     table([in_words(row) for row in shown], columns, title)
     end = choice.after + len(shown)
     if (left := len(chosen) - end) > 0:
-        say(f"{left} more: --after {end} goes on, --limit {len(chosen)} shows all", err=True)
+        say(f"{left} more: --after {end} continues, --limit {len(chosen)} shows all", err=True)
     return shown
 
 
 def page(chosen: Sequence[Row], choice: Choice) -> Sequence[Row]:
-    """Those of the chosen rows that are shown."""
+    """Return the page of the selected rows."""
     count = choice.limit or (len(chosen) if choice.as_json else SHOWN)
     return chosen[choice.after : choice.after + count]
 
 
 def select(rows: Sequence[Row], fields: Sequence[str], choice: Choice) -> list[Row]:
-    """The rows that pass every filter, in order; the limit apart. Raises ConfigError as ``show``."""
+    """Return the rows that pass every filter, in order, without the limit. Raises ConfigError, see ``show``."""
     conditions = [_condition(one, fields) for one in choice.where]
     found = [row for row in rows if all(holds(row) for holds in conditions)]
     if choice.sort is None:
@@ -126,7 +126,7 @@ def select(rows: Sequence[Row], fields: Sequence[str], choice: Choice) -> list[R
 
 
 def order_of(value: Any) -> tuple[Any, ...]:
-    """A key that anything can be sorted by: nothing, then numbers, then texts, numbers in these by their value."""
+    """Return a sort key for any value: None, then numbers, then texts, with numbers in them compared by value."""
     if value is None:
         return (0,)
     if isinstance(value, int | float):
@@ -142,7 +142,7 @@ def _condition(text: str, fields: Sequence[str]) -> Callable[[Row], bool]:
 
 
 def parts_of(text: str) -> tuple[str, str, str]:
-    """Field, relation and value of a condition. Raises ConfigError."""
+    """Split a condition into field, relation and value. Raises ConfigError."""
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ConfigError(f"--where {text!r} says nothing of a field: write FIELD=VALUE, FIELD!=VALUE or FIELD~PART.")

@@ -1,7 +1,7 @@
-"""The command line. Thin: arguments are parsed, then what does the work is imported.
+"""The command line. Kept thin: parse arguments, then import what does the work.
 
 Exit codes: 0 done, 1 an error of penstock, 2 a mistake in the command line or the configuration, or no Redis,
-130 Ctrl-C, 141 the reader of the output left (``| head``).
+130 Ctrl-C, 141 the reader of the output exited (``| head``).
 """
 
 import errno
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.config import Config
 
 
-#: A file system that refuses: the configuration names a place that cannot be used, or the user lacks a right.
+#: File system errors from a wrong path or missing permissions.
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 app = typer.Typer(
@@ -64,21 +64,21 @@ def run(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in its folder.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; what is there moves to NAME.prev.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the old run moves to NAME.prev.")] = False,
     without: Annotated[
         list[str] | None,
         typer.Option(
             "--without", metavar="PART", help="Leave out a part that you start yourself: trainer, worker, ..."
         ),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Print who gets which GPUs, and start nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the GPUs of each part, and start nothing.")] = False,
     gpus: Annotated[
         int | None, typer.Option("--gpus", min=0, metavar="N", help="Plan as if this machine had N GPUs.")
     ] = None,
     redis: RedisOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Start everything that a run needs on this machine, show it, and end when the trainer is done."""
+    """Start everything that a run needs on this machine, show it, and end when the trainer has finished."""
     from penstock.config.load import load_config
     from penstock.system.gpus import numbered, visible_gpus
 
@@ -123,9 +123,9 @@ def check(
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check all that can be known before a run; starts and changes nothing. Exit code 2 where something is wrong.
+    """Check all that can be checked before a run; start and change nothing. Exit code 2 on an error.
 
-    With --try it starts the run's engine as well, shows what comes of a few prompts, and ends it again.
+    With --try it also starts the run's engine, shows its answers to a few prompts, and ends it again.
     """
     from penstock.console.cli.check import check_run
 
@@ -185,7 +185,7 @@ def worker(
 def recorder(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:
-    """Keep what becomes of samples in files of the run's folder. From its first start on groups wait for it to go."""
+    """Record finished samples in files of the run's folder. From its first start on, groups wait for it to retire."""
     run_part("consumers", "recorder", config, overrides_of(context), module="penstock.consumers.history.main")
 
 
@@ -220,7 +220,7 @@ app.add_typer(metrics_app, name="metrics")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Entry point of ``penstock``; always ends by SystemExit with the exit codes above."""
+    """Run ``penstock``; always end by SystemExit with the exit codes above."""
     try:
         code = execute(arguments)
         flush()
@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def execute(arguments: list[str] | None) -> int:
-    """Run one command line; its exit code, errors printed."""
+    """Run one command line; print errors and return the exit code."""
     without_a_log()
     try:
         return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
@@ -255,7 +255,7 @@ def execute(arguments: list[str] | None) -> int:
             raise
         return _fail(exc, EXIT_CONFIG, _forbidden(exc))
     except SystemExit as exc:
-        # What typer and rich make of a pipe that broke; it may be another one than that of our output.
+        # typer and rich exit like this on a broken pipe, which may be another one than that of our output.
         if not isinstance(exc.__context__, BrokenPipeError):
             raise
         if not reader_left():

@@ -1,4 +1,4 @@
-"""``penstock metrics``: where the parts of a run have their Prometheus metrics, and what these are."""
+"""``penstock metrics``: list the addresses of the Prometheus metrics of a run's parts."""
 
 import signal
 import threading
@@ -34,7 +34,7 @@ def discovery(
         typer.Option("--every", min=0.5, metavar="SECONDS", help="Keep the file current until SIGTERM or Ctrl-C."),
     ] = None,
 ) -> None:
-    """The parts that serve metrics, as Prometheus' file-based service discovery (``file_sd_configs``) reads them."""
+    """Print the parts that serve metrics, in the format of Prometheus' file-based discovery (``file_sd_configs``)."""
     from penstock.system.metrics.targets import targets
 
     if every is not None and out is None:
@@ -59,7 +59,7 @@ def _write(target: Target, out: Path) -> None:
 
 
 def _keep(target: Target, out: Path, every_s: float) -> None:
-    """Write it whenever it changed, until a signal; a Redis that does not answer is told, and the file stays."""
+    """Rewrite the file when it changes, until a signal; if Redis does not answer, report that and keep the file."""
     import redis as redis_
 
     from penstock.redis.connect import translate

@@ -21,14 +21,14 @@ RunArgument = Annotated[
 ]
 DIRECTORY = Path("runs")
 
-#: Arguments that are no options of a command are overrides of the configuration.
+#: Unknown options of a command are configuration overrides.
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 #: Sets logs.format, by ``overrides_of``.
 LogFormatOption = Annotated[
     LogFormat | None, typer.Option("--log-format", help="How the log is written; default: what the file says.")
 ]
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run.")]
-#: Sets redis.url, by ``overrides_of``: the same option under the same names as of the commands that look into a run.
+#: Sets redis.url, by ``overrides_of``: same names as the option of commands that inspect a run.
 RedisOption = Annotated[
     str | None, typer.Option("--redis", "--redis.url", metavar="URL", help="Redis URL; default: what the file says.")
 ]

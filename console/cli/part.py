@@ -1,4 +1,4 @@
-"""Runs one part of penstock as this process."""
+"""Run one part of penstock as this process."""
 
 import os
 import signal
@@ -43,10 +43,10 @@ def run_part(
         warn_of_unheeded(config)
     check_files(config, data=package == "producer", model=part in ("producer", "trainer"))
     if part != "trainer" or config.debug.load_batches is None:  # a recording needs no Redis
-        # Of workers and verifiers there may be many, each with settings of its own.
+        # There may be many workers and verifiers with different settings.
         keep_config(config, path, replace=package != "workers" or module == "penstock.workers.fleet.main")
         config = _with_redis(config)
-    # Rewards and environments of the user's own; last, so that they hide nothing of ours.
+    # For user-defined rewards and environments; last, so that they shadow nothing of ours.
     sys.path.append(os.getcwd())
     main_ = import_module(module or f"penstock.{package}.main").main
     settle()
@@ -54,12 +54,12 @@ def run_part(
 
 
 def _with_redis(config: "Config") -> "Config":
-    """``config`` with the address of a Redis that answers; SIGTERM ends the wait."""
+    """Return ``config`` with the address of a responding Redis; SIGTERM ends the wait."""
     from penstock.redis.await_redis import await_redis
     from penstock.redis.connect import check_durable
     from penstock.redis.control import Control
 
-    # As process 1 of a container it would not end it by itself.
+    # As process 1 of a container, SIGTERM would have no effect by default.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPT))
     try:
         config = await_redis(config)

@@ -1,4 +1,4 @@
-"""``penstock payloads``: the payload servers of a run, one added, drained or given up while it runs."""
+"""``penstock payloads``: list, add, drain and abandon the payload servers of a running run."""
 
 import contextlib
 import time
@@ -18,14 +18,14 @@ app = typer.Typer(help="Payload servers.")
 
 _COLUMNS = ("name", "state", "url", "used_mb", "max_mb", "answers")
 
-#: Between two looks at a server that is draining.
+#: Seconds between two checks of a draining server.
 LOOK_S = 0.5
 
 
 @app.command("ls")
 @list_of_run
 def ls(target: Target, choice: Choice) -> None:
-    """Servers with their state, memory, and whether they answer."""
+    """List servers with their state, memory, and whether they answer."""
     from penstock.payloads.servers import read
 
     there = read(target.client, target.keys)
@@ -61,7 +61,7 @@ def add(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """Let workers write to one more server; one that was drained is taken back."""
+    """Let workers write to one more server; a drained one becomes live again."""
     from penstock.config.redis import check_store_url
     from penstock.payloads import servers as payload_servers
     from penstock.payloads.store import open_store
@@ -88,7 +88,7 @@ def drain(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
+    """Stop writing to a server, and wait until its payloads are trained and freed. It may be stopped then."""
     from penstock.console.progress import Steps
     from penstock.payloads import servers as payload_servers
     from penstock.payloads.store import open_store
@@ -106,7 +106,7 @@ def drain(
         store.check()
         most = 0
         while not (state := payload_servers.drain(target.client, store, target.keys, server)).done:
-            # What its last writers still bring makes it more.
+            # Late writers may still add payloads.
             most = max(most, state.left)
             steps.at(most - state.left, f"waiting for {state.words()}", total=most or None)
             time.sleep(LOOK_S)
@@ -125,20 +125,20 @@ def lose(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a server up that will not come back: samples that lie there become rows with mask 0, and are counted."""
+    """Abandon a server that will not come back: its samples become rows with mask 0, and are counted."""
     from penstock.payloads import servers as payload_servers
 
     target = Target(run, redis, directory)
-    what = f"give {_about(target, name)} up for good, with all that lies there"
+    what = f"abandon {_about(target, name)} for good, with all its payloads"
     if not goes_on(what, {"would_lose": name}, yes=yes, dry_run=dry_run, as_json=as_json):
         return
     payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.LOST)
-    lost = f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more."
+    lost = f"Payload server {name} is lost: its samples are trained with mask 0, and no part waits for it any more."
     told(lost, {"name": name, "state": payload_servers.ServerState.LOST}, as_json)
 
 
 def _about(target: Target, name: str) -> str:
-    """Which server is meant. Raises ConfigError where nobody knows it."""
+    """Describe the server. Raises ConfigError if it is unknown."""
     from penstock.payloads.servers import read
     from penstock.redaction import redact
 
@@ -147,5 +147,5 @@ def _about(target: Target, name: str) -> str:
 
 
 def register(parent: typer.Typer) -> None:
-    """Hang these commands under ``penstock``."""
+    """Add these commands to ``penstock``."""
     parent.add_typer(app, name="payloads")

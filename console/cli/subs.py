@@ -1,4 +1,4 @@
-"""`penstock subs`: subscriptions listed, made, changed and dropped while a run goes on."""
+"""`penstock subs`: list, create, change and drop subscriptions of a running run."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ COLUMNS = ("name", "state", "share", "batch", "sampler", "cut", "cursor", "ckpt"
 @subs_app.command("ls")
 @list_of_run
 def subs_ls(target: Target, choice: Choice) -> None:
-    """Subscriptions with their definition, position, what is held for them and what they gave up, by reason."""
+    """List subscriptions with definition, position, held groups, and disposals by reason."""
     from penstock.protocol.subs import LISTED, list_subscriptions
 
     rows = [{**row, "state": _state(row)} for row in list_subscriptions(target.client, target.keys)]
@@ -33,7 +33,7 @@ def subs_ls(target: Target, choice: Choice) -> None:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A subscription as the table has it."""
+    """Format a subscription for the table."""
     if "unreadable" in row:
         return dict(row)
     return {
@@ -59,7 +59,7 @@ def subs_set(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a subscription from its next batch on, or make one. FIELD= lets go of what was set."""
+    """Change a subscription from its next batch on, or create one. FIELD= resets a field."""
     from penstock.protocol.subs import set_subscription
 
     changes = {}
@@ -96,13 +96,13 @@ def subs_drop(
 
 
 def _would_drop(target: Target, name: str) -> str:
-    """What dropping it means. Raises ConfigError where there is none."""
+    """Describe the effects of dropping it. Raises ConfigError if it does not exist."""
     from penstock.protocol.subs import list_subscriptions
 
     rows = {row["name"]: row for row in list_subscriptions(target.client, target.keys)}
     if name not in rows:
         raise ConfigError(f"There is no subscription {name!r} to drop; `penstock subs ls` lists those that exist.")
     row = rows[name]
-    there = ", whose trainer is there" if row["owned"] else ""
+    there = ", whose trainer is running" if row["owned"] else ""
     held = f", with {many(row['held_groups'], 'group')} held for it" if "held_groups" in row else ""
     return f"drop subscription {name}{there}{held} for good"

@@ -1,4 +1,4 @@
-"""The run that a command looks into."""
+"""Find the run that a command inspects."""
 
 import shlex
 from pathlib import Path
@@ -14,14 +14,14 @@ class RunIsOver(QueueUnavailable):
 
 
 class RunUnknown(ConfigError):
-    """Its Redis answers, and has nothing of such a run."""
+    """Redis answers, but has no such run."""
 
 
 class Target:
-    """The run that a command looks into. Raises ConfigError when it cannot be found, or is of another schema.
+    """The run that a command inspects. Raises ConfigError if it is not found, or has another schema.
 
     Args:
-        timeout_s: longest wait for one answer of its Redis; None: as everybody else waits.
+        timeout_s: longest wait for one answer of its Redis; None: the default of all parts.
     """
 
     def __init__(self, run: str | None, url: str | None, directory: Path, *, timeout_s: float | None = None) -> None:
@@ -44,7 +44,7 @@ class Target:
         except QueueUnavailable as exc:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
         keys = self.keys
-        # Parts show that they are present where Redis lost everything else.
+        # Parts still publish their presence if Redis lost everything else.
         shown = (keys.workers, keys.parts, keys.trainers)
         if not self.client.exists(keys.jobs(Lane.TRAIN), keys.subs, keys.source, keys.clock, *shown):
             raise RunUnknown(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
@@ -62,7 +62,7 @@ class Target:
 
 
 def _with_its_run(folder: Path) -> RunIsOver | None:
-    """That the Redis of ``penstock run`` ended with the run, and how to look into what it left; else None."""
+    """Return an error if the Redis of ``penstock run`` ended with the run, with advice how to inspect it; else None."""
     from penstock.redis.saved_config import CONFIG_FILE
     from penstock.system.run_folder import RunFolder
 
@@ -78,7 +78,7 @@ def _with_its_run(folder: Path) -> RunIsOver | None:
 
 
 def newest_run(directory: Path) -> str:
-    """Name of the run that was started last. Raises ConfigError where there is none."""
+    """Return the name of the run that was started last. Raises ConfigError if there is none."""
     found = run_folders(directory, "redis.json")
     if not found:
         raise ConfigError(f"There is no run under {directory}: name one with --run, and its --redis or --directory.")
@@ -86,7 +86,7 @@ def newest_run(directory: Path) -> str:
 
 
 def run_folders(directory: Path, *marks: str) -> list[Path]:
-    """Folders of runs, by one of these files in each, the newest first; those of others that cannot be read are not.
+    """Return folders of runs, identified by one of these files, newest first; unreadable ones are skipped.
 
     Blocks for the disk.
     """

@@ -1,4 +1,4 @@
-"""``penstock top``: a live view with keys, for a terminal."""
+"""``penstock top``: an interactive live view for a terminal."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.console.top.keyboard import Keyboard
     from penstock.console.top.screen import Row, Screen
 
-#: Between two looks at a list of jobs, which may be long; the rest is looked at every ``--every``.
+#: Seconds between two reads of the job list, which may be long; the rest is read every ``--every``.
 JOBS_EVERY_S = 5.0
 
 
@@ -25,7 +25,7 @@ def top(
     directory: FolderOption = DIRECTORY,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Watch a run: workers, jobs, subscriptions and waits, with keys to sort and to look into one. q ends it."""
+    """Watch a run: workers, jobs, subscriptions and waits, with keys to sort and to open one. q quits."""
     from rich.console import Console
     from rich.live import Live
 
@@ -48,12 +48,12 @@ def top(
             live.update(drawn, refresh=True)
             pressed = _press(screen, keyboard, due, max(1, console.height - AROUND))
             if (pressed.name, pressed.opened) != (screen.name, screen.opened):
-                due = 0.0  # what is shown now is read at once
+                due = 0.0  # read the new view at once
             screen = pressed
 
 
 def _press(screen: "Screen", keyboard: "Keyboard", due: float, page: int) -> "Screen":
-    """The screen after the next key that changes it, or as it is when it is ``due`` to look again. Blocks."""
+    """Return the screen after the next key that changes it, or unchanged when a refresh is ``due``. Blocks."""
     while (key := keyboard.read(max(0.0, due - time.monotonic()))) is not None:
         if (pressed := screen.press(key, page)) != screen:
             return pressed
@@ -61,19 +61,19 @@ def _press(screen: "Screen", keyboard: "Keyboard", due: float, page: int) -> "Sc
 
 
 class _View:
-    """What was last read of a run. Raises PenstockError where it cannot be read the first time."""
+    """The data last read of a run. Raises PenstockError if the first read fails."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.state: dict[str, Any] = {}
-        #: Why what is shown is not what is; '' where it is.
+        #: Why the data are out of date; '' if they are current.
         self.trouble = ""
         self._jobs: list[Row] = []
         self._jobs_due = 0.0
         self._about: tuple[str, Any] = ("", None)
 
     def look(self, screen: "Screen") -> None:
-        """Read what the screen shows; what was read before stays where Redis does not answer. Blocks."""
+        """Read the data of the screen; keep the old ones if Redis does not answer. Blocks."""
         from redis.exceptions import RedisError
 
         from penstock.redis.connect import translate
@@ -99,7 +99,7 @@ class _View:
         self._about = (screen.opened, self._read(screen)) if screen.opened else ("", None)
 
     def rows(self, screen: "Screen") -> "list[Row]":
-        """The rows of the screen's list."""
+        """Return the rows of the screen's list."""
         match screen.name:
             case "workers":
                 return [asdict(one) for one in self.state["workers"]]
@@ -110,7 +110,7 @@ class _View:
         return list(self.state["waits"])
 
     def about(self, screen: "Screen") -> Any:
-        """What is known of the row that is looked into."""
+        """Return the details of the opened row."""
         name, about = self._about
         return about if name == screen.opened else None
 
@@ -129,5 +129,5 @@ class _View:
 
 
 def register(app: typer.Typer) -> None:
-    """Hang the command under ``penstock``."""
+    """Add the command to ``penstock``."""
     app.command()(top)

@@ -1,7 +1,7 @@
-"""Mistakes in a command line as one sentence each.
+"""Describe mistakes in a command line in one sentence each.
 
-Typer brings a click of its own in some releases and takes the installed one in others; what both raise is recognised by
-the base of typer's own ``BadParameter``.
+Some releases of typer bundle click and others use the installed one; the errors of both are recognised by the base
+class of typer's own ``BadParameter``.
 """
 
 import difflib
@@ -12,15 +12,15 @@ import typer
 
 from penstock.errors import ConfigError
 
-#: What click raises for a mistake of the user.
+#: Base class of click's errors for user mistakes.
 UsageMistake: Final[type[Exception]] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException" and issubclass(kind, Exception)
 )
 
 
 def sentence(mistake: Exception) -> str:
-    """What is wrong with the command line and what to write; ``mistake`` is a ``UsageMistake``."""
-    # Not imported before a mistake is made: both are slow to import.
+    """Return what is wrong with the command line and how to fix it; ``mistake`` is a ``UsageMistake``."""
+    # Imported only for a mistake: both are slow to import.
     from pydantic_core import ValidationError
 
     from penstock.config.reading.validation_errors import explain
@@ -45,11 +45,11 @@ def sentence(mistake: Exception) -> str:
 
 
 def overrides_of(context: typer.Context) -> list[str]:
-    """Arguments that are no options of the command: overrides of the configuration, ``--a.b=c``, ``--redis`` and
+    """Return arguments that are not options of the command: configuration overrides ``--a.b=c``, ``--redis`` and
     ``--log-format``.
 
     Raises:
-        ConfigError: one of them sets nothing; says which option was meant, or how to write it.
+        ConfigError: an argument is not an override; names the option that was meant, or the correct form.
     """
     names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     keys = {"redis.url": context.params.get("redis"), "logs.format": context.params.get("log_format")}
@@ -72,7 +72,7 @@ def overrides_of(context: typer.Context) -> list[str]:
 
 
 def _path(context: Any) -> str:
-    """``penstock VERB``; a verb that is run by default has no name of its own."""
+    """Return ``penstock VERB``; a default command has no name of its own."""
     return " ".join(context.command_path.split())
 
 

@@ -1,4 +1,4 @@
-"""Something shown again and again: on a terminal in the same place, in a pipe one after another."""
+"""Show something repeatedly: on a terminal in the same place, in a pipe one after another."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from penstock.console.terminal import flush, reader_left, say
 
 
 def watch(target: Target, every_s: float, show: Callable[[], None]) -> None:
-    """Call ``show`` every ``every_s`` seconds, until Ctrl-C or until whoever read the output left. Blocks.
+    """Call ``show`` every ``every_s`` seconds, until Ctrl-C or until the reader of the output exits. Blocks.
 
-    The screen of a terminal is cleared before. A Redis that does not answer is said, and waited for.
+    Clears the screen of a terminal before each. If Redis does not answer, this is printed, and tried again.
     """
     from redis.exceptions import RedisError
     from rich.console import Console

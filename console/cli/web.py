@@ -1,4 +1,4 @@
-"""``penstock web``: the page of the runs in a folder."""
+"""``penstock web``: a web page of the runs in a folder."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from penstock.console.cli.options import DIRECTORY, FolderOption
 from penstock.system.extras import check_installed
 
-#: Where the page is, unless another port is named.
+#: Default port of the page.
 PORT = 8420
 
 
@@ -15,10 +15,10 @@ def web(
     directory: FolderOption = DIRECTORY,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of loopback; 0: one that is free.")] = PORT,
     actions: Annotated[
-        bool, typer.Option("--actions", help="Let the page requeue, purge and pause, for whoever has the token.")
+        bool, typer.Option("--actions", help="Let the page requeue, purge and pause, for users with the token.")
     ] = False,
 ) -> None:
-    """Show the runs of a folder in a browser: what waits for what, curves, queue, workers, weights, configuration."""
+    """Show the runs of a folder in a browser: waits, curves, queue, workers, weights, configuration."""
     for package in ("fastapi", "uvicorn"):
         check_installed(package, "`penstock web`")
     from penstock.console.web.serve import serve
@@ -27,5 +27,5 @@ def web(
 
 
 def register(app: typer.Typer) -> None:
-    """Hang it under ``penstock``."""
+    """Add the command to ``penstock``."""
     app.command()(web)

@@ -1,1 +1,1 @@
-"""``penstock top``: a run as it moves, with keys to sort and to look into what is there."""
+"""``penstock top``: an interactive live view of a run."""

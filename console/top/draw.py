@@ -1,4 +1,4 @@
-"""How ``penstock top`` looks: a head, the list or what is looked into, and the keys."""
+"""Render ``penstock top``: a head, the list or the opened row, and the keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.console.read.trainers import head_line
 from penstock.console.terminal import cell, value_text
 from penstock.console.top.screen import NAMES, Row, Screen
 
-#: Lines of a screen that the list does not have: head, lists, its own head, keys.
+#: Lines of a screen that are not the list's: head, lists, its own head, keys.
 AROUND = 7
 _KEYS = "1-4 tab list   up down move   s sort   r turn round   enter look into   escape back   q end"
 
@@ -20,14 +20,14 @@ _KEYS = "1-4 tab list   up down move   s sort   r turn round   enter look into  
 def draw(
     screen: Screen, state: Mapping[str, Any], rows: Sequence[Row], about: Any, height: int, trouble: str = ""
 ) -> Group:
-    """The whole screen.
+    """Render the complete screen.
 
     Args:
-        state: of the run (``penstock.protocol.snapshot``).
-        rows: of the list; already those of ``screen``.
-        about: what is known of the row that is looked into; None while none is.
+        state: snapshot of the run (``penstock.protocol.snapshot``).
+        rows: rows of the list; already those of ``screen``.
+        about: details of the opened row; None if none is open.
         height: lines of the terminal.
-        trouble: why all this is not as it is now; '' where it is.
+        trouble: why the data are out of date; '' if they are current.
     """
     room = max(3, height - AROUND)
     body = _details(about, room) if screen.opened else _table(screen, rows, room)
@@ -69,7 +69,7 @@ def _table(screen: Screen, rows: Sequence[Row], room: int) -> Table:
 
 
 def _details(about: Any, room: int) -> Group:
-    lines = list(_lines(about)) if about is not None else ["it is not there any more"]
+    lines = list(_lines(about)) if about is not None else ["it does not exist any more"]
     more = [f"... {len(lines) - room + 1} more lines"] if len(lines) > room else []
     return Group(*(Text(cell(line), overflow="fold") for line in [*lines[: room - len(more)], *more]))
 

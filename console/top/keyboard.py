@@ -1,4 +1,4 @@
-"""Keys of a terminal, one at a time, without waiting for the end of a line."""
+"""Read keys of a terminal one at a time, without waiting for the end of a line."""
 
 import os
 import re
@@ -15,14 +15,14 @@ _SEQUENCES = {
     b"\x1bOC": "right", b"\x1bOD": "left", b"\x1b[5~": "pageup", b"\x1b[6~": "pagedown", b"\x1b": "escape",
     b"\r": "enter", b"\n": "enter", b"\t": "tab", b"\x7f": "backspace", b"\x08": "backspace", b"\x03": "ctrl-c",
 }  # fmt: skip
-#: Bytes read at once: keys that are held down, or pasted, come together.
+#: Bytes read at once: held or pasted keys arrive together.
 _MOST = 1024
 #: One key: a sequence of a terminal, or a character of UTF-8.
 _KEY = re.compile(rb"\x1b\[[0-9;]*[@-~]|\x1bO.|[\xc0-\xff][\x80-\xbf]+|.", re.DOTALL)
 
 
 def keys_of(data: bytes) -> list[str]:
-    """The keys whose bytes these are: names, characters, or '' for one that has no meaning here."""
+    """Decode bytes to keys: names, characters, or '' for a key without a meaning here."""
     return [_key_of(one) for one in _KEY.findall(data)]
 
 
@@ -34,12 +34,12 @@ def _key_of(data: bytes) -> str:
 
 
 class Keyboard:
-    """The terminal at standard input; a context manager, for it has to be left as it was found."""
+    """The terminal at standard input; a context manager, because the terminal's mode must be restored."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = sys.stdin.fileno() if fd is None else fd
         self._before = termios.tcgetattr(self._fd)
-        #: Keys that were pressed and not asked for yet.
+        #: Pressed keys that were not returned yet.
         self._pressed: deque[str] = deque()
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class Keyboard:
         termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def read(self, timeout_s: float) -> str | None:
-        """The next key, None where none came in time; ctrl-c where the terminal left. Blocks for ``timeout_s``."""
+        """Return the next key, None after ``timeout_s`` seconds without one; ctrl-c if the terminal is gone. Blocks."""
         if not self._pressed and select.select([self._fd], [], [], timeout_s)[0]:
             try:
                 data = os.read(self._fd, _MOST)

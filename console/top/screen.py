@@ -1,11 +1,11 @@
-"""What ``penstock top`` shows and how keys change it. Pure: it reads neither Redis nor a terminal.
+"""State of ``penstock top`` and the effects of keys. Pure: it reads neither Redis nor a terminal.
 
 | key | does |
 |---|---|
 | 1 ... 4, tab | shows another list |
 | up, down, k, j, page up, page down | moves |
-| s, S | sorts by the next column, or the one before; r turns the order round |
-| enter | looks into the row; escape, backspace or left go back |
+| s, S | sorts by the next column, or the one before; r reverses the order |
+| enter | opens the row; escape, backspace or left go back |
 | q, Ctrl-C | ends |
 """
 
@@ -29,14 +29,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What is looked at: a list, its order, the row under the cursor, and whether that is looked into."""
+    """The current list, its order, the row under the cursor, and whether that is open."""
 
     name: str = NAMES[0]
-    #: Column that the list is sorted by; '': as it comes.
+    #: Column that the list is sorted by; '': unsorted.
     sort: str = ""
     turned: bool = False
     cursor: int = 0
-    #: Name of the row that is looked into; '': none.
+    #: Name of the opened row; '': none.
     opened: str = ""
     ended: bool = False
     #: Names of the rows in the order in which they were last shown.
@@ -47,18 +47,18 @@ class Screen:
         return LISTS[self.name]
 
     def order(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows as they are shown."""
+        """Return the rows in display order."""
         if not self.sort:
             return list(rows[::-1] if self.turned else rows)
         return sorted(rows, key=lambda row: order_of(row.get(self.sort)), reverse=self.turned)
 
     def with_rows(self, rows: Sequence[Row]) -> "Screen":
-        """The same over the rows as they are now: the cursor stays in the list."""
+        """Return this screen for new rows: the cursor stays in the list."""
         names = tuple(str(row.get(self.columns[0], "")) for row in self.order(rows))
         return replace(self, shown=names, cursor=max(0, min(self.cursor, len(names) - 1)))
 
     def press(self, key: str, page: int = 10) -> "Screen":
-        """What a key makes of it; one that means nothing changes nothing. ``page``: rows that a page has."""
+        """Return the screen after a key; an unknown key changes nothing. ``page``: rows of a page."""
         if key in ("q", "ctrl-c"):
             return replace(self, ended=True)
         if key in ("escape", "backspace", "left"):

@@ -97,7 +97,7 @@ def test_I4_I8_a_dead_payload_server_holds_back_its_own_groups_until_it_is_lost(
             if not patience:
                 assert lost_in(batches) == 0
                 assert execute(["payloads", "lose", "p1", *target]) == 0
-                assert "nobody waits for it any more" in capsys.readouterr().out
+                assert "no part waits for it any more" in capsys.readouterr().out
             until(lambda: "p1" in payload_servers.read(run_.client, run_.keys).lost, "p1 to be lost", 400)
             batches += train(run_, trainer, 8)
             until(lambda: "p1" not in str(waits(run_.client, run_.keys)), "nobody to wait for it", 400)

@@ -89,7 +89,7 @@ def test_I1_a_dropped_group_frees_its_place_is_in_the_ledger_and_reaches_the_tra
             "rollout/reward_before_filters": pytest.approx((1 + 1 + 0 + 0 + 1 + 1 + 0 + 1 + 0 + 1) / 10),
         }
         shown = ledger_lines(snapshot(client, keys)["subs"])
-        assert shown == ["subscription actor gave up 3 groups: filter/zero_std_1.0 2, filter/zero_std_0.0 1"]
+        assert shown == ["subscription actor disposed of 3 groups: filter/zero_std_1.0 2, filter/zero_std_0.0 1"]
         until(lambda: play.counter(client, keys, "dropped") == 3)
     assert client.hget(keys.sub("actor"), "disposed") == b"3"
     assert audit(client, keys).ok

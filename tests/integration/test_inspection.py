@@ -92,7 +92,7 @@ def test_I8_why_names_waiters_and_causes(cli: Cli, client: redis.Redis, keys: Ke
     assert out.startswith("producer has waited ")
     assert f"s for {GATE}" in out
     client.delete(keys.waits)
-    assert cli("why")[1] == "Nobody waits for longer than a moment.\n"
+    assert cli("why")[1] == "No part is waiting.\n"
     assert cli.json("why") == []
 
 

@@ -31,14 +31,14 @@ def test_a_paused_lane_hands_out_nothing_until_it_is_resumed_and_why_says_by_who
     cli: Cli, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "anna")
-    assert cli("pause", "train")[1] == "lane train is paused; jobs that are leased go on\n"
+    assert cli("pause", "train")[1] == "lane train is paused; leased jobs continue\n"
     assert cli.json("pause", "train") == {"changed": False, "lane": "train"}
     assert play.lease(client, keys, version=1) == []
     said = cli("why")[1].splitlines()[-1]
     assert said.startswith("lane train is paused by operator anna, ")
     assert said.endswith(" s ago, with 1 jobs in it; `penstock resume train` continues it")
     client.delete(keys.of("wake"))
-    assert cli("resume", "train")[1] == "lane train goes on\n"
+    assert cli("resume", "train")[1] == "lane train is resumed\n"
     assert client.llen(keys.of("wake")) == 1, "workers sleep on it"
     assert cli("resume", "train")[1] == "lane train was not paused\n"
     assert "paused" not in cli("why")[1]
@@ -98,7 +98,7 @@ def test_the_dead_are_purged_by_filter_and_only_who_is_still_dead(cli: Cli, clie
         *("d/0/7", "d/0/6", "d/0/5", "d/0/4"),
     ]
     code, _, err = cli("dead", "purge", "--where", "reason=reward_raised")
-    assert (code, "give 4 buried jobs up for good, and nobody is there to be asked: give --yes" in err) == (2, True)
+    assert (code, "purge 4 dead-lettered jobs for good and needs a confirmation: give --yes" in err) == (2, True)
     assert cli.json("dead", "purge", "--where", "reason=refused", "--dry-run") == ["d/0/7"]
     assert cli("dead", "purge", "--where", "reason=reward_raised", "--where", "worker=w2", "--yes")[1] == (
         "3 jobs are purged\n"
@@ -121,14 +121,14 @@ def test_what_would_be_done_is_said_and_not_done(cli: Cli, client: redis.Redis, 
     )
     assert play.state(client, keys, "d/0/4") == "queued"
     assert cli("subs", "drop", "actor", "--dry-run")[1] == (
-        "would drop subscription actor, whose trainer is there, with 0 groups held for it for good\n"
+        "would drop subscription actor, whose trainer is running, with 0 groups held for it for good\n"
     )
     assert cli.json("subs", "drop", "actor", "--dry-run") == {"would_drop": "actor"}
     assert [row["name"] for row in cli.json("subs", "ls")] == ["actor"]
     assert cli("subs", "drop", "nobody", "--dry-run")[0] == 2
     url = "redis://:hush@127.0.0.1:1/0"
     run(client, scripts.server(keys, "p1", pack({"url": url, "state": "live", "rev": 1})))
-    for verb, says in (("drain", "would drain payload server p1"), ("lose", "would give payload server p1")):
+    for verb, says in (("drain", "would drain payload server p1"), ("lose", "would abandon payload server p1")):
         out = cli("payloads", verb, "p1", "--dry-run")[1]
         assert (out.startswith(says), "hush" in out) == (True, False)
     assert cli.json("payloads", "ls")[0]["state"] == "live"
@@ -142,7 +142,7 @@ def test_what_would_be_done_is_said_and_not_done(cli: Cli, client: redis.Redis, 
     assert cli.json("fleet", "scale", "1", "--yes") == {"group": "m.g", "engines": 3, "wanted": 1}
     assert read_wanted(client, keys) == {"m.g": 1}
     assert (
-        "would have every engine of model policy give up weights, and draw"
+        "would release weights of every engine of model policy, and stop"
         in (cli("engines", "offload", "--tags", "weights", "--dry-run")[1])
     )
     assert cli.json("engines", "onload", "--dry-run") == {"would_onload": ["weights", "cuda_graph", "kv_cache"]}

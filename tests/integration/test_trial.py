@@ -120,7 +120,7 @@ def test_an_engine_that_does_not_start_is_a_sentence_with_its_log_and_one_mistak
 
     (tried.folder / "pid").unlink()
     code, _, err = tried("2", "--rollout.n=1")
-    assert (code, "No prompt is tried before this is mended." in err) == (2, True)
+    assert (code, "No prompt is tried until this error is fixed." in err) == (2, True)
     assert not (tried.folder / "pid").exists()
 
 

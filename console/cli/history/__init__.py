@@ -1,1 +1,1 @@
-"""Verbs that show what became of samples: they read a run's history, and Redis where that answers."""
+"""Commands about samples: they read a run's history, and its Redis if that answers."""

@@ -1,4 +1,4 @@
-"""Which run, and which of its samples: options that the verbs over a history share."""
+"""Options that select a run and its samples, shared by the commands about a history."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,15 +58,15 @@ StatusOption = Annotated[str, typer.Option("--status", help="completed, truncate
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run whose samples are looked at."""
+    """A run whose samples are read."""
 
     folder: Path
     samples: "HistoryReader"
-    #: Its Redis, where that answers.
+    #: Its Redis, if that answers.
     live: "tuple[Client, Keys] | None" = None
 
     def tell_problems(self) -> None:
-        """Say what was left out, and where nothing is kept."""
+        """Print what was skipped, and whether nothing is recorded."""
         for problem in self.samples.problems:
             say(problem, err=True)
         if not self.samples.is_there:
@@ -78,10 +78,10 @@ class Run:
 
 
 def open_run(run: str | None, url: str | None, directory: Path) -> Run:
-    """The run and its samples: those of its history, and those in its Redis, where that answers. Blocks.
+    """Return the run and its samples: those of its history, and of its Redis, if that answers. Blocks.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: no such run.
         QueueUnavailable: it has no history, and its Redis does not answer.
     """
     from penstock.console.read.samples import open_samples
@@ -102,7 +102,7 @@ def open_run(run: str | None, url: str | None, directory: Path) -> Run:
 
 
 def _is_over(folder: Path) -> bool:
-    """Whether ``penstock run`` ended it, and its Redis with it."""
+    """Return whether ``penstock run`` has ended it, and its Redis with it."""
     kept = RunFolder(folder)
     record = kept.record()
     return record is not None and not kept.is_held() and kept.redis.is_dir()
@@ -122,12 +122,12 @@ def filters_of(
     lane: str,
     status: str,
 ) -> "Filters":
-    """What the options ask for. Raises ConfigError."""
+    """Return the filters that the options select. Raises ConfigError."""
     from penstock.history.filters import Filters
     from penstock.history.row import Fate, place_of
 
     if fate and fate not in list(Fate):
-        raise ConfigError(f"--fate {fate!r} is none: write {', '.join(Fate)}.")
+        raise ConfigError(f"invalid --fate {fate!r}: choose from {', '.join(Fate)}.")
     if prompt and not job and place_of(prompt)[2] >= 0:
         job, prompt = prompt, ""
     return Filters(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)

@@ -1,4 +1,4 @@
-"""``penstock eval``: how held-out prompts were answered, version by version."""
+"""``penstock eval``: show answers to held-out prompts, version by version."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ def eval_ls(
         bool, typer.Option("--categories", help="By category of the prompts, with votes; takes longer.")
     ] = False,
 ) -> None:
-    """Per dataset and version: prompts, answers, their rewards, and chances that one of several is right."""
+    """List datasets and versions with prompts, answers, rewards, and chances that one of several is right."""
     from penstock.console.read.evals import CATEGORY_FIELDS, FIELDS, list_categories, list_evals
 
     found = open_run(run, redis, directory)
@@ -55,7 +55,7 @@ def eval_show(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """One held-out prompt, and how each version answered it."""
+    """Show one held-out prompt, and how each version answered it."""
     from penstock.console.read.evals import answers_to
 
     name, slash, line = prompt.rpartition("/")

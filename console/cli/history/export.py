@@ -1,4 +1,4 @@
-"""``penstock export``: samples of a run as files for other programs."""
+"""``penstock export``: write samples of a run to files for other programs."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -31,11 +31,11 @@ from penstock.system.extras import check_installed
 
 
 class Format(StrEnum):
-    """What ``export`` writes."""
+    """Format of an export."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
-    #: A folder that ``datasets.load_dataset`` takes: a parquet file per lane, which is a split.
+    #: A folder for ``datasets.load_dataset``: a parquet file per lane, which is a split.
     DATASETS = "datasets"
 
 

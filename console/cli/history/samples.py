@@ -1,4 +1,4 @@
-"""``penstock samples``: what the policy answered, what it got for it, and what became of it."""
+"""``penstock samples``: show answers of the policy, their rewards, and what became of them."""
 
 import time
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from penstock.errors import ConfigError
 
 samples_app = typer.Typer(help="Samples: prompts, answers, rewards, and what became of them.")
 
-#: Rows shown where nobody says how many, and characters of a text in a list.
+#: Rows shown by default, and characters of a text in a list.
 SHOWN, EXCERPT = 20, 60
 COLUMNS = ("id", "reward", "version", "tokens", "fate", "prompt", "answer")
 SORTS = ("recorded", "reward", "version", "length")
@@ -64,10 +64,10 @@ def samples_ls(
     best: Annotated[bool, typer.Option("--best", help="The highest rewards first.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows shown.")] = SHOWN,
-    after: Annotated[str, typer.Option("--after", metavar="PLACE", help="Go on behind what a list ended with.")] = "",
+    after: Annotated[str, typer.Option("--after", metavar="PLACE", help="Continue after the end of a list.")] = "",
     count: Annotated[bool, typer.Option("--count", help="Say how many there are, and show none.")] = False,
 ) -> None:
-    """Samples with prompt, answer, reward, version and fate; the latest first."""
+    """List samples with prompt, answer, reward, version and fate; latest first."""
     from penstock.console.read.samples import listed
     from penstock.history.filters import Sort
 
@@ -78,7 +78,7 @@ def samples_ls(
             raise ConfigError("--best shows the highest rewards first and --worst the lowest: give one of them.")
         sort = "-reward" if best else "reward"
     if sort.removeprefix("-") not in SORTS:
-        raise ConfigError(f"--sort {sort!r} is none: write {', '.join(SORTS)}, or one of them with a - before it.")
+        raise ConfigError(f"invalid --sort {sort!r}: choose from {', '.join(SORTS)}, or -FIELD for the greatest first.")
     found = open_run(run, redis, directory)
     if count:
         number = found.samples.count(filters)
@@ -103,9 +103,9 @@ def samples_show(
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
-    tokens: Annotated[bool, typer.Option(help="With a line per token that was drawn.")] = True,
+    tokens: Annotated[bool, typer.Option(help="With a line per generated token.")] = True,
 ) -> None:
-    """One sample: texts, reward and its entries, times, batches, and its tokens with logprob, version and loss mask."""
+    """Show a sample: texts, reward and its entries, times, batches, and tokens with logprob, version and loss mask."""
     from penstock.console.read.samples import shown, token_rows
     from penstock.history.row import key_of
 
@@ -126,7 +126,7 @@ def samples_show(
             table(
                 token_rows(found.folder, row),
                 ["at", "token", "text", "logprob", "version", "loss"],
-                "tokens that were drawn",
+                "generated tokens",
             )
     found.tell_problems()
 
@@ -137,7 +137,7 @@ def _show(whole: dict[str, Any]) -> None:
     versions = f"version{'' if whole['oldest'] == whole['newest'] else 's'} {_versions(whole)}"
     say(
         f"lane {whole['lane']}, {versions}, {many(whole['prompt_length'], 'prompt token')}, "
-        f"{whole['num_generated']} drawn, {many(whole['num_turns'], 'turn')}, "
+        f"{whole['num_generated']} generated, {many(whole['num_turns'], 'turn')}, "
         f"ended by {whole['finish_reason'] or 'nothing'}"
     )
     say(f"worker {whole['worker'] or '-'}, {troubles(whole['attempts'], whole['crashes'])}")
@@ -152,7 +152,7 @@ def _show(whole: dict[str, Any]) -> None:
 
 
 def troubles(tries: int, crashes: int) -> str:
-    """How often a job failed."""
+    """Format the number of a job's failures."""
     return f"{tries} failed {'try' if tries == 1 else 'tries'}, {crashes} {'crash' if crashes == 1 else 'crashes'}"
 
 
@@ -165,7 +165,7 @@ def _times(whole: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def clock(at: float) -> str:
-    """Unix seconds as a time of day in UTC; the number itself where it is none."""
+    """Format Unix seconds as a time of day in UTC; an invalid one as a number."""
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
     except (OverflowError, ValueError, OSError):
@@ -199,7 +199,7 @@ def _number(value: float | None) -> str:
 
 
 def excerpt(text: str) -> str:
-    """The beginning of a text, on one line, nothing in it that a terminal would obey."""
+    """Return the beginning of a text, on one line, without terminal control characters."""
     from penstock.text import printable
 
     line = printable(" ".join(text[: 4 * EXCERPT].split()))

@@ -1,4 +1,4 @@
-"""``penstock trace``: what became of a job, a sample, a prompt or a batch; or of a span of time, for Perfetto."""
+"""``penstock trace``: show the events of a job, a sample, a prompt or a batch; or of a span of time, for Perfetto."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Seconds of a unit behind a number.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-#: Span that is written where nobody says which.
+#: Span written by default.
 SPAN_S = 60.0
 _JOB_COLUMNS = ("job", "lane", "samples", "reward_mean", "oldest", "newest", "tries", "took_s", "workers", "fate")
 
@@ -49,7 +49,7 @@ def trace(
     until: Annotated[str, typer.Option("--to", metavar="T", help="Its end; default: now, or the end of the run.")] = "",
     last: Annotated[str, typer.Option("--last", metavar="TIME", help="Its length up to the end: 60s, 5m, 2h.")] = "",
 ) -> None:
-    """What became of a job, who held it when, and each sample's way from the prompt to the step; or a span of time."""
+    """Show the events of a job, its leases, and each sample's stages from prompt to step; or of a span of time."""
     if bool(what) == (perfetto is not None):
         raise ConfigError("Name what is to be traced, or give --perfetto FILE for a span of time: one of them.")
     if perfetto is None and (since or until or last):
@@ -190,7 +190,7 @@ def _write(found: Run, path: Path, asked: tuple[str, str, str], as_json: bool) -
 
 
 def _span(since: str, until: str, last: str, *, end_s: float) -> tuple[float, float]:
-    """From when to when (Unix seconds); ``end_s`` where nobody says to when. Raises ConfigError."""
+    """Return the span (Unix seconds); it ends at ``end_s`` by default. Raises ConfigError."""
     if since and last:
         raise ConfigError("--from and --last both say where the span begins: give one of them.")
     to_s = _time("--to", until) if until else end_s
@@ -203,7 +203,7 @@ def _span(since: str, until: str, last: str, *, end_s: float) -> tuple[float, fl
 
 
 def _time(option: str, text: str) -> float:
-    """Unix seconds; a time without a zone is UTC. Raises ConfigError."""
+    """Parse a time to Unix seconds; without a zone it is UTC. Raises ConfigError."""
     for read in (float, _timestamp):
         with contextlib.suppress(ValueError, OverflowError):
             if 0 <= (found := read(text)) < 1e11:
@@ -217,7 +217,7 @@ def _timestamp(text: str) -> float:
 
 
 def _length(text: str) -> float:
-    """Seconds. Raises ConfigError."""
+    """Parse a length of time to seconds. Raises ConfigError."""
     number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "s")
     try:
         seconds = float(number) * _UNITS[unit]

@@ -1,4 +1,4 @@
-"""``--where`` of samples, which a history finds by its indices: the conditions as the filters that they are."""
+"""Translate ``--where`` conditions on samples to filters, which a history finds by its indices."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.history.filters import Filters
 
-#: What ``--where`` may ask of samples: field and relation -> the filter that it is.
+#: Conditions that ``--where`` supports for samples: field and relation -> filter.
 _ASKED: Mapping[tuple[str, str], str] = {
     **{(name, "="): name for name in ("job", "version", "batch", "fate", "dataset", "lane", "status")},
     ("sub", "="): "subscription",
@@ -23,7 +23,7 @@ _ASKED: Mapping[tuple[str, str], str] = {
 
 
 def with_where(filters: "Filters", where: Iterable[str]) -> "Filters":
-    """``filters`` and what conditions of ``--where`` ask for. Raises ConfigError for what samples are not found by."""
+    """Add conditions of ``--where`` to ``filters``. Raises ConfigError for conditions that samples do not support."""
     for text in where:
         name, relation, value = parts_of(text)
         if (name, relation) not in _ASKED:
@@ -39,7 +39,7 @@ def with_where(filters: "Filters", where: Iterable[str]) -> "Filters":
         given: Any = _as_number(text, value) if field in ("version", "batch") else value
         filters = replace(filters, **{field: given})
     if filters.fate and filters.fate not in _fates():
-        raise ConfigError(f"--where fate={filters.fate}: there is none; write {', '.join(_fates())}.")
+        raise ConfigError(f"invalid --where fate={filters.fate}: choose from {', '.join(_fates())}.")
     return filters
 
 
@@ -56,7 +56,7 @@ def _as_number(text: str, value: str) -> int:
 
 
 def _by_reward(filters: "Filters", text: str, relation: str, value: str) -> "Filters":
-    """Those whose reward is on this side of a bound too."""
+    """Add a bound on the reward."""
     try:
         bound = float(value)
     except ValueError:

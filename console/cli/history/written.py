@@ -1,4 +1,4 @@
-"""A file or folder that a verb writes: it is new, and what keeps it from being written is one sentence."""
+"""Write a new file or folder, with errors of one sentence."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from penstock.errors import ConfigError
 
 
 def check_new(path: Path) -> None:
-    """Raise ConfigError where ``path`` is there already, or its folder is not."""
+    """Raise ConfigError if ``path`` exists already, or its folder does not."""
     if path.exists():
-        raise ConfigError(f"{path} is there already: name one that is not.")
+        raise ConfigError(f"{path} exists already: name another one.")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written, for there is no folder {path.parent}: make it, or name another.")
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes ``path``. Raises ConfigError where the disk or the user's rights do not let it."""
+    """Wrap the writing of ``path``. Raises ConfigError for errors of the disk or missing permissions."""
     try:
         yield
     except OSError as exc:

@@ -1,1 +1,1 @@
-"""Verbs of one noun each: its list, one of them, and what can be done to them."""
+"""Commands of one noun each: list, show, and change."""

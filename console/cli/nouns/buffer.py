@@ -1,4 +1,4 @@
-"""``penstock buffer ls``: groups that are ready, and why each is not cut. ``penstock buffer --config`` is the part."""
+"""``penstock buffer ls``: list ready groups, and why each is not cut. ``penstock buffer --config`` runs the buffer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from penstock.console.cli.lists import Choice, Row, list_of_run, show
 from penstock.console.cli.options import OVERRIDES, ConfigOption, LogFormatOption, RedisOption
 from penstock.console.cli.target import Target
 
-#: What ``penstock buffer`` without a verb does.
+#: Default command of ``penstock buffer``.
 SERVE = "serve"
 
 
 class _ServesByDefault(TyperGroup):
-    """``penstock buffer --config FILE --a.b=c`` is ``penstock buffer serve --config FILE --a.b=c``."""
+    """Run ``penstock buffer --config FILE --a.b=c`` as ``penstock buffer serve --config FILE --a.b=c``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args and args[0] in self.commands else [SERVE, *args])
@@ -47,7 +47,7 @@ def serve(
 @buffer_app.command("ls")
 @list_of_run
 def buffer_ls(target: Target, choice: Choice) -> None:
-    """Groups that are ready, per subscription of their lane: versions, staleness, age, and why they are not cut."""
+    """List ready groups, per subscription of their lane: versions, staleness, age, and why they are not cut."""
     from penstock.console.read.groups import FIELDS, list_groups
 
     rows = list_groups(target.client, target.keys)

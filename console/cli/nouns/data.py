@@ -1,4 +1,4 @@
-"""``penstock data``: what the prompts of datasets with a curriculum have come to."""
+"""``penstock data``: show success rates of prompts in datasets with a curriculum."""
 
 from typing import Annotated, Any
 
@@ -10,13 +10,13 @@ from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 
-data_app = typer.Typer(help="Datasets with a curriculum, and what their prompts came to.")
+data_app = typer.Typer(help="Datasets with a curriculum, and the success rates of their prompts.")
 
 
 @data_app.command("ls")
 @list_of_run
 def data_ls(target: Target, choice: Choice) -> None:
-    """Datasets: prompts that were drawn, the share of right answers, always and never right ones, and skips."""
+    """List datasets: prompts generated for, the share of right answers, always and never right ones, and skips."""
     from penstock.console.read.rates import FIELDS, list_datasets
 
     rows = list_datasets(target.client, target.keys)
@@ -31,7 +31,7 @@ def data_show(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """One prompt: the share of right answers in its latest groups, and what that makes of it."""
+    """Show one prompt: the share of right answers in its latest groups, and its state in the curriculum."""
     from penstock.console.read.rates import prompt_of, show_prompt
 
     dataset, index = prompt_of(prompt)

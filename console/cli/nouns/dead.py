@@ -1,4 +1,4 @@
-"""``penstock dead``: buried jobs listed, shown, dug up, and given up for good."""
+"""``penstock dead``: list, show, requeue and purge dead-lettered jobs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ _DETAIL_CHARS = 80
 @dead_app.command("ls")
 @list_of_run
 def dead_ls(target: Target, choice: Choice) -> None:
-    """Buried jobs, oldest first, and how long they are."""
+    """List dead-lettered jobs, oldest first, and how long they are."""
     from penstock.console.read.dead import FIELDS, list_dead
     from penstock.protocol.burials import by_length
 
@@ -54,12 +54,12 @@ def dead_show(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """One buried job, with its prompt and traceback."""
+    """Show one dead-lettered job, with its prompt and traceback."""
     from penstock.console.read.dead import letter
     from penstock.console.read.jobs import show_record
 
     target = Target(run, redis, directory)
-    # Of a job in another state it is the entry of another stream, which may have the number of some other job's letter.
+    # Only if the job is dead: else this is the entry of another stream, whose id may be that of another job's letter.
     state, entry = target.client.hmget(target.keys.group(job), "st", "eid")
     found = target.client.xrange(target.keys.dead, entry, entry) if state == b"dead" and entry else []
     if not found:
@@ -84,7 +84,7 @@ def dead_requeue(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give buried jobs their tries back: one, those of a filter, or all."""
+    """Requeue dead-lettered jobs with all their attempts: one, those of a filter, or all."""
     from penstock.protocol import scripts
 
     target = Target(run, redis, directory)
@@ -113,7 +113,7 @@ def dead_purge(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give buried jobs up for good, with their letters: one, those of a filter, or all."""
+    """Purge dead-lettered jobs for good, with their letters: one, those of a filter, or all."""
     from penstock.protocol import scripts
     from penstock.protocol.records.job import JobState
 
@@ -123,9 +123,9 @@ def dead_purge(
         told(f"{len(letters)} jobs would be purged", letters, as_json)
         return
     if letters:
-        agree(f"give {many(len(letters), 'buried job')} up for good", yes=yes, must_say=True)
+        agree(f"purge {many(len(letters), 'dead-lettered job')} for good", yes=yes, must_say=True)
     subs = target.subs()
-    # One that was queued again meanwhile stays.
+    # A job that was requeued meanwhile is kept.
     calls = ((one, scripts.cancel(target.keys, one, subs, only=JobState.DEAD)) for one in letters)
     done = [one for one, call in calls if scripts.run(target.client, call) == JobState.DEAD]
     if job is not None and not done:
@@ -134,7 +134,7 @@ def dead_purge(
 
 
 def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] | None) -> list[str]:
-    """Ids of the buried jobs that are meant. Raises ConfigError where it is not clear which."""
+    """Return ids of the selected dead-lettered jobs. Raises ConfigError if the selection is unclear."""
     from penstock.console.read.dead import FIELDS, list_dead
 
     if (job is not None) + every + bool(where) != 1:

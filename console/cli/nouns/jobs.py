@@ -1,4 +1,4 @@
-"""``penstock jobs``: listed, shown, cancelled."""
+"""``penstock jobs``: list, show and cancel jobs."""
 
 from typing import Annotated
 
@@ -29,7 +29,7 @@ def jobs_ls(
     after: AfterOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Jobs with their state, lane, version and tries."""
+    """List jobs with their state, lane, version and attempts."""
     from penstock.console.read.jobs import FIELDS, list_jobs
     from penstock.protocol.records.job import JobState
 
@@ -49,13 +49,13 @@ def jobs_show(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """One job: its state, what was admitted, its samples, and what subscriptions made of it."""
+    """Show one job: its state, what was admitted, its samples, and its state in subscriptions."""
     from penstock.console.read.jobs import read_job
 
     target = Target(run, redis, directory)
     found = read_job(target.client, target.keys, job)
     if found is None:
-        raise ConfigError(f"There is no job {job!r}, or it is retired; `penstock jobs ls` lists those that are there.")
+        raise ConfigError(f"There is no job {job!r}, or it is retired; `penstock jobs ls` lists the existing ones.")
     if as_json:
         print_json(found)
         return
@@ -84,7 +84,7 @@ def jobs_cancel(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take jobs out, whatever state they are in; one in a batch that a trainer may still read stays."""
+    """Cancel jobs, whatever state they are in; a job in a batch that a trainer may still read is kept."""
     from penstock.protocol import scripts
 
     target = Target(run, redis, directory)

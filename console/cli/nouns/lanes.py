@@ -1,4 +1,4 @@
-"""``penstock pause``, ``resume`` and ``peek``: lanes closed, opened, and looked into."""
+"""``penstock pause``, ``resume`` and ``peek``: pause, resume and inspect lanes."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from penstock.names import LANES, Lane
 
 LaneArgument = Annotated[Lane, typer.Argument(help="The lane.")]
 
-#: Jobs of each lane that peek looks at where nobody says how many, and characters of a prompt that it shows.
+#: Jobs of each lane that peek shows by default, and characters of a prompt that it shows.
 PEEKED = 10
 PROMPT_CHARS = 60
 
@@ -24,12 +24,12 @@ def pause(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """Hand out no more jobs of a lane until `penstock resume`; those that are leased go on."""
+    """Pause a lane: lease no more of its jobs until `penstock resume`; leased jobs continue."""
     from penstock.protocol.pauses import pause as close
 
     target = Target(run, redis, directory)
     changed = close(target.client, target.keys, lane, operator())
-    _say(lane, changed, as_json, done="is paused; jobs that are leased go on", before="was paused already")
+    _say(lane, changed, as_json, done="is paused; leased jobs continue", before="was paused already")
 
 
 def resume(
@@ -39,12 +39,12 @@ def resume(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """Hand out jobs of a paused lane again."""
+    """Lease jobs of a paused lane again."""
     from penstock.protocol.pauses import resume as open_
 
     target = Target(run, redis, directory)
     changed = open_(target.client, target.keys, lane)
-    _say(lane, changed, as_json, done="goes on", before="was not paused")
+    _say(lane, changed, as_json, done="is resumed", before="was not paused")
 
 
 def _say(lane: Lane, changed: bool, as_json: bool, *, done: str, before: str) -> None:
@@ -63,7 +63,7 @@ def peek(
     after: AfterOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """The next jobs as an engine would get them; nothing is moved. --limit (10) and --after are of each lane."""
+    """Show the next jobs as an engine would get them; changes nothing. --limit (10) and --after are per lane."""
     from penstock.console.read.lanes import FIELDS, upcoming
 
     target = Target(run, redis, directory)
@@ -81,7 +81,7 @@ def _in_words(row: Row) -> dict[str, Any]:
 
 
 def register(app: typer.Typer) -> None:
-    """Hang these commands under ``penstock``."""
+    """Add these commands to ``penstock``."""
     app.command()(pause)
     app.command()(resume)
     app.command()(peek)

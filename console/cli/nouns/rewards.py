@@ -1,4 +1,4 @@
-"""``penstock reward try``: what a reward says of answers that are there."""
+"""``penstock reward try``: apply a reward to existing answers."""
 
 import sys
 from contextlib import redirect_stdout
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.console.launch.reward_trial import Recorded, Scored, Summary
 
-reward_app = typer.Typer(help="Rewards: what one says of answers that are there.")
+reward_app = typer.Typer(help="Rewards: apply one to existing answers.")
 
 _COLUMNS = ("id", "prompt", "answer", "label", "then", "now", "info", "seconds")
-#: Answers that are scored where nobody says how many.
+#: Answers that are scored by default.
 SCORED = 100
 
 
 @reward_app.callback()
 def _root() -> None:
-    """A callback keeps ``try`` a verb of its own."""
+    """Keep ``try`` a subcommand: typer needs a callback for that."""
 
 
 @reward_app.command("try", context_settings=OVERRIDES)
@@ -57,21 +57,21 @@ def reward_try(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most answers, the latest first.")] = SCORED,
     as_json: JsonOption = False,
 ) -> None:
-    """Score answers of a run, or of a file, and show each one's reward then and now. Exit code 1 where all fail."""
+    """Score answers of a run, or of a file, and show each one's old and new reward. Exit code 1 if all fail."""
     from penstock.console.launch.reward_trial import rewards_of, score, summarize
     from penstock.console.progress import Steps
 
     overrides = overrides_of(context)
     if config is not None and config.startswith("--"):
-        # Without a file the first override stands in its place.
+        # Without a file the first override takes its position.
         overrides, config = [config, *overrides], None
     if file is not None and run is not None:
         raise ConfigError("--file and --run each say which answers are scored: give one of them.")
     read = _read(config, overrides, run, directory, needed=not function)
-    # Where modules of one's own are looked for, last, as by whatever runs them.
+    # Search user modules here; last, as in all parts that run them.
     sys.path.append(str(Path.cwd()))
     reward, allowed = rewards_of(read, function)
-    # What rewards print is no part of what is told.
+    # Keep the output of rewards apart from the results.
     with redirect_stdout(sys.stderr):
         recorded = _recorded(file, run, redis, directory, read, dataset, lane, limit, own_rewards=not function)
         with Steps("scoring", len(recorded), hidden=as_json) as steps:
@@ -86,7 +86,7 @@ def reward_try(
 
 
 def _read(path: str | None, overrides: list[str], run: str | None, directory: Path, *, needed: bool) -> "Config | None":
-    """The configuration that was named, or that of the run. Raises ConfigError."""
+    """Return the named configuration, or that of the run. Raises ConfigError."""
     from penstock.config.load import load_config
     from penstock.redis.saved_config import CONFIG_FILE, load_saved
 

@@ -1,4 +1,4 @@
-"""``penstock trainers``: the ranks that train, where they are, and what they wait for."""
+"""``penstock trainers``: list trainer ranks, their places, and what they wait for."""
 
 import typer
 
@@ -11,7 +11,7 @@ trainers_app = typer.Typer(help="Trainers.")
 @trainers_app.command("ls")
 @list_of_run
 def trainers_ls(target: Target, choice: Choice) -> None:
-    """Ranks of trainers: whether they are there, their step and version, batches committed and kept, figures, waits."""
+    """List ranks of trainers: whether they run, step and version, batches committed and kept, figures, waits."""
     from penstock.console.read.trainers import FIELDS, list_trainers
 
     rows = list_trainers(target.client, target.keys)

@@ -1,4 +1,4 @@
-"""``penstock weights``: what was published, where it lies, and who has it."""
+"""``penstock weights``: list publications, where they are stored, and which parts use them."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _COLUMNS = ["id", "model", "step", "transport", "size", "age_s", "workers", "loa
 @weights_app.command("ls")
 @list_of_run
 def weights_ls(target: Target, choice: Choice) -> None:
-    """Publications, newest first: version, place, size, which workers have it or load it, and who keeps it."""
+    """List publications, newest first: version, place, size, workers that have or load it, and what keeps it."""
     from penstock.console.read.weights import FIELDS, list_weights
 
     rows = list_weights(target.client, target.keys, target.models())

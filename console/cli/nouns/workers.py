@@ -1,4 +1,4 @@
-"""``penstock workers``: listed, and one looked into."""
+"""``penstock workers``: list workers, and show one."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +23,7 @@ _COLUMNS = ["name", "host", "pid", "engine", "url", "version", "state", "held", 
 
 
 def show_workers(workers: "list[WorkerPresence]", columns: list[str]) -> None:
-    """Workers as a table, and below it what is wrong with them."""
+    """Print workers as a table, and below it their problems."""
     rows = [asdict(worker) for worker in workers]
     table(rows, columns, "workers")
     _say_why(rows)
@@ -39,7 +39,7 @@ def _say_why(rows: "Iterable[Row]") -> None:
 @workers_app.command("ls")
 @list_of_run
 def workers_ls(target: Target, choice: Choice) -> None:
-    """Workers that are alive."""
+    """List live workers."""
     from penstock.console.read.workers import FIELDS, list_workers
 
     rows = [asdict(worker) for worker in list_workers(target.client, target.keys)]
@@ -58,7 +58,7 @@ def workers_show(
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """One worker: all that it shows of itself, its engines, the jobs that it holds, and what it waits for."""
+    """Show one worker: its presence record, its engines, its leased jobs, and what it waits for."""
     from penstock.console.read.workers import read_worker
 
     target = Target(run, redis, directory)

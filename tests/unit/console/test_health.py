@@ -94,7 +94,7 @@ def test_settings_of_redis_by_which_jobs_are_lost_are_told(server: Server, found
         ("no", "", 60.0, Level.WARNING, "which has not synced it for "),
         ("no", "OSError: EIO", 2.0, Level.WARNING, "s: OSError: EIO: a power loss"),
         ("everysec", "OSError: EIO", 60.0, Level.ERROR, "by Redis itself, since penstock could not sync"),
-        ("no", None, 0.0, Level.WARNING, "nothing of it can be seen from here"),
+        ("no", None, 0.0, Level.WARNING, "visible on the server's machine only"),
     ],
 )
 def test_a_server_of_our_own_is_told_of_by_what_its_keeper_noted(

@@ -114,7 +114,7 @@ def test_what_is_looked_into_is_shown_by_its_fields_and_cut_by_the_screen() -> N
     assert "job: d/0/1" in lines[3]
     assert "more lines" in "\n".join(lines)
     assert len(lines) <= 20
-    assert "it is not there any more" in "\n".join(drawn(press(["enter"])))
+    assert "it does not exist any more" in "\n".join(drawn(press(["enter"])))
 
 
 def test_hostile_text_is_drawn_harmlessly() -> None:

@@ -115,7 +115,7 @@ def test_filters_and_orders(
         ("version>3", "samples are looked for by"),
         ("version=x", "give a number from 0"),
         ("reward>x", "give a number"),
-        ("fate=none", "there is none; write trained"),
+        ("fate=none", "choose from trained"),
         ("prompt~?", "holds no letter and no digit"),
     ],
 )
@@ -199,8 +199,8 @@ def test_no_answer_moves_a_terminal(runs: Path, capsys: pytest.CaptureFixture[st
     [
         (["samples", "show", "math/0/1/9"], 2, "has no sample 'math/0/1/9'"),
         (["samples", "show", "math"], 2, "no id of a sample"),
-        (["samples", "ls", "--fate", "lost"], 2, "write trained, masked"),
-        (["samples", "ls", "--sort", "length_"], 2, "write recorded, reward"),
+        (["samples", "ls", "--fate", "lost"], 2, "choose from trained, masked"),
+        (["samples", "ls", "--sort", "length_"], 2, "choose from recorded, reward"),
         (["samples", "ls", "--after", "x"], 2, "no place in the order of recorded"),
         (["samples", "ls", "--text", "?"], 2, "no letter and no digit"),
         (["samples", "ls", "--best", "--worst"], 2, "give one of them"),
@@ -272,7 +272,7 @@ def test_samples_are_exported(runs: Path, tmp_path: Path, capsys: pytest.Capture
     assert lines[0]["uses"][0]["batch"] == 7
 
     assert call(runs, "export", str(tmp_path / "all.jsonl")) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_an_export_says_how_far_it_is(

@@ -66,14 +66,14 @@ def test_words_stop_at_a_screen_and_say_so_and_json_has_all(capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert (len(out.splitlines()), err) == (
         2 + SHOWN,
-        f"3 more: --after {SHOWN} goes on, --limit {SHOWN + 3} shows all\n",
+        f"3 more: --after {SHOWN} continues, --limit {SHOWN + 3} shows all\n",
     )
 
     show(rows, FIELDS, ["job"], "jobs", Choice(after=SHOWN))
     out, err = capsys.readouterr()
     assert ([line.split()[0] for line in out.splitlines()[2:]], err) == (["d/0/50", "d/0/51", "d/0/52"], "")
     show(rows, FIELDS, ["job"], "jobs", Choice(after=2, limit=1))
-    assert capsys.readouterr().err == f"{SHOWN} more: --after 3 goes on, --limit {SHOWN + 3} shows all\n"
+    assert capsys.readouterr().err == f"{SHOWN} more: --after 3 continues, --limit {SHOWN + 3} shows all\n"
     show(rows, FIELDS, ["job"], "jobs", Choice(after=900))
     assert capsys.readouterr() == ("jobs: none\n", "")
 

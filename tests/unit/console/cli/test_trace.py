@@ -44,7 +44,7 @@ def test_a_span_of_time_is_written_once(runs: Path, capsys: pytest.CaptureFixtur
     assert told["events"] == len(json.loads(path.read_bytes())["traceEvents"]) > 20
     assert (told["from"], told["to"]) == ("1970-01-01T00:16:40Z", "1970-01-01T00:18:20Z")
     assert traced(runs, "--perfetto", str(path)) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert traced(runs, "--perfetto", str(runs / "no" / "trace.json")) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert traced(runs, "--perfetto", str(runs / "none.json"), "--from", "9000", "--to", "9001") == 0

@@ -31,7 +31,7 @@ def test_rows_add_up_to_all_that_was_told_of() -> None:
 def test_goodput_is_said_with_what_became_of_the_rest() -> None:
     assert goodput_line(STATE) == (
         "goodput 60.0%: 600 of 1000 tokens were trained on; filtered:zero_std 25.0%, held 10.0%, redrawn 5.0%; "
-        "what 3 requests drew that were lost on the way is not known"
+        "tokens of 3 lost requests are unknown"
     )
     assert goodput_line({}) == ""
 

@@ -140,7 +140,7 @@ def test_of_a_batch_that_is_too_large_it_is_said_what_is_left_out(
     monkeypatch.setattr("penstock.console.read.trace.batch.MOST_SAMPLES", 2)
     batch = trace_batch(found, asked_of("actor:2"))
     assert batch is not None
-    assert (len(batch["jobs"]), batch["problems"]) == (2, ["It has 3 samples: 2 of them are told of."])
+    assert (len(batch["jobs"]), batch["problems"]) == (2, ["It has 3 samples: 2 of them are shown."])
 
 
 def test_what_can_be_traced() -> None:
