@@ -1,1 +1,1 @@
-"""What is there in a run, as rows of plain values: one file per noun, for every verb and view that shows it."""
+"""Read the state of a run as rows of plain values: one file per noun, for every command and view that shows it."""

@@ -1,4 +1,4 @@
-"""Buried jobs: the letters of the ``dead`` stream as rows."""
+"""Dead-lettered jobs: the letters of the ``dead`` stream as rows."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CHUNK = 1000
 
 
 def list_dead(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """Every buried job with how long it is, oldest first. Blocks for two round trips per ``CHUNK`` letters."""
+    """Return every dead-lettered job with its lengths, oldest first. Blocks for two round trips per ``CHUNK``."""
     rows: list[dict[str, Any]] = []
     begin = "-"
     while entries := client.xrange(keys.dead, begin, "+", CHUNK):
@@ -25,7 +25,7 @@ def list_dead(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 
 def letter(entry: Entry) -> dict[str, Any]:
-    """A dead letter; what it lacks is '' or None, for the others are to be listed all the same."""
+    """Return a dead letter; missing fields are '' or None, so that incomplete letters are listed too."""
     texts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("id", "reason", "worker", "detail")}
     return {
         "job": texts["id"],

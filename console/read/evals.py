@@ -1,4 +1,4 @@
-"""Evaluation: scores of held-out prompts over versions. The epoch of a job of lane ``eval`` is the version it is of."""
+"""Evaluation: scores of held-out prompts by version. The epoch of a job of lane ``eval`` is its version."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock.history.row import WHOLE_JOB, SampleRow, id_of, place_of
 from penstock.names import Lane
 from penstock.text import safe_repr as in_short
 
-#: Versions that are laid side by side, and prompts of a page.
+#: Most versions side by side, and prompts of a page.
 MAX_VERSIONS = 32
 PAGE = 40
 
@@ -24,7 +24,7 @@ FIELDS: tuple[str, ...] = (
     *("dataset", "version", "mean_version", "oldest", "newest", "asked_share", "prompts", "answers"),
     *("reward_mean", "reward_min", "reward_max", "pass_at"),
 )
-#: What a row has of a category of one; ``majority_at``: k -> reward of what most of k answers come to.
+#: Additional fields of a category's row; ``majority_at``: k -> reward of the majority of k answers.
 CATEGORY_FIELDS: tuple[str, ...] = (
     "dataset",
     "version",
@@ -43,8 +43,8 @@ def list_evals(
     """Return a row per dataset and requested version that was evaluated, in this order. Blocks for the disk.
 
     Args:
-        records: rows of ``eval.jsonl``, which say how many tokens each version generated. Without one, that is None for
-            an evaluation in which a sample has several versions.
+        records: rows of ``eval.jsonl`` with the number of tokens that each version generated. Without one, these are
+            None for an evaluation in which a sample has several versions.
     """
     filters = Filters(lane=Lane.EVAL, dataset=dataset)
     versions = samples.versions(filters)
@@ -77,12 +77,12 @@ def _versions(version: int, spans: Sequence[tuple[int, int, int]], told: Mapping
 
 
 def list_categories(samples: HistoryReader, dataset: str = "", *, newest: bool = False) -> list[dict[str, Any]]:
-    """A row per dataset, version and category of its prompts (``category_key``), those without one as ``(none)``.
+    """Return a row per dataset, version and category of its prompts (``category_key``), ``(none)`` without one.
 
-    Takes longer than ``list_evals``: it reads what rewards said of each answer. Blocks for the disk.
+    Slower than ``list_evals``: it reads the reward entries of each answer. Blocks for the disk.
 
     Args:
-        newest: of the newest version of each dataset alone.
+        newest: only the newest version of each dataset.
     """
     found: dict[tuple[str, int], list[Answer]] = {}
     for row in _newest(samples, dataset) if newest else samples.each(Filters(lane=Lane.EVAL, dataset=dataset)):
@@ -98,7 +98,7 @@ def list_categories(samples: HistoryReader, dataset: str = "", *, newest: bool =
 
 
 def _newest(samples: HistoryReader, dataset: str) -> Iterator[SampleRow]:
-    """Answers of the newest version of each dataset: of the others, of which a long run has many, no row is read."""
+    """Yield answers of the newest version of each dataset, without reading rows of the others, which may be many."""
     keys = samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).keys()
     last: dict[str, int] = {}
     for name, version, _ in {place_of(job) for job, _, _ in keys}:
@@ -118,7 +118,7 @@ def _of_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answers_to(samples: HistoryReader, dataset: str, line: int) -> list[dict[str, Any]]:
-    """How each version answered one prompt, by version, as rows of a list of samples. Blocks for the disk."""
+    """Return answers of each version to one prompt, by version, as rows of a list of samples. Blocks for the disk."""
     scores = samples.scores(Filters(lane=Lane.EVAL, dataset=dataset))
     wanted = sorted((place_of(job)[1], k, part, job) for job, k, part in scores if place_of(job)[2] == line)
     rows = [samples.row(id_of(job, k, part)) for _, k, part, job in wanted]
@@ -128,19 +128,19 @@ def answers_to(samples: HistoryReader, dataset: str, line: int) -> list[dict[str
 def prompts_over_versions(
     samples: HistoryReader, dataset: str, *, order: str = "", after: int = 0, limit: int = PAGE
 ) -> dict[str, Any]:
-    """How each held-out prompt was rewarded over the newest versions. Blocks for the disk.
+    """Return the rewards of each held-out prompt over the newest versions. Blocks for the disk.
 
     Args:
         order: one of ``ORDERS``; '' for the first.
-        after: prompts to pass over: ``next`` of the page before.
+        after: number of prompts to skip: ``next`` of the page before.
 
     Returns:
         ``versions``, the newest ``MAX_VERSIONS``, ascending, and ``versions_omitted``, the number of older ones;
-        ``rows``: ``line``, ``prompt`` and ``rewards``, a mean per version or None where it was not asked; ``total``
+        ``rows``: ``line``, ``prompt`` and ``rewards``, a mean per version or None if it was not evaluated; ``total``
         prompts; ``next``, None at the end.
 
     Raises:
-        ConfigError: there is no such order.
+        ConfigError: unknown order.
     """
     judge = ORDERS.get(order or next(iter(ORDERS)))
     if judge is None:
@@ -166,7 +166,7 @@ def prompts_over_versions(
 def _by_prompt(
     samples: HistoryReader, dataset: str
 ) -> tuple[dict[int, dict[int, float | None]], dict[int, tuple[int, str]]]:
-    """Mean rewards by line and version; and of each line a sample of its newest version."""
+    """Return mean rewards by line and version; and a sample of the newest version of each line."""
     held: dict[int, dict[int, list[float]]] = {}
     jobs: dict[int, tuple[int, str]] = {}
     for (job, k, part), reward in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).items():
@@ -192,12 +192,12 @@ def _known(rewards: Sequence[float | None]) -> list[float]:
 
 
 def _fall(rewards: Sequence[float | None]) -> float:
-    """How far the last reward lies under the best one before, negative."""
+    """Return the last reward minus the best one before."""
     known = _known(rewards)
     return known[-1] - max(known) if known else 0.0
 
 
-#: What prompts are put in order by: the smallest first.
+#: Sort keys of prompts, ascending.
 ORDERS: Mapping[str, Callable[[Sequence[float | None]], float]] = {
     "worst": lambda rewards: _known(rewards)[-1] if _known(rewards) else math.inf,
     "hardest": lambda rewards: sum(_known(rewards)) / len(_known(rewards)) if _known(rewards) else math.inf,

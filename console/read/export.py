@@ -1,6 +1,6 @@
-"""Samples as files: JSON lines, parquet, and a folder as Hugging Face ``datasets`` reads it.
+"""Export samples to files: JSON lines, parquet, or a folder for Hugging Face ``datasets``.
 
-A file gets its name once it is whole: whoever finds it finds all of it.
+A file gets its name when it is complete, so no reader finds a partial one.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES
 
-#: Rows that are held at once, and whose batches are asked for at once.
+#: Rows held at once, and for which batches are looked up at once.
 CHUNK, USES = 512, 128
 
 _TEXTS = ("id", "job", "lane", "dataset", "prompt", "answer", "label", "status", "finish_reason", "fate", "reason")
@@ -25,19 +25,19 @@ _NUMBERS = (
     *("k", "part", "epoch", "line", "oldest", "newest", "prompt_length", "num_generated", "attempts", "crashes"),
     *("num_turns", "num_aborts", "cached_tokens"),
 )
-#: Called with how many rows were written.
+#: Called with the number of rows written.
 At = Callable[[int], None]
 
 
 def _unseen(_done: int) -> None:
-    """Nobody looks."""
+    """Ignore the progress."""
 
 
 _ARRAYS = {"tokens": "int32", "logprobs": "float32", "versions": "int32", "generated": "uint8", "loss_mask": "uint8"}
 
 
 def write_jsonl(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
-    """A map a line; how many. Blocks; raises OSError."""
+    """Write one JSON map per line; return the number of rows. Blocks; raises OSError."""
     with _whole(path) as unfinished, unfinished.open("wb") as file:
         count = 0
         for row in _rows(samples, filters, arrays, at):
@@ -47,13 +47,13 @@ def write_jsonl(samples: HistoryReader, filters: Filters, path: Path, *, arrays:
 
 
 def write_parquet(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
-    """One file; how many rows. ``reward_info`` and ``uses`` are JSON, for their keys differ. Blocks; raises OSError."""
+    """Write one file; return the number of rows. Maps with varying keys are JSON text. Blocks; raises OSError."""
     with _whole(path) as unfinished, contextlib.closing(_Parquet(unfinished, arrays)) as file:
         return file.write(_rows(samples, filters, arrays, at))
 
 
 def write_datasets(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
-    """A folder with ``data/LANE.parquet`` for each lane, and a card that names these splits. Blocks; raises OSError."""
+    """Write a folder with ``data/LANE.parquet`` per lane, and a card that names the splits. Blocks; raises OSError."""
     with _whole(path) as folder, contextlib.ExitStack() as stack:
         (folder / "data").mkdir(parents=True)
         files: dict[str, _Parquet] = {}
@@ -85,7 +85,7 @@ def _card(lanes: Iterable[str]) -> str:
 
 
 class _Parquet:
-    """A parquet file that rows are added to."""
+    """A parquet file to which rows are appended."""
 
     def __init__(self, path: Path, arrays: bool) -> None:
         import pyarrow
@@ -124,7 +124,7 @@ class _Parquet:
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Where to write what becomes ``path`` when all went well, and is removed when not."""
+    """Yield a temporary path that is renamed to ``path`` on success, and removed on failure."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove(unfinished)

@@ -1,4 +1,4 @@
-"""The fleet that runs: its groups, its processes, and what its autoscaler decided and why."""
+"""The running fleet: its groups, its processes, and the decisions of its autoscaler."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,13 @@ _DECISION = ("at", "before", "engines", "wanted", "binds", "terms")
 
 
 def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
-    """What ``penstock fleet up`` shows; None where none runs. Blocks for a round trip; raises ProtocolError.
+    """Return the state published by ``penstock fleet up``; None if no fleet runs. Blocks for a round trip.
+
+    Raises ProtocolError.
 
     Returns:
-        ``groups`` and ``processes`` as rows; ``autoscale``: what binds now, {} where nothing is scaled;
-        ``decisions``: changes of its size, the latest first, as far as they can be read.
+        ``groups`` and ``processes`` as rows; ``autoscale``: the current limit, {} if nothing is scaled;
+        ``decisions``: changes of its size, latest first; unreadable ones are skipped.
     """
     from penstock.workers.fleet.state import read_state
 
@@ -36,7 +38,7 @@ def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
 
 
 def decisions_of(autoscale: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the autoscaler decided, the latest first; what is no decision is left out."""
+    """Return the autoscaler's decisions, latest first; invalid ones are skipped."""
     told = autoscale.get("decisions", [])
     decisions = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     return [{name: one.get(name) for name in _DECISION} for one in reversed(decisions)]

@@ -1,4 +1,4 @@
-"""Ready groups: how old they are, and what each subscription has made of them, or waits for before it cuts them."""
+"""Ready groups: their age, and for each subscription whether they are cut, or why not yet."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A subscription as it stands, and what its next batch waits for ('' where the buffer reports nothing)."""
+    """A subscription, and what its next batch waits for ('' if the buffer reports nothing)."""
 
     name: str
     view: View
@@ -38,7 +38,7 @@ class _Reader:
 
 
 def list_groups(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """A row per ready group and subscription of its lane, by completion; one with no subscription where there is none.
+    """Return a row per ready group and subscription of its lane, by completion; one row if there is no subscription.
 
     Blocks for a round trip per ``CHUNK`` groups, and a few more. ``staleness``: in versions, of the oldest token, if
     the next batch of that subscription held it. ``state``: ready, cut, given up, or unreadable.
@@ -116,7 +116,7 @@ def _rows(group: Group | None, about: dict[str, Any], readers: Sequence[_Reader]
 
 
 def _stands(group: Group, reader: _Reader) -> dict[str, Any]:
-    """What becomes of a group at one subscription."""
+    """Return the state of a group in one subscription."""
     view, uses = reader.view, group.uses.get(reader.view.definition.account(reader.name), 0)
     state, why = _judge(group, reader, uses)
     return {

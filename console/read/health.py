@@ -1,4 +1,4 @@
-"""What could hurt a run, looked at one by one: Redis, clocks, disks, environments, GPUs, payload servers, weights."""
+"""Find problems that could hurt a run: Redis, clocks, disks, environments, GPUs, payload servers, weights."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -30,16 +30,16 @@ from penstock.system.health.look import (
     look_at_weights,
 )
 
-#: A worker shows itself twice a second; one whose record moves on within this is alive.
+#: Workers send a heartbeat twice a second; a worker whose record changes within this time is alive.
 BEAT_S = 1.5
-#: Longest wait for what workers are asked, and between two looks.
+#: Longest wait for answers of workers, and seconds between two reads.
 ANSWER_S, LOOK_S = 8.0, 0.1
-#: A server's append-only file that was not synced for so long is told of.
+#: Seconds without a sync of the server's append-only file that are reported.
 LATE_S = 5 * EVERY_S
 
 
 def checks_of_run(client: Client, keys: Keys, models: Iterable[str]) -> list[tuple[str, Check]]:
-    """What can be looked at of a run through its Redis."""
+    """Return the checks of a run that use its Redis."""
     return [
         ("redis", lambda: look_at_redis(client)),
         ("clocks", lambda: look_at_clocks(client, keys)),
@@ -50,7 +50,7 @@ def checks_of_run(client: Client, keys: Keys, models: Iterable[str]) -> list[tup
 
 
 def checks_of_machine(config: Config | None, folder: Path) -> list[tuple[str, Check]]:
-    """What can be looked at on this machine. ``folder``: of the run; its disk counts even where it is not made yet."""
+    """Return the checks of this machine. ``folder``: the run's; its disk is checked even if it does not exist yet."""
     checks: list[tuple[str, Check]] = [("run's folder", lambda: [look_at_disk("run's folder", folder)])]
     if config is None:
         return [*checks, ("environments", lambda: [_no_config(folder)])]
@@ -64,7 +64,7 @@ def checks_of_machine(config: Config | None, folder: Path) -> list[tuple[str, Ch
 
 
 def _no_config(folder: Path) -> Finding:
-    todo = "give --config FILE, or --directory of the runs, to have environments and GPUs looked at too"
+    todo = "give --config FILE, or --directory of the runs, to check environments and GPUs too"
     return Finding("environments", Level.WARNING, f"there is no configuration in {folder}", todo)
 
 
@@ -72,7 +72,7 @@ def _no_config(folder: Path) -> Finding:
 
 
 def look_at_redis(client: Client) -> Iterator[Finding]:
-    """Its version, its settings, its memory and its disk. Blocks for a few round trips."""
+    """Check Redis: version, settings, memory and disk. Blocks for a few round trips."""
     info = client.info()
     version = str(info["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
@@ -82,13 +82,13 @@ def look_at_redis(client: Client) -> Iterator[Finding]:
     yield from _settings(client, info)
     yield _memory(info)
     if trouble := disk_trouble(client):
-        yield Finding("redis disk", Level.ERROR, f"Redis waits for {trouble}", "make room there; all goes on by itself")
+        yield Finding("redis disk", Level.ERROR, f"Redis waits for {trouble}", "free space there; Redis then resumes")
 
 
 def sync_trouble(client: Client) -> str:
-    """What keeps penstock from syncing the append-only file of its own server, and what to do; '' where nothing does.
+    """Return why penstock cannot sync the append-only file of its own server, and what to do; '' if it can.
 
-    Nothing is known of it on another machine. Blocks for a few round trips.
+    Unknown on another machine. Blocks for a few round trips.
     """
     known = _known(client)
     noted = read_synced(Path(known.get("dir", ""))) if known.get("syslog-ident") == IDENT else None
@@ -99,7 +99,7 @@ def sync_trouble(client: Client) -> str:
 
 
 def _known(client: Client) -> dict[str, str]:
-    """What the server says of its settings; {} where it forbids CONFIG, as managed ones do."""
+    """Return the server's settings; {} if it forbids CONFIG, as managed ones do."""
     try:
         raw = {
             name: value
@@ -145,19 +145,19 @@ def _appendfsync(policy: str) -> Finding:
 
 
 def _synced(policy: str, noted: Synced | None) -> Finding:
-    """Of a server of penstock's own, whose keeper syncs it."""
+    """Report on a server of penstock's own, whose keeper syncs it."""
     what = "redis appendfsync"
     if noted is None:
-        told = "by penstock, each second, and nothing of it can be seen from here"
+        told = "by penstock, each second; its state is visible on the server's machine only"
         return Finding(what, Level.WARNING, told, "run `penstock doctor` on the machine of that server, as its user")
     why = f": {noted.trouble}" if noted.trouble else ""
     if policy != "no":
         told = f"{policy}, by Redis itself, since penstock could not sync its append-only file{why}"
-        todo = "look at its disk; once that takes syncs the file is written anew, and all goes on by itself"
+        todo = "check its disk; when syncs succeed again the file is rewritten, and penstock resumes"
         return Finding(what, Level.ERROR, told, todo)
     if noted.trouble or noted.age_s > LATE_S:
         told = f"by penstock, which has not synced it for {noted.age_s:.0f} s{why}: a power loss loses all since"
-        todo = "see that `penstock run`, or `penstock redis`, is there and is not stopped, and look at the disk"
+        todo = "check that `penstock run`, or `penstock redis`, is running and not stopped, and check the disk"
         return Finding(what, Level.WARNING, told, todo)
     return Finding(what, Level.OK, "by penstock, each second: a power loss loses up to a second")
 
@@ -177,7 +177,7 @@ def _memory(info: dict[str, Any]) -> Finding:
 
 
 def look_at_clocks(client: Client, keys: Keys) -> Iterator[Finding]:
-    """Those of Redis and of each worker against this machine's. Blocks for seconds where a worker seems to be late."""
+    """Compare the clocks of Redis and of each worker with this machine's. Blocks for seconds if a worker seems late."""
     yield look_at_clock(client)
     yield from _worker_clocks(client, keys)
 
@@ -194,20 +194,20 @@ def _worker_clocks(client: Client, keys: Keys) -> Iterator[Finding]:
     now = time.time()
     for one in read_workers(client, keys):
         if one.at != first.get(one.name) or one.at - now > CLOCK_S:
-            # It may have been written a moment before it is read: that much behind says nothing.
+            # The record may be up to one heartbeat old when it is read: allow for that.
             off = one.at - now
             yield clock(f"clock of worker {one.name} on {one.host}", off if off > 0 else min(0.0, off + BEAT_S),
                          f"run a time service on {one.host}")  # fmt: skip
         elif now - one.at < GONE_S:
-            told = f"it has not shown itself for {now - one.at:.0f} s"
-            yield Finding(f"worker {one.name}", Level.WARNING, told, f"see whether it lives on {one.host}")
+            told = f"no heartbeat for {now - one.at:.0f} s"
+            yield Finding(f"worker {one.name}", Level.WARNING, told, f"check that it is running on {one.host}")
 
 
 # Every worker
 
 
 def look_from_workers(client: Client, keys: Keys) -> Iterator[Finding]:
-    """What each worker reaches from where it runs. Blocks until all have answered, for at most ``ANSWER_S``."""
+    """Report what each worker can reach from its machine. Blocks until all have answered, for at most ``ANSWER_S``."""
     workers = {one.name: one.host for one in live_workers(client, keys)}
     if not workers:
         return
@@ -225,8 +225,8 @@ def look_from_workers(client: Client, keys: Keys) -> Iterator[Finding]:
     if fine:
         yield Finding("workers", Level.OK, f"{fine} of {len(workers)} reach payload servers, weights and their disks")
     for name in sorted(silent):
-        told = f"it has not told what it reaches in {ANSWER_S:g} s"
-        todo = f"run `penstock doctor` on {workers[name]}; a worker of an older release tells nothing"
+        told = f"no report of what it can reach within {ANSWER_S:g} s"
+        todo = f"run `penstock doctor` on {workers[name]}; a worker of an older release does not report"
         yield Finding(f"worker {name} on {workers[name]}", Level.WARNING, told, todo)
 
 
@@ -234,14 +234,14 @@ def look_from_workers(client: Client, keys: Keys) -> Iterator[Finding]:
 
 
 def look_at_packages(config: Config) -> Iterator[Finding]:
-    """Whether the extras that this configuration needs are installed here."""
+    """Check that the extras that this configuration needs are installed here."""
     from penstock.console.launch.preflight import check_extras
 
-    yield passes("packages", lambda: check_extras(config), "all that the configuration needs is there")
+    yield passes("packages", lambda: check_extras(config), "all packages that the configuration needs are installed")
 
 
 def look_at_jail(config: Config) -> Iterator[Finding]:
-    """Where programs of answers run on this machine; nothing where no reward runs one. Blocks for a second."""
+    """Report the jail for programs of answers; nothing if no reward runs one. Blocks for a second."""
     from penstock.console.launch.preflight import runs_programs
     from penstock.workers.rewards.jail.asking import check_jail
 
@@ -260,7 +260,7 @@ def look_at_jail(config: Config) -> Iterator[Finding]:
 
 
 def look_at_engine(config: Config) -> Iterator[Finding]:
-    """Whether the engine's environment runs here, or the external engine answers. Blocks for seconds."""
+    """Check that the engine's environment works, or the external engine answers. Blocks for seconds."""
     from penstock.console.launch.preflight import check_engine
     from penstock.system.engine_http import fetch
 
@@ -272,7 +272,7 @@ def look_at_engine(config: Config) -> Iterator[Finding]:
 
 
 def look_at_gpus(config: Config) -> Iterator[Finding]:
-    """The GPUs that processes started here may use, and whether the trainer's device is one of them."""
+    """Report GPUs visible to processes started here, and whether the trainer's device is one of them."""
     from penstock.console.launch.trainable import check_device
     from penstock.system.gpus import visible_gpus
 

@@ -1,4 +1,4 @@
-"""Jobs: all of a run as rows, and one of them with all that Redis knows of it."""
+"""Jobs: all of a run as rows, and one of them in detail."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.records.small_maps import name_shown, value_shown
 from penstock.redis.commands import Client
 
-#: Field of the hash ``group:JOB`` -> what a row calls it.
+#: Field of the hash ``group:JOB`` -> field of a row.
 _NAMES = {
     "st": "state",
     "ln": "home",
@@ -30,7 +30,7 @@ _NAMES = {
     "seq": "seq",
 }
 _TEXTS = frozenset(("state", "home", "lane", "worker"))
-#: Those that verbs count up from nothing.
+#: Counters, absent while 0.
 _COUNTS = frozenset(("committed", "attempts", "crashes"))
 FIELDS = ("job", *_NAMES.values())
 #: Groups read per round trip.
@@ -39,7 +39,7 @@ _REASONS = {one.code: one.value for one in Disposal}
 
 
 def list_jobs(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """Every job that has a group, in the order in which a SCAN meets them. Blocks for about 20 us a job."""
+    """Return every job that has a group, in SCAN order. Blocks for about 20 us a job."""
     found = list(dict.fromkeys(scan_groups(client, keys)))
     chunks = (found[start : start + CHUNK] for start in range(0, len(found), CHUNK))
     return list(chain.from_iterable(_read(client, keys, chunk) for chunk in chunks))
@@ -65,16 +65,16 @@ def _value(name: str, raw: bytes | None) -> Any:
 
 
 def _set(raw: bytes) -> int | str | None:
-    """A value; None where it is nothing."""
+    """Decode a value; None if it is empty."""
     return value_shown(raw) if raw else None
 
 
 def read_job(client: Client, keys: Keys, job: str) -> dict[str, Any] | None:
-    """All that Redis knows of a job; None where it has no group. Blocks for a few round trips.
+    """Return all that Redis has of a job; None if it has no group. Blocks for a few round trips.
 
     Returns:
-        the fields of its row; ``record``: what was admitted, or a sentence where that cannot be read, or is gone;
-        ``samples``: what was committed of each; ``subscriptions``: by name or pool what became of it there.
+        the fields of its row; ``record``: what was admitted, or a sentence if it cannot be read, or is gone;
+        ``samples``: what was committed of each; ``subscriptions``: its state there, by name or pool.
     """
     raw = client.hgetall(keys.group(job))
     if not raw:
@@ -98,7 +98,7 @@ def _record(client: Client, keys: Keys, job: str, raw: Mapping[bytes, bytes]) ->
 
 
 def show_record(body: bytes, job: str) -> dict[str, Any] | str:
-    """What was admitted, by its fields; or a sentence that says why it cannot be read."""
+    """Return the fields of the job record; or a sentence that says why it cannot be read."""
     try:
         return asdict(Job.from_bytes(body, f"record of job {job}"))
     except ProtocolError as exc:
@@ -129,7 +129,7 @@ def _samples(client: Client, keys: Keys, job: str) -> list[dict[str, Any]]:
 
 
 def _uses(raw: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
-    """By name of a subscription, or ``share:POOL``: how often it was used, or why it was given up; the last batch."""
+    """Return by subscription, or ``share:POOL``: number of uses, or the reason of its disposal; the last batch."""
     found: dict[str, dict[str, Any]] = {}
     for field, value in raw.items():
         kind, _, name = name_shown(field).partition(":")
@@ -143,5 +143,5 @@ def _uses(raw: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def reason_of(uses: Any) -> str:
-    """Why a group was given up, by its field ``u:ACCOUNT``; '' where that counts uses."""
+    """Return why a group was disposed of, by its field ``u:ACCOUNT``; '' if that counts uses."""
     return _REASONS.get(uses, "for a reason that is not known") if isinstance(uses, int) and uses < 0 else ""

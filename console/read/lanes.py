@@ -1,4 +1,4 @@
-"""Lanes: how much stands in each, and the next jobs, in the order in which an engine would get them."""
+"""Lanes: number of jobs in each, and the next jobs, in the order in which an engine would get them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock.protocol.records.small_maps import name_shown, value_shown
 from penstock.redis.commands import Client, Entry
 
 FIELDS = ("job", "lane", "place", "not_before", "attempts", "crashes", "committed", "n", "prompt", "held_by")
-#: A place in line: the numbers of an entry's id, filled up with zeros.
+#: Position in the queue: the numbers of an entry's id, padded with zeros.
 _PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")
 
 
@@ -51,7 +51,7 @@ def ready_line(state: Mapping[str, Any]) -> str:
 
 
 def _age(heads: Mapping[Lane, list[bytes]], lane: str, now_s: float) -> float | None:
-    """The entry's id begins with the server's time in milliseconds."""
+    """Return the age of a lane's first entry, whose id begins with the server's time in milliseconds."""
     found = _PLACE.fullmatch(heads[Lane(lane)][0]) if heads[Lane(lane)] else None
     return max(0.0, now_s - int(found[1]) / 1000) if found else None
 
@@ -59,12 +59,12 @@ def _age(heads: Mapping[Lane, list[bytes]], lane: str, now_s: float) -> float | 
 def upcoming(
     client: Client, keys: Keys, lanes: Sequence[Lane] = LANES, *, most: int, version: int | None = None
 ) -> list[dict[str, Any]]:
-    """The next jobs that an engine would be given, lane by lane; nothing is moved. Blocks for a few round trips.
+    """Return the next jobs that an engine would get, lane by lane; changes nothing. Blocks for a few round trips.
 
     Args:
         most: jobs of each lane.
-        version: of that engine's weights, and then only what it may start; None: of the newest that a worker has, and
-            ``held_by`` says which jobs it may not start.
+        version: of that engine's weights, to return only jobs that it may start; None: the newest version of any
+            worker, with ``held_by`` set on jobs that it may not start.
     """
     newest = max((one.version for one in live_workers(client, keys)), default=None)
     limit = "+inf" if version is None else version
@@ -93,7 +93,7 @@ def _held_by(not_before: Any, version: int | None, newest: int | None) -> str:
 
 
 def _line(client: Client, keys: Keys, lane: Lane, most: int, limit: int | str) -> Iterator[dict[str, Any]]:
-    """The first jobs of a lane that are really queued; entries that a cancelled job left behind are passed over."""
+    """Yield the first jobs of a lane that are still queued; skip entries of cancelled jobs."""
     start = 0
     while most > 0 and (places := client.zrangebyscore(keys.queued(lane), "-inf", limit, start, most)):
         start += len(places)

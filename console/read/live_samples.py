@@ -16,17 +16,17 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """A job as it stands in Redis."""
+    """The state of a job in Redis."""
 
     #: A ``JobState``.
     state: str
-    #: One without a sample where none is committed; ``fate`` is '', for it is open, and ``reason`` the state.
+    #: A single row without a sample if none is committed; ``fate`` is '' (open), ``reason`` the state.
     rows: Sequence[SampleRow]
     uses: Sequence[Use]
     #: (subscription, batch) -> when it was cut, and when all its ranks had committed it (Unix seconds).
     cut_s: Mapping[tuple[str, int], float]
     trained_s: Trained
-    #: What of it is not as penstock writes it; '' where all is.
+    #: Description of invalid records; '' if all are valid.
     broken: str
 
 
@@ -35,7 +35,7 @@ def read_live(client: Client, keys: Keys) -> tuple[list[SampleRow], list[Use]]:
 
     Blocks for a round trip per ``CHUNK`` groups.
 
-    Groups that cannot be read are left out: the commands that look into groups tell of them.
+    Unreadable groups are skipped: the commands that show groups report them.
     """
     jobs = _jobs(client, keys)
     rows: list[SampleRow] = []
@@ -50,7 +50,7 @@ def read_live(client: Client, keys: Keys) -> tuple[list[SampleRow], list[Use]]:
 
 
 def read_live_job(client: Client, keys: Keys, job: str) -> LiveJob | None:
-    """One job, in whatever state it is; None where it has no group. Blocks for a few round trips."""
+    """Return one job in any state; None if it has no group. Blocks for a few round trips."""
     raw = client.hgetall(keys.group(job))
     if not raw:
         return None
@@ -88,7 +88,7 @@ def _groups(client: Client, keys: Keys, jobs: Sequence[str]) -> Iterator[tuple[s
 
 
 def _last_uses(group: Retired, raw: Mapping[bytes, bytes]) -> Iterator[Use]:
-    """The last batch of each subscription, which is what a group knows in a run without a history."""
+    """Yield the last batch of each subscription: all that a group knows in a run without a history."""
     for name, value in raw.items():
         batch = count_shown(value) if name.startswith(b"b:") else None
         if batch is not None:

@@ -1,14 +1,14 @@
-"""What publishing a version took, by the rows of the trainer that published it: there after its run, too."""
+"""Durations of publications, from the trainer's rows; available after the run, too."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Steps that are told of, the latest ones.
+#: Most steps returned, the latest ones.
 MOST = 2000
 
 
 def list_published(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row per step whose end was published, the latest first: ``step``, ``took_s`` and ``time_s``."""
+    """Return a row per step that was published, latest first: ``step``, ``took_s`` and ``time_s``."""
     rows = [
         {"step": step["step"], "took_s": step.get("publish_s"), "time_s": step.get("time_s")}
         for step in steps[-MOST:]

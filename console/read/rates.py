@@ -1,4 +1,4 @@
-"""What the prompts of datasets with a curriculum have come to: a row for each dataset, and one prompt."""
+"""Success rates of prompts in datasets with a curriculum: a row for each dataset, and one prompt."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +15,10 @@ _SKIPPED = ("skipped_easy", "skipped_hard")
 
 
 def list_datasets(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """A row for each dataset of which a group was counted, or a prompt skipped. Blocks for each 4,096 prompts.
+    """Return a row for each dataset with a counted group or a skipped prompt. Blocks for each 4,096 prompts.
 
-    ``prompts`` have a group that counts; of those ``always``, ``between`` and ``never`` right in all groups that are
-    kept of them; ``mean`` is the share of right answers, each prompt counting once.
+    ``prompts`` have a counted group; of those ``always``, ``between`` and ``never`` count prompts by whether all,
+    some or none of the answers in their kept groups are right; ``mean`` is the mean share of right answers per prompt.
     """
     rows: dict[str, dict[str, Any]] = {}
     sums: dict[str, float] = {}
@@ -40,7 +40,7 @@ def list_datasets(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 
 def _sum_up(data: bytes) -> tuple[dict[str, int], float]:
-    """How many prompts of a string have groups, and are always, sometimes and never right; the sum of their means."""
+    """Count the prompts of a string that have groups, and are always, sometimes and never right; sum their means."""
     import numpy as np
 
     padded = data + bytes(-len(data) % MOST_GROUPS)
@@ -58,12 +58,12 @@ def _empty(dataset: str) -> dict[str, Any]:
 
 
 def state_of(rate: PromptRate) -> str:
-    """``always``, ``never`` or ``between`` right, in all groups that are kept."""
+    """Return whether a prompt's kept groups are ``always``, ``never`` or ``between`` right."""
     return "always" if min(rate.shares) == 1 else "never" if max(rate.shares) == 0 else "between"
 
 
 def prompt_of(text: str) -> tuple[str, int]:
-    """Dataset and line of DATASET/LINE. Raises ConfigError."""
+    """Parse DATASET/LINE to dataset and line. Raises ConfigError."""
     dataset, _, line = text.rpartition("/")
     if not is_name(dataset) or not (line.isascii() and line.isdigit() and len(line) < 16):
         raise ConfigError(f"{text!r} names no prompt: write DATASET/LINE, such as gsm8k/17.")
@@ -71,7 +71,7 @@ def prompt_of(text: str) -> tuple[str, int]:
 
 
 def show_prompt(client: Client, keys: Keys, dataset: str, index: int) -> dict[str, Any] | None:
-    """One prompt; None where no group of it was counted. Blocks for a round trip."""
+    """Return one prompt; None if no group of it was counted. Blocks for a round trip."""
     found = read_prompt_rate(client, keys, dataset, index)
     if found is None:
         return None

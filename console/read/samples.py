@@ -1,6 +1,6 @@
 """Samples of a run: those of its history, and those that are still in Redis, each once.
 
-Command line and page both read them here, so that they say the same.
+Shared by command line and page.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from penstock.protocol.keys import Keys
 from penstock.redis.commands import Client
 from penstock.system.run_folder import RunFolder
 
-#: What a list has of a sample, beside its id; texts whole.
+#: Fields of a sample in lists, beside its id; texts are complete.
 LISTED = (
     *("job", "k", "part", "lane", "dataset", "epoch", "line", "prompt", "answer", "label", "reward", "status"),
     *("finish_reason", "fate", "reason", "oldest", "newest", "prompt_length", "num_generated"),
 )
-#: What there is of one sample beside that.
+#: Additional fields of a single sample.
 SHOWN = (
     *("reward_info", "worker", "attempts", "crashes", "num_turns", "num_aborts", "cached_tokens"),
     *("generate_s", "reward_s"),
@@ -32,10 +32,10 @@ SHOWN = (
 
 
 def open_samples(folder: Path, live: tuple[Client, Keys] | None = None) -> HistoryReader:
-    """What reads the samples of the run in ``folder``. Blocks for the disk, and for Redis where ``live`` is given.
+    """Open a reader of the samples of the run in ``folder``. Blocks for the disk, and for Redis if ``live`` is given.
 
     Args:
-        live: the run's Redis, where it answers. One that stops answering meanwhile is done without.
+        live: the run's Redis, if it answers. If it stops answering meanwhile, it is ignored.
     """
     reader = HistoryReader(RunFolder(folder).history)
     if live is not None:
@@ -47,7 +47,7 @@ def open_samples(folder: Path, live: tuple[Client, Keys] | None = None) -> Histo
 
 
 def open_live(folder: Path, live: tuple[Client, Keys] | None) -> HistoryReader:
-    """What reads those that are still in Redis alone; none where it is not given. Blocks for Redis."""
+    """Open a reader of the samples that are still in Redis; empty without ``live``. Blocks for Redis."""
     reader = HistoryReader(RunFolder(folder).history / "none")
     if live is not None:
         reader.show_too(*read_live(*live))
@@ -55,19 +55,19 @@ def open_live(folder: Path, live: tuple[Client, Keys] | None) -> HistoryReader:
 
 
 def newest_batch(samples: HistoryReader) -> Use | None:
-    """A use in the batch that was trained last, as far as it is recorded; None where none is. Blocks for the disk."""
+    """Return a use in the batch trained last, as far as recorded; None without one. Blocks for the disk."""
     newest = samples.rows(Filters(fate=Fate.TRAINED, lane=Lane.TRAIN), Sort.RECORDED, limit=1).rows
     uses = samples.uses(newest[0].id) if newest else []
     return max(uses, key=lambda use: use.batch, default=None)
 
 
 def listed(row: SampleRow) -> dict[str, Any]:
-    """A sample as lists have it, by plain values."""
+    """Return a sample's fields for lists, as plain values."""
     return {"id": row.id, **{name: getattr(row, name) for name in LISTED}}
 
 
 def shown(row: SampleRow, uses: list[Use]) -> dict[str, Any]:
-    """All that is known of a sample, by plain values: arrays as lists; None: they are not kept, or a time not told."""
+    """Return all data of a sample as plain values: arrays as lists; None if not recorded, or a time is unknown."""
     arrays = {name: None if (array := getattr(row, name)) is None else array.tolist() for name in ARRAYS}
     return {
         **listed(row),
@@ -79,9 +79,9 @@ def shown(row: SampleRow, uses: list[Use]) -> dict[str, Any]:
 
 
 def token_rows(folder: Path, row: SampleRow, most: int | None = None) -> list[dict[str, Any]]:
-    """A row per token that the policy drew, ``most`` of them: place, id, text, logprob, version, whether it bears loss.
+    """Return a row per generated token, at most ``most``: place, id, text, logprob, version, whether it bears loss.
 
-    The text is None where neither the history nor a tokenizer of the run in ``folder`` knows it.
+    The text is None if neither the history nor a tokenizer of the run in ``folder`` knows it.
     """
     if row.tokens is None or row.generated is None:
         return []

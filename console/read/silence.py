@@ -1,4 +1,4 @@
-"""Parts of a run that say nothing any more, as those that were killed or are frozen. Pure: reads a snapshot alone."""
+"""Find silent parts of a run: killed or frozen ones. Pure: reads a snapshot only."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from penstock.protocol.presence import SILENT_S
 from penstock.protocol.records.causes import PartSilent
 
-#: Kinds of parts without which a run stalls, by what their waits begin with.
+#: Kinds of parts without which a run stalls -> prefix of their waits.
 _PARTS = ("producer", "buffer")
 
 
@@ -16,7 +16,7 @@ def silences(state: Mapping[str, Any]) -> Iterator[tuple[str, PartSilent, float]
 
 
 def _parts(state: Mapping[str, Any]) -> Iterator[tuple[str, PartSilent, float]]:
-    """Kinds of which every process is silent: one that was started again has another record."""
+    """Yield kinds of which every process is silent; a restarted process has a new record."""
     for kind in _PARTS:
         newest = min((one for one in state["parts"] if one["part"] == kind), key=lambda one: one["age_s"], default=None)
         if newest is not None and newest["age_s"] >= SILENT_S:
@@ -30,7 +30,7 @@ def _trainers(state: Mapping[str, Any]) -> Iterator[tuple[str, PartSilent, float
 
 
 def _workers(state: Mapping[str, Any]) -> Iterator[tuple[str, PartSilent, float]]:
-    """Workers, but for those whose heartbeat says that their event loop is stuck: that is the cause."""
+    """Yield silent workers, except those whose heartbeat reports a stuck event loop, which is the cause."""
     waits = {one["who"] for one in state["waits"] if one.get("age_s", 0.0) < SILENT_S}
     for one in state["workers"]:
         if one.age_s >= SILENT_S and f"worker:{one.name}:loop" not in waits:

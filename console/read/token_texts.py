@@ -1,4 +1,4 @@
-"""What each token of a sample says, by the tokenizer of the run's model."""
+"""Text of each token of a sample, by the tokenizer of the run's model."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,23 +10,23 @@ from penstock.history.row import SampleRow
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.weights.tokenizer import TextOf, load_token_texts
 
-#: What stands where bytes are no text: the beginning of a character whose end is in the tokens behind.
+#: Replacement for an incomplete character, which ends in the following tokens.
 _TORN = "\ufffd"
-#: Tokens that one character spans at most.
+#: Most tokens of one character.
 _SPAN = 8
 
 
 def texts_of_row(folder: Path, row: SampleRow, tokens: Sequence[int]) -> list[str | None]:
-    """Text of each of these tokens of a sample: as its history has it, else as ``token_texts``."""
+    """Return the text of each of these tokens of a sample: from its history, else from ``token_texts``."""
     if not row.pieces.keys() >= set(tokens):
         return token_texts(folder, tokens)
     return _each(lambda ids, _: b"".join(map(row.pieces.__getitem__, ids)).decode("utf-8", "replace"), tokens)
 
 
 def token_texts(folder: Path, tokens: Sequence[int]) -> list[str | None]:
-    """Text of each token of a run; None for all where no tokenizer is at hand.
+    """Return the text of each token of a run; None for all without a tokenizer.
 
-    A character of several tokens stands at the first of them, the others have ''. Blocks for the disk at the first
+    A character of several tokens is returned for the first of them, '' for the others. Blocks for the disk at the first
     call, for up to a second.
     """
     text_of = _tokenizer_of(folder)
@@ -43,7 +43,7 @@ def _each(text_of: TextOf, tokens: Sequence[int]) -> list[str | None]:
 
 
 def _next(text_of: TextOf, tokens: Sequence[int]) -> tuple[str, int]:
-    """The text that begins with the first token, and how many it takes."""
+    """Return the text that begins with the first token, and the number of its tokens."""
     alone = text_of(tokens[:1], True)
     if _TORN not in alone:
         return alone, 1
@@ -53,7 +53,7 @@ def _next(text_of: TextOf, tokens: Sequence[int]) -> tuple[str, int]:
 
 def _tokenizer_of(folder: Path) -> TextOf | None:
     for path in _models(folder):
-        # Others need a library that takes seconds to load.
+        # Other formats need a library that takes seconds to load.
         file = path / "tokenizer.json"
         if file.is_file():
             return _loaded(path, file.stat().st_mtime_ns)
@@ -61,7 +61,7 @@ def _tokenizer_of(folder: Path) -> TextOf | None:
 
 
 def _models(folder: Path) -> list[Path]:
-    """Where the tokenizer may lie: the model that the run began with, or what it published."""
+    """Return folders that may hold the tokenizer: the run's initial model, and its publications."""
     try:
         model = read_yaml(folder / CONFIG_FILE).get("model", {})
         path = model.get("path") if isinstance(model, dict) else None

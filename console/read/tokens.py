@@ -1,4 +1,4 @@
-"""The ledger of tokens (I10), for command line, page and metrics: what was drawn, and what became of it."""
+"""The ledger of tokens (I10), for command line, page and metrics: tokens generated, by outcome."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from penstock.names import Lane
 from penstock.protocol.tokens import TRAINED, ledgers_of
 
-#: In place of an account: what live groups hold, whose fate is open.
+#: Pseudo-account of tokens in live groups, whose outcome is open.
 HELD = "held"
 
 
 def list_tokens(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row per account of a snapshot's ledger, by lane, the largest first.
+    """Return a row per account of a snapshot's ledger, by lane, largest first.
 
-    With ``held`` among them they add up to all that was told of. ``share``: of these, from 0 to 1.
+    Including ``held`` they add up to all reported tokens. ``share``: of these, from 0 to 1.
     """
     rows = []
     for lane, ledger in ledgers_of(state).items():
@@ -25,7 +25,7 @@ def list_tokens(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def goodput_line(state: Mapping[str, Any]) -> str:
-    """What share of the tokens drawn for training was trained on, and where the rest is; '' before there is one."""
+    """Return the share of the tokens generated for training that was trained on, and the rest by account; or ''."""
     ledger = ledgers_of(state).get(Lane.TRAIN)
     if ledger is None or ledger.goodput is None:
         return ""
@@ -37,5 +37,5 @@ def goodput_line(state: Mapping[str, Any]) -> str:
     words = f"; {', '.join(rest)}" if rest else ""
     said = f"goodput {ledger.goodput:.1%}: {ledger.trained} of {ledger.heard} tokens were trained on{words}"
     if ledger.unheard:
-        said += f"; what {ledger.unheard} requests drew that were lost on the way is not known"
+        said += f"; tokens of {ledger.unheard} lost requests are unknown"
     return said

@@ -1,4 +1,4 @@
-"""Trainers: what their ranks last showed of themselves, and what they wait for."""
+"""Trainers: figures last reported by their ranks, and what they wait for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.commands import Client
 
-#: Those that every trainer shows, and what is known of it here; what else it shows is there with ``--json``.
+#: Fields of every trainer; additional ones are shown with ``--json``.
 FIELDS = (
     *("name", "rank", "state", "step", "version", "cursor", "ckpt", "reward_mean", "staleness_mean", "staleness_max"),
     *("wait_share", "waits_for", "pid", "age_s"),
@@ -17,7 +17,7 @@ FIELDS = (
 
 
 def head_line(state: Mapping[str, Any]) -> str:
-    """Return what a run is at: its policy, version and step, of a snapshot."""
+    """Return the policy, version and step of a run, from a snapshot."""
     match state["mode"]:
         case "":
             policy = "no trainer has joined yet"
@@ -29,7 +29,7 @@ def head_line(state: Mapping[str, Any]) -> str:
 
 
 def list_trainers(client: Client, keys: Keys) -> list[dict[str, Any]]:
-    """A row per rank that ever showed figures, and one per subscription whose trainer has shown none yet.
+    """Return a row per rank that has reported figures, and one per subscription whose trainer has not yet.
 
     Subscriptions that only read evaluations have no row (``penstock subs ls`` lists them). Blocks for round trips.
     """
@@ -37,7 +37,7 @@ def list_trainers(client: Client, keys: Keys) -> list[dict[str, Any]]:
 
 
 def trainer_rows(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same of a snapshot."""
+    """Return the rows of ``list_trainers`` from a snapshot."""
     subs = {sub["name"]: sub for sub in state["subs"]}
     rows = [_row(one, subs.get(one.get("name", "")), state["waits"]) for one in state["trainers"]]
     shown = {row["name"] for row in rows}
@@ -47,7 +47,7 @@ def trainer_rows(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def only_evaluates(sub: Mapping[str, Any]) -> bool:
-    """Whether a subscription takes nothing but evaluations: no batch of it is trained."""
+    """Return whether a subscription only reads evaluations: none of its batches is trained."""
     return sub.get("lanes") == Lane.EVAL
 
 

@@ -1,4 +1,4 @@
-"""Weights: publications as rows, with where they lie, how large they are, and who has them."""
+"""Weights: publications as rows, with their folders and sizes, and the workers that use them."""
 
 import os
 import time
@@ -26,7 +26,7 @@ CHUNK = 16
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """Who has which version, is loading it, or has it kept."""
+    """Workers that have or load a version, and pins."""
 
     workers: Mapping[str, int]
     loading: Mapping[str, list[int]]
@@ -40,11 +40,11 @@ class _Holders:
 
 
 def list_weights(client: Client, keys: Keys, models: Iterable[str]) -> list[dict[str, Any]]:
-    """Publications that Redis remembers, newest first. Blocks for a few round trips, and to look at their folders.
+    """Return the publications that Redis remembers, newest first. Blocks for a few round trips, and for the disk.
 
     Returns:
-        ``folder``: here, not seen from this machine, or still to come; ``num_bytes``: of its files where it is here,
-        else of its tensors; ``write_s``: how long writing them took. None where nobody says.
+        ``folder``: here, not seen from this machine, or still to come; ``num_bytes``: of its files if they are here,
+        else of its tensors; ``write_s``: the time to write them. None if unknown.
     """
     workers = [one for one in read_workers(client, keys) if one.age_s < GONE_S]
     return [row for model in models for row in _of_model(client, keys, model, workers)]
@@ -105,7 +105,7 @@ def _state(aside: bytes | None, newest: bool) -> str:
 
 
 def _size(path: str) -> int | None:
-    """Bytes of the files in a folder; None where it is not there, or this user may not look into it."""
+    """Return the size of the files in a folder; None if it is missing or unreadable."""
     try:
         with os.scandir(path) as entries:
             return sum(one.stat().st_size for one in entries if one.is_file())
@@ -114,7 +114,7 @@ def _size(path: str) -> int | None:
 
 
 def _whole(name: bytes, raw: bytes, model: str) -> tuple[int, Whole]:
-    version = count_of(name, "A version whose folder was told of")
+    version = count_of(name, "A version whose folder was announced")
     return version, whole_of(raw, version, model)
 
 

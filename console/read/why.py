@@ -1,11 +1,11 @@
-"""Waits followed to the last one (I8): who waits for what, and what that waits for, down to a cause.
+"""Follow waits to their cause (I8): which part waits for which, down to the last one.
 
     trainer:actor ─ batch 40 of buffer:actor ─> buffer:actor ─ groups ─> workers ─ jobs ─> producer ─ gate ─> trainer
 
 The cause of every wait is an edge to the next part, or the end. A chain ends in a part that is gone or silent, in a
-person's pause, in a cause (a full disk, an engine in a crash loop), in a part that is at work, or where it comes back
-to itself. A silent part is reported before all waits; an engine that refuses a version is a cause. Pure: it reads a
-snapshot (``penstock.protocol.snapshot``) and nothing else.
+user's pause, in a cause (a full disk, an engine in a crash loop), in a part that is at work, or if it returns to
+itself. A silent part is reported before all waits; an engine that refuses a version is a cause. Pure: it reads a
+snapshot (``penstock.protocol.snapshot``) only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,25 +56,25 @@ class Link:
     since_s: float
 
     def to_map(self) -> dict[str, Any]:
-        """As ``--json`` has it: ``who``, ``since_s``, ``what`` in words, and ``name`` and ``fields`` of the cause."""
+        """Return the JSON form: ``who``, ``since_s``, ``what`` in words, and ``name`` and ``fields`` of the cause."""
         return {"who": self.who, "since_s": self.since_s, **describe(self.cause)}
 
 
 @dataclass(slots=True)
 class Chain:
-    """Waits from the first to the last, and what the last one comes down to; None: its own cause is the end."""
+    """Waits from the first to the last, and the cause of the last; None: its own cause is the end."""
 
     links: list[Link] = field(default_factory=list)
     end: Cause | None = None
 
     def to_map(self) -> dict[str, Any]:
-        """As ``penstock why --json`` has it: the first wait, those behind it, and the cause that ends them."""
+        """Return the form of ``penstock why --json``: the first wait, those behind it, and the final cause."""
         first, *rest = [link.to_map() for link in self.links]
         end = describe(self.end or self.links[-1].cause)
         return {**first, "then": rest, "cause": end["what"], "cause_name": end["name"], "cause_fields": end["fields"]}
 
     def lines(self) -> Iterator[str]:
-        """As people read it, a step deeper with every line."""
+        """Yield text lines, each a step deeper than the one before."""
         for depth, link in enumerate(self.links):
             yield f"{'  ' * depth}{link.who} has waited {link.since_s:.0f} s for {link.cause}"
         if self.end is not None:
@@ -82,21 +82,21 @@ class Chain:
 
 
 def chains(state: Mapping[str, Any]) -> list[Chain]:
-    """A chain for every wait that no other chain holds, longest wait first; what ends in a silent part comes first."""
+    """Return a chain for every wait that is in no other chain, longest first, after those of silent parts."""
     silent = [Link(*one) for one in silences(state)]
-    # A wait that is not confirmed is of a process that was killed, or is frozen.
+    # A wait without heartbeat belongs to a process that was killed, or is frozen.
     live = [one for one in state["waits"] if one.get("age_s", 0.0) < SILENT_S]
     waits = silent + [Link(one["who"], decode(one["name"], one["fields"], "A wait"), one["since_s"]) for one in live]
     found = [_follow(state, waits, first) for first in waits]
     held = {link.who for chain in found for link in chain.links[1:]}
     roots = [chain for chain in found if chain.links[0].who not in held]
-    # In a circle each is held by another one: its longest wait stands for it.
+    # In a circle every wait is in another chain: the longest one represents it.
     shown = {link.who for chain in roots for link in chain.links}
     for chain in found:
         if chain.links[0].who not in shown:
             roots.append(chain)
             shown |= {link.who for link in chain.links}
-    # A part whose absence ends a chain needs none of its own.
+    # A part whose absence ends a chain needs no chain of its own.
     absent = {chain.end.component for chain in roots if isinstance(chain.end, PartGone)}
     roots = [chain for chain in roots if chain.links[0] not in silent or chain.links[0].who not in absent]
     return sorted(roots, key=lambda chain: chain.links[-1] not in silent and not isinstance(chain.end, PartGone))

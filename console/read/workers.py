@@ -1,4 +1,4 @@
-"""Workers: those that are alive as rows, and one of them with the jobs that it holds and what it waits for."""
+"""Workers: live ones as rows, and one in detail with its leased jobs and its waits."""
 
 from dataclasses import asdict, fields
 from typing import Any
@@ -13,12 +13,12 @@ FIELDS = tuple(one.name for one in fields(WorkerPresence))
 
 
 def list_workers(client: Client, keys: Keys) -> list[WorkerPresence]:
-    """Workers that are there, by name. Blocks for a round trip."""
+    """Return the live workers, by name. Blocks for a round trip."""
     return [one for one in read_workers(client, keys) if one.age_s < GONE_S]
 
 
 def read_worker(client: Client, keys: Keys, name: str) -> dict[str, Any] | None:
-    """A worker by its name or the one it was started with, None where there is none. Blocks as ``list_jobs``.
+    """Return a worker by its name or its start name, None if it does not exist. Blocks like ``list_jobs``.
 
     Returns:
         the fields of its presence; ``jobs``: rows of those that it has leased; ``waits``: what its tasks wait for.

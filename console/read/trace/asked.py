@@ -1,4 +1,4 @@
-"""What a trace is asked of: a job, one of its samples, a prompt over its epochs, or a batch."""
+"""The target of a trace: a job, one of its samples, a prompt over its epochs, or a batch."""
 
 import re
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ _BATCH = re.compile(r"(?:([^:/]+):)?([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One of these is given."""
+    """A target; exactly one kind is set."""
 
-    #: Id of a job, and of a sample of it, '' for all.
+    #: Id of a job, and of one of its samples, '' for all.
     job: str = ""
     sample: str = ""
     #: A prompt: its dataset and line.
     dataset: str = ""
     line: int = -1
-    #: A batch, and its subscription; '': the run's own trainer's, or whose there is.
+    #: A batch, and its subscription; '': that of the run's own trainer, or any with such a batch.
     batch: int | None = None
     subscription: str = ""
 
 
 def asked_of(text: str) -> Asked:
-    """What ``text`` names; ConfigError where it is none of these."""
+    """Parse a target; ConfigError if ``text`` is none."""
     if found := _JOB.fullmatch(text):
         return Asked(job=text)
     if found := _PROMPT.fullmatch(text):

@@ -1,4 +1,4 @@
-"""A batch and the jobs in it; the jobs that ask one prompt."""
+"""Trace a batch and its jobs, or the jobs of one prompt."""
 
 from typing import Any
 
@@ -11,21 +11,21 @@ from penstock.history.row import SampleRow, id_of, place_of
 from penstock.names import HOME_LANES
 from penstock.protocol.records.tries import tries_of
 
-#: Samples of a batch that are shown.
+#: Most samples of a batch that are shown.
 MOST_SAMPLES = 20_000
 
 
 def trace_batch(sources: Sources, asked: Asked) -> dict[str, Any] | None:
-    """A batch: its times, its trainer's step, and a row per job in it; None where nothing is known of it. Blocks.
+    """Return a batch: its times, its trainer's step, and a row per job; None if it is unknown. Blocks.
 
-    ``problems`` says where it has more samples than are told of.
+    ``problems`` says if only some of its samples are shown.
     """
     subscription = asked.subscription or _whose(sources, asked.batch)
     filters = Filters(batch=asked.batch, subscription=subscription)
     page = sources.samples.rows(filters, limit=MOST_SAMPLES)
     if not (rows := page.rows):
         return None
-    left = f"It has {sources.samples.count(filters)} samples: {len(rows)} of them are told of." if page.next else ""
+    left = f"It has {sources.samples.count(filters)} samples: {len(rows)} of them are shown." if page.next else ""
     key = subscription, asked.batch
     use = next((one for one in sources.samples.uses(rows[0].id) if (one.subscription, one.batch) == key), None)
     own = subscription == sources.subscription
@@ -49,7 +49,7 @@ def trace_batch(sources: Sources, asked: Asked) -> dict[str, Any] | None:
 
 
 def _whose(sources: Sources, batch: int | None) -> str:
-    """Whose batch a number alone names, for each subscription counts its own: the run's trainer's, where it has it."""
+    """Find the subscription of a batch number: each has its own numbers; the run's trainer is preferred."""
     for filters in (Filters(batch=batch, subscription=sources.subscription), Filters(batch=batch)):
         for row in sources.samples.rows(filters, limit=1).rows:
             names = {use.subscription for use in sources.samples.uses(row.id) if use.batch == batch}

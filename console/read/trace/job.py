@@ -1,6 +1,6 @@
-"""The trace of one job: who held it, what came of each try, and what became of each sample, in the order of time.
+"""Trace one job: its leases, attempts, and samples, in order of time.
 
-Command line and page both take it from here, so that they say the same.
+Shared by command line and page.
 """
 
 import math
@@ -37,7 +37,7 @@ _OF_A_SAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job or a sample."""
+    """An event of a job or a sample."""
 
     #: Unix seconds.
     at_s: float
@@ -45,19 +45,19 @@ class Event:
     #: A part, a worker, a subscription.
     who: str
     what: str
-    #: Id of the sample that it is of; '': of the job.
+    #: Id of its sample; '': an event of the job.
     sample: str = ""
 
 
 def trace_job(sources: Sources, job: str, sample: str = "") -> dict[str, Any] | None:
-    """All that is known of a job, by plain values; None where nothing is. Blocks for the disk, and for Redis.
+    """Return all that is known of a job, as plain values; None if it is unknown. Blocks for the disk, and for Redis.
 
     Args:
         sample: id of one of its samples, to leave out the others; '': all of them.
 
     Returns:
-        its lane, state, prompt and times; ``tries``; ``samples``, each with its ``stages`` and the number of its try;
-        ``batches``; ``events`` by time; ``problems``: what of it could not be read.
+        its lane, state, prompt and times; ``tries``; ``samples``, each with its ``stages`` and the number of its
+        attempt; ``batches``; ``events`` by time; ``problems``: records that could not be read.
     """
     live = read_live_job(*sources.live, job) if sources.live else None
     rows, uses = _rows(sources.samples, job, live)
@@ -89,12 +89,12 @@ def trace_job(sources: Sources, job: str, sample: str = "") -> dict[str, Any] | 
 
 
 def _rows(samples: HistoryReader, job: str, live: LiveJob | None) -> tuple[list[SampleRow], list[Use]]:
-    """Those of the history, and those of Redis that it has not yet."""
+    """Merge rows of the history with rows that are still in Redis only."""
     found = {row.key: row for row in samples.each(Filters(job=job))}
     uses = {
         (use.k, use.part, use.subscription, use.batch): use for row in found.values() for use in samples.uses(row.id)
     }
-    # What is still in Redis is not over: its row is newer than any of an earlier life of the job.
+    # A job in Redis is still live: its row is newer than any of an earlier life of the job.
     for row in live.rows if live else ():
         if row.key not in found or not row.fate:
             found[row.key] = row
@@ -126,7 +126,7 @@ def _sample(row: SampleRow, tries: Sequence[Try]) -> dict[str, Any]:
 def _batches(
     uses: Sequence[Use], live: LiveJob | None, sources: Sources, rows: Sequence[SampleRow]
 ) -> list[dict[str, Any]]:
-    """A row per batch that held samples of the job."""
+    """Return a row per batch that held samples of the job."""
     found: dict[tuple[str, int], list[Use]] = {}
     for use in uses:
         found.setdefault((use.subscription, use.batch), []).append(use)
@@ -158,7 +158,7 @@ def _events(rows: Sequence[SampleRow], tries: Sequence[Try], batches: Sequence[d
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """By time. Redis tells whole milliseconds and workers parts of them: of one millisecond, in the order given."""
+    """Sort by time. Redis times are whole milliseconds: within one, keep the given order."""
     return sorted(events, key=lambda one: math.floor(round(1000 * one.at_s, 2)))
 
 
@@ -217,5 +217,5 @@ def _reward(row: SampleRow) -> str:
 
 
 def first_of(times: Iterable[float]) -> float:
-    """The earliest that is known; 0 where none is."""
+    """Return the earliest known time; 0 if none is known."""
     return min((time for time in times if time > 0), default=0.0)

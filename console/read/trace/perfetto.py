@@ -1,7 +1,7 @@
-"""A span of time as a file that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+"""Write a span of time as a file for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 
-It is the trace event format in JSON: a process per part, a thread per line, complete events (``X``) on it, and what
-overlaps as asynchronous pairs (``b``, ``e``). Times are whole microseconds since 1970.
+Uses the trace event format in JSON: a process per part, a thread per line with complete events (``X``), and
+asynchronous pairs (``b``, ``e``) for overlapping events. Times are whole microseconds since 1970.
 """
 
 import os
@@ -18,10 +18,10 @@ Event = dict[str, Any]
 
 
 def write_perfetto(path: Path, lines: Sequence[Line], waits: Sequence[Wait], about: dict[str, Any]) -> int:
-    """Write the file, which has its name once it is whole; how many events. Blocks; raises OSError.
+    """Write the file, named when it is complete; return the number of events. Blocks; raises OSError.
 
     Args:
-        about: shown with the trace, such as the name of the run.
+        about: metadata of the trace, such as the name of the run.
     """
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     count = 0
@@ -39,7 +39,7 @@ def write_perfetto(path: Path, lines: Sequence[Line], waits: Sequence[Wait], abo
 
 
 def events_of(lines: Sequence[Line], waits: Sequence[Wait]) -> Iterator[Event]:
-    """The events of the format, names of processes and threads first."""
+    """Yield the events of the format, names of processes and threads first."""
     parts = sorted({line.part for line in lines} | {wait.part for wait in waits}, key=_rank)
     pids = {part: number for number, part in enumerate(parts, 1)}
     for part, pid in pids.items():
@@ -68,7 +68,7 @@ def _pair(wait: Wait, pid: int) -> Iterator[Event]:
 
 
 def _rank(part: str) -> tuple[int, str]:
-    """The queue, workers, trainers."""
+    """Order parts: the queue, workers, trainers."""
     return ("queue", "worker", "trainer").index(part.partition(" ")[0]), part
 
 

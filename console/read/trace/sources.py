@@ -1,4 +1,4 @@
-"""Where traces of a run are read from: its history, its Redis where that answers, and the files of its trainer."""
+"""Sources of a run's traces: its history, its Redis if that answers, and the files of its trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from penstock.redis.commands import Client
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Of one run."""
+    """Sources of one run."""
 
-    #: With what is still in Redis.
+    #: Including samples that are still in Redis.
     samples: HistoryReader
-    #: The run's Redis, where it answers.
+    #: The run's Redis, if it answers.
     live: tuple[Client, Keys] | None
-    #: Of the run's own trainer, and its subscription.
+    #: Steps of the run's own trainer, and its subscription.
     steps: Sequence[Step]
     subscription: str
 
 
 def sources_of(folder: Path, samples: HistoryReader, live: tuple[Client, Keys] | None) -> Sources:
-    """Those of the run in ``folder``. Blocks for the disk."""
+    """Open the sources of the run in ``folder``. Blocks for the disk."""
     steps = read_steps(folder)
     return Sources(samples, live, steps, trainer_of(folder, steps))

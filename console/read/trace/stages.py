@@ -1,4 +1,4 @@
-"""The stages of a sample: where its time went, from its admission to the step that trained it."""
+"""The stages of a sample, from its admission to the step that trained it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from penstock.history.row import SampleRow
 from penstock.protocol.records.tries import Try
 
-#: What each of them is, for people, in the order in which a sample goes through them; ``paused`` lies within prefill
+#: Descriptions of the stages, in the order in which a sample goes through them; ``paused`` lies within prefill
 #: and decode.
 MEANING = {
     "queued": "its job waits for a worker",
     "starting": "leased, and waits for a slot or an earlier lease's end",
     "prefill": "at the engine, before its first token",
-    "decode": "tokens are drawn",
+    "decode": "tokens are generated",
     "generate": "at the engine; when its first token came is not known",
     "paused": "held while weights changed or the engine was restarted",
     "reward": "its reward is computed",
-    "commit": "written, and told to the queue",
+    "commit": "written, and committed to the queue",
     "siblings": "waits for the other samples of its group, and for the reward of all of them",
     "cut": "waits to be cut into a batch",
     "train": "cut, until every rank had committed the batch",
@@ -25,7 +25,7 @@ MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of a sample's time (Unix seconds)."""
+    """A stage of a sample (Unix seconds)."""
 
     name: str
     begin_s: float
@@ -33,23 +33,23 @@ class Stage:
 
 
 def stages_of(row: SampleRow, tries: Sequence[Try]) -> list[Stage]:
-    """The stages that are known of a sample, by time; a stage without its end, or of no length, is left out.
+    """Return the known stages of a sample, by time; a stage without its end, or of no length, is left out.
 
     Args:
-        tries: of its job.
+        tries: attempts of its job.
     """
     return sorted(_known(row, tries), key=lambda one: (one.begin_s, -one.end_s))
 
 
 def own_try(row: SampleRow, tries: Sequence[Try]) -> Try | None:
-    """The lease under which a sample was committed; None where that is not known."""
+    """Return the lease under which a sample was committed; None if it is unknown."""
     own = [one for one in tries if one.worker == row.worker]
     held = [one for one in own if one.leased_s <= row.committed_s + 1.0] if row.committed_s else own
     return held[-1] if held else None
 
 
 def begun_s(row: SampleRow, tries: Sequence[Try]) -> float:
-    """When the engine was first asked for it (Unix seconds); 0: unknown."""
+    """Return the time of its first request to the engine (Unix seconds); 0: unknown."""
     if row.started_s:
         return row.started_s
     held = own_try(row, tries)

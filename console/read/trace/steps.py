@@ -1,4 +1,4 @@
-"""The trainer's steps, as it writes them into the folder of a run."""
+"""The trainer's steps, from its rows in the folder of a run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.redis.saved_config import CONFIG_FILE
 
 _SPENT = ("wait_s", "step_s", "publish_s")
-#: Numbers beyond are none that a trainer writes: as a time, the year 5138.
+#: Upper limit of valid numbers: as a time, the year 5138.
 _MOST = 1e11
 
 
@@ -22,7 +22,7 @@ class Step:
 
     step: int
     batch: int
-    #: That the batch was trained at, and that was published after it.
+    #: Version of the batch, and the version published after it.
     version: int
     #: When it ended (Unix seconds).
     ended_s: float
@@ -46,7 +46,7 @@ class Step:
 
 
 def read_steps(folder: Path) -> list[Step]:
-    """The steps of the run in ``folder``, by number; [] where it wrote none. Blocks for the disk."""
+    """Return the steps of the run in ``folder``, by number; [] without any. Blocks for the disk."""
     return list(_steps(read_rows(folder).steps))
 
 

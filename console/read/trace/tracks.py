@@ -1,4 +1,4 @@
-"""What happened in a span of time, on tracks: workers by slot, the queue, the trainer's steps and publications."""
+"""Lay out the events of a span of time on tracks: workers by slot, the queue, the trainer's steps and publications."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, WHOLE_JOB, SampleRow
 from penstock.protocol.records.tries import Try, tries_of
 
-#: Samples of a span at most, the latest ones; rows read per page.
+#: Most samples of a span, the latest ones; rows read per page.
 MOST_SAMPLES, PAGE = 50_000, 256
-#: Rows stand in the order in which groups were done with, which is nearly that of time: after so many in a row that
-#: ended before the span none that follows is in it.
+#: Rows are ordered by retirement of their groups, which is nearly time order: after this many rows in sequence that
+#: ended before the span, stop reading.
 SLACK = 4096
-#: Stages of a sample while a worker has it, and those of its group that nobody works on.
+#: Stages of a sample at a worker, and idle stages of its group.
 _AT_WORK = frozenset(("prefill", "decode", "generate", "reward", "commit"))
 _WAITS = {"cut": "waits to be cut", "train": "waits to be trained"}
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something with a beginning and an end (Unix seconds); slices of one line lie apart, or one within another."""
+    """An interval (Unix seconds); slices of one line are disjoint, or nested."""
 
     name: str
     begin_s: float
@@ -34,7 +34,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of slices, under the name of a part."""
+    """A line of slices, in the section of a part."""
 
     part: str
     name: str
@@ -43,12 +43,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something that overlaps others of its kind: a job in the queue, a lease. (Unix seconds)"""
+    """An interval that overlaps others of its kind: a job in the queue, a lease. (Unix seconds)"""
 
     part: str
     kind: str
     name: str
-    #: Of one kind no two that overlap have the same.
+    #: Unique among overlapping waits of one kind.
     id: str
     begin_s: float
     end_s: float
@@ -56,7 +56,7 @@ class Wait:
 
 
 def latest_s(sources: Sources) -> float:
-    """When the last thing happened that is written down (Unix seconds); 0 where nothing is."""
+    """Return the time of the last recorded event (Unix seconds); 0 if there is none."""
     rows = sources.samples.rows(limit=1).rows
     return max([_span(row)[1] for row in rows] + [step.ended_s for step in sources.steps[-1:]], default=0.0)
 
@@ -101,7 +101,7 @@ def _span(row: SampleRow) -> tuple[float, float]:
 
 
 def _of_workers(rows: Sequence[SampleRow]) -> list[Line]:
-    """Samples on the slots of their workers; a slot is free once its sample is committed."""
+    """Lay out samples on the slots of their workers; a slot is free once its sample is committed."""
     made = [(row, _at_work(row)) for row in rows if row.k != WHOLE_JOB and row.worker]
     slots: dict[str, list[list[Slice]]] = {}
     for row, slices in sorted((one for one in made if one[1]), key=lambda one: one[1][0].begin_s):
@@ -120,7 +120,7 @@ def _of_workers(rows: Sequence[SampleRow]) -> list[Line]:
 
 
 def _at_work(row: SampleRow) -> list[Slice]:
-    """A sample while a worker has it: itself, and its stages within it."""
+    """Return the slices of a sample at a worker: itself, and its stages within it."""
     stages = stages_of(row, _tries(row))
     work = [stage for stage in stages if stage.name in _AT_WORK]
     if not work:
@@ -135,7 +135,7 @@ def _at_work(row: SampleRow) -> list[Slice]:
 
 
 def _paused(stages: Sequence[Stage], work: Sequence[Stage]) -> Iterator[Slice]:
-    """Pauses, cut where one stage of the work ends and the next begins."""
+    """Split pauses at the boundaries of the stages of work."""
     for stage in work:
         at = stage.begin_s
         for pause in (one for one in stages if one.name == "paused"):
@@ -161,7 +161,7 @@ def _of_jobs(rows: Sequence[SampleRow]) -> Iterator[Wait]:
 
 
 def _queued(row: SampleRow, tries: Sequence[Try]) -> Iterator[Wait]:
-    """Before its first lease, and between two of them."""
+    """Yield the times in the queue before the first lease, and between two leases."""
     from_s = row.admitted_s
     for number, leased_s in [(one.number, one.leased_s) for one in tries] or [(1, row.leased_s)]:
         if 0 < from_s < leased_s:
