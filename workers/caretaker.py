@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from penstock.errors import EngineError
 from penstock.names import Lane
-from penstock.protocol.records.causes import EngineAway, EngineCrashLoop, EngineRestarting, EngineStarting
+from penstock.protocol.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.protocol.waits import Waiting
 from penstock.workers.health import Restarts, shorten
 from penstock.workers.jobs.held_job import HeldJob
@@ -72,7 +72,7 @@ class Caretaker:
         """Name the wait for the first start, and how far that is, until it is cancelled."""
         while True:
             phase = await asyncio.to_thread(self._services.engine.phase)
-            self._waiting.blocked_on(EngineStarting(phase))
+            self._waiting.blocked_on(phase)
             await asyncio.sleep(PHASE_S)
 
     async def run(self) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock.config import EngineConfig
 from penstock.config.fleet import MemberConfig
 from penstock.protocol.presence import EnginePresence
+from penstock.protocol.records.causes import EngineStarting
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 from penstock.weights.pictures import Images
@@ -169,8 +170,8 @@ class Engine(Protocol):
     def set_members(self, members: Sequence[MemberConfig]) -> None:
         """Say which servers it stands for, where it is several (``engine.router``). Returns at once."""
 
-    def phase(self) -> str:
-        """What it does while it is being started, where that is known; else ''. Blocks for a look into its log."""
+    def phase(self) -> EngineStarting:
+        """Return the phase of its start, if that is known. Blocks to read its log."""
 
     async def start(self, publication: Publication | None = None) -> None:
         """Bring it up, and wait until it serves.

@@ -187,7 +187,7 @@ async def _engine(config: Config, folder: Path, tell: Tell) -> AsyncIterator[Eng
 async def _tell_start(engine: Engine, tell: Tell) -> None:
     while True:
         phase = await asyncio.to_thread(engine.phase)
-        tell(0, f"engine: {phase or 'starting'}")
+        tell(0, f"engine: {phase.progress or 'starting'}")
         await asyncio.sleep(LOOK_S)
 
 

@@ -85,7 +85,7 @@ def test_the_overview_of_a_live_run_is_what_its_parts_show(page: Page) -> None:
     assert ["train", "1 queued, 1 leased"] in parts["queue"]["facts"]
     (gate,) = [value for name, value in parts["producer"]["facts"] if name == "gate of actor"]
     assert gate.endswith("of 8 groups")
-    assert seen["chains"][0]["links"][0]["what"] == f"the gate {HOSTILE}"
+    assert seen["chains"][0]["links"][0]["what"] == str(UserWait(f"the gate {HOSTILE}"))
     edges = {one["from"]: one["depth"] for one in seen["edges"]}
     assert edges == {"producer": 1, "queue": 1, "workers": 1, "buffer": 0, "trainer": 0}
 

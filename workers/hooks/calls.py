@@ -15,18 +15,19 @@ from penstock.text import format_exc
 from penstock.workers.hooks.open_calls import CODE, calling
 
 
-async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:
+async def called(work: Callable[[], Any], limit_s: float, call: CodeCalled) -> Any:
     """What a user's function gives. A plain one is called in a thread of its own, an async one in this loop.
 
     Args:
         work: calls it.
-        what: names the function and the sample, in the error.
+        call: the function and the sample or group, named in waits and errors.
 
     Raises:
         HookError: it raised, tried to exit, or took longer than ``limit_s``; a thread is left behind then.
     """
+    what = call.label
     try:
-        with calling(CODE, CodeCalled(what)):
+        with calling(CODE, call):
             return await bounded(lambda: _answer(work, what), limit_s, what)
     except TimeoutError as exc:
         raise HookError(

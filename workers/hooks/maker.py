@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, HookError
 from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, begun
 from penstock.names import Lane
+from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.codec import copy_plain
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job, JobFailure
@@ -147,11 +148,11 @@ class Maker:
         named = hook.named(evaluation=job.lane == Lane.EVAL)
         args: Namespace = begun[0].args
         given: Any = begun[0].given
-        what = f"sample {begun[0].sample.id}: {hook.name}"
+        call = CodeCalled("hook", hook.name, "sample", begun[0].sample.id)
         if self.of_groups:
             args = Namespace(**vars(self._args), each=[one.args for one in begun])
             given = [one.given for one in begun]
-            what = f"group {job.id}: {hook.name}"
+            call = CodeCalled("hook", hook.name, "group", job.id)
         for one in begun:
             one.sample.started_s = time.time()
         self._ready_slime(begun[0].args)
@@ -159,8 +160,8 @@ class Maker:
         async def work() -> Any:
             return await hook.function(args, given, sampling, **named)
 
-        answer = await self._while_there(begun, called(work, self._config.hooks.generate_timeout_s, what))
-        return _checked(answer if self.of_groups else [answer], begun, what)
+        answer = await self._while_there(begun, called(work, self._config.hooks.generate_timeout_s, call))
+        return _checked(answer if self.of_groups else [answer], begun, call.label)
 
     async def _while_there(self, begun: Sequence[_Begun], asking: Any) -> Any:
         """What ``asking`` gives; ends with the engine's error where that is lost under it."""

@@ -7,6 +7,7 @@ from penstock.errors import HookError
 from penstock.hooks.signatures import Hook, load_hooks
 from penstock.hooks.slime import args_of, seen
 from penstock.names import Lane
+from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.text import safe_repr
@@ -41,15 +42,16 @@ class SampleHooks:
             RewardError: a reward that was set is no number.
         """
         for hook in self._hooks:
-            await self._apply(hook, sample, f"sample {sample.id}: {hook.name}")
+            await self._apply(hook, sample, CodeCalled("hook", hook.name, "sample", sample.id))
 
-    async def _apply(self, hook: Hook, sample: Sample, what: str) -> None:
+    async def _apply(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
+        what = call.label
         # A copy: what is kept of a sample whose hook fails, or still runs, must be what was drawn.
         given = sample.copy_for_user()
         if hook.form.is_slime:
-            await self._ask_slime(hook, given, what)
+            await self._ask_slime(hook, given, call)
         else:
-            await called(lambda: hook.function(given), self._limit_s, what)
+            await called(lambda: hook.function(given), self._limit_s, call)
         if changed := [name for name in _DRAWN if field_of(given, name) != getattr(sample, name)]:
             raise HookError(
                 JobFailure.HOOK_UNPROVEN,
@@ -66,18 +68,18 @@ class SampleHooks:
         sample.loss_mask = mask
         read_seen(given, sample)
 
-    async def _ask_slime(self, hook: Hook, sample: Sample, what: str) -> None:
+    async def _ask_slime(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
         made, at = seen(sample), sample.prompt_length
         tokens, length = list(made.tokens), made.response_length
         named = hook.named(rollout_id=None, evaluation=sample.job.lane == Lane.EVAL)
-        answer = await called(lambda: hook.function(self._args, made, **named), self._limit_s, what)
+        answer = await called(lambda: hook.function(self._args, made, **named), self._limit_s, call)
         if answer is not None and not isinstance(answer, type(made)):
             raise HookError(
-                JobFailure.HOOK_RAISED, f"{what} gave {safe_repr(answer)}, which is neither a sample nor None."
+                JobFailure.HOOK_RAISED, f"{call.label} gave {safe_repr(answer)}, which is neither a sample nor None."
             )
         made = sample.seen = made if answer is None else answer
         if made.tokens != tokens or made.response_length != length:
-            raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} changed tokens that were drawn.")
+            raise HookError(JobFailure.HOOK_UNPROVEN, f"{call.label} changed tokens that were drawn.")
         given = [0] * length if made.remove_sample else made.loss_mask
         if given is not None:
             sample.loss_mask = [*sample.loss_mask[:at], *given]

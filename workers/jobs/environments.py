@@ -67,19 +67,20 @@ class Environment(Protocol):
         """Respond to a turn; ``sample.turns`` holds the text of every turn. None ends the sample."""
 
 
-async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) -> T:
+async def within(timeout_s: float, work: Callable[[], Awaitable[T]], call: CodeCalled) -> T:
     """Return the response of an environment. Waits for at most ``timeout_s``, even if it ignores cancellation.
 
     Args:
-        what: names the call in the error.
+        call: the environment and the sample, named in waits and errors.
 
     Raises:
             EnvironmentTimeout: it did not respond; it is cancelled and no longer awaited.
             EnvironmentRaised: it raised any exception.
     """
+    what = call.label
     try:
-        with calling(CODE, CodeCalled(what)):
-            return await bounded(call, timeout_s, what)
+        with calling(CODE, call):
+            return await bounded(work, timeout_s, what)
     except TimeoutError:
         raise EnvironmentTimeout(
             f"{what} did not answer within rollout.environment_timeout_s = {timeout_s:g} s: raise it, or see what the "
@@ -89,19 +90,19 @@ async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) 
         raise EnvironmentRaised(f"{what} {exc}.") from exc
 
 
-async def step(environment: Environment, sample: Sample, timeout_s: float, what: str) -> Observation | None:
+async def step(environment: Environment, sample: Sample, timeout_s: float, call: CodeCalled) -> Observation | None:
     """Call an environment with a copy of ``sample``, and read back the fields it may set. Waits as ``within``.
 
     Raises:
         EnvironmentTimeout, EnvironmentRaised: as ``within`` and ``checked``, or it set a field to another type.
     """
     given = sample.copy_for_user()
-    answer = await within(timeout_s, lambda: environment.step(given), what)
+    answer = await within(timeout_s, lambda: environment.step(given), call)
     try:
         read_back(given, sample)
     except ValueError as exc:
-        raise EnvironmentRaised(f"{what} {exc}") from exc
-    return checked(answer, what)
+        raise EnvironmentRaised(f"{call.label} {exc}") from exc
+    return checked(answer, call.label)
 
 
 def checked(observation: object, what: str) -> Observation | None:

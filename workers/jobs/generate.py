@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
+from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import is_abandoned
@@ -24,7 +25,6 @@ from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.stops import StopRule
 from penstock.workers.jobs.valves import Valves
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Longest wait for the tokens of a sample that is cancelled.
@@ -153,7 +153,8 @@ class _Maker:
     async def run(self, environment: Environment | None) -> None:
         self.begin(environment)
         if environment is not None:
-            await self.within(lambda: environment.reset(self.sample.job.copy_for_user()), "reset")
+            given = self.sample.job.copy_for_user()
+            await within(self.environment_timeout_s, lambda: environment.reset(given), self.call_of("reset"))
         while True:
             if not await self.draw_turn():
                 self.sample.status = SampleStatus.ABORTED
@@ -162,7 +163,7 @@ class _Maker:
                 break
             if self.pictures is not None and self.pictures.ended(self.sample):
                 break
-            observation = await step(environment, self.sample, self.environment_timeout_s, self.call_name("step"))
+            observation = await step(environment, self.sample, self.environment_timeout_s, self.call_of("step"))
             if observation is None or observation.done:
                 break
             if self.sample.num_turns >= self.max_turns or not self.observe(observation):
@@ -175,11 +176,9 @@ class _Maker:
         if self.engine.tells_routing:
             check_rows(self.sample)
 
-    async def within(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        return await within(self.environment_timeout_s, call, self.call_name(what))
-
-    def call_name(self, what: str) -> str:
-        return f"sample {self.sample.id}: {what} of environment {self.sample.job.environment or 'given'}"
+    def call_of(self, code: Literal["reset", "step"]) -> CodeCalled:
+        """Return a call of the sample's environment."""
+        return CodeCalled(code, self.sample.job.environment or "given", "sample", self.sample.id)
 
     def begin(self, environment: Environment | None) -> None:
         """Start from the prompt or a partial; start over if its routing, or past turns of its environment, are lost."""

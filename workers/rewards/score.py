@@ -194,7 +194,7 @@ class Rewards:
                 # A verifier's time begins when it does; a service has limits of its own.
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
-                with calling(CODE, CodeCalled(f"reward {name} of sample {sample.id}")):
+                with calling(CODE, CodeCalled("reward", name, "sample", sample.id)):
                     if name in self._apart:
                         return await function(sample)
                     return await patiently(lambda: self._call(function, sample, name), self.judges)

@@ -21,6 +21,7 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
 from penstock.protocol.presence import EnginePresence
+from penstock.protocol.records.causes import EngineStarting
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 from penstock.text import MAX_SAID, safe_repr, utf8_safe
@@ -104,9 +105,9 @@ class SglangControls(ABC):
         """Pid of a process of ours that serves; None where there is none."""
         return None
 
-    def phase(self) -> str:
-        """How far a start is, where that is known."""
-        return ""
+    def phase(self) -> EngineStarting:
+        """Return the phase of its start, if that is known."""
+        return EngineStarting()
 
     def describe(self) -> list[EnginePresence]:
         """Its servers with their states, for presence; [] of one that is a single server."""

@@ -11,6 +11,7 @@ from penstock.config import EngineConfig, FaultsConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
+from penstock.protocol.records.causes import EngineStarting
 from penstock.protocol.records.publication import Publication
 from penstock.redaction import redact
 from penstock.system.out_of_memory import engine_advice
@@ -127,10 +128,10 @@ class SglangEngine(SglangClient):
         self._set_version(version, first.rev if first else 0)
         self.abandoned = first.abandoned if first else []
 
-    def phase(self) -> str:
-        """How far a spawned server is that does not serve yet, by its log; '' for any other. Reads the log."""
+    def phase(self) -> EngineStarting:
+        """Return the phase of a spawned server that does not serve yet, by its log; no phase of any other server."""
         starting = self._starting
-        return "" if starting is None else starting.phase()
+        return EngineStarting() if starting is None else starting.phase()
 
     async def probe(self) -> None:
         try:

@@ -1,28 +1,29 @@
-"""How far a starting SGLang server is, by what it writes into its log."""
+"""Read the phase of a starting SGLang server from its log."""
 
 import re
+from dataclasses import replace
 from typing import Final
 
-#: What stands in the log where a phase begins -> what it does then.
+from penstock.protocol.records.causes import EngineStarting
+
+#: Text in the log that begins a phase -> the phase.
 _BEGINS: Final = (
-    ("server_args=", "starting its processes"),
-    ("Load weight begin", "loading weights"),
-    ("Load weight end", "allocating keys and values"),
-    ("Memory pool end", "getting ready to serve"),
-    ("Capture cuda graph begin", "capturing CUDA graphs"),
-    ("Capture cuda graph end", "getting ready to serve"),
-    ("Started server process", "opening its port"),
+    ("server_args=", EngineStarting("processes")),
+    ("Load weight begin", EngineStarting("weights")),
+    ("Load weight end", EngineStarting("kv_cache")),
+    ("Memory pool end", EngineStarting("setup")),
+    ("Capture cuda graph begin", EngineStarting("cuda_graphs")),
+    ("Capture cuda graph end", EngineStarting("setup")),
+    ("Started server process", EngineStarting("port")),
 )
-#: Before it has written any of them.
-FIRST: Final = "importing its packages"
-#: Of bars that it draws while it loads shards or captures graphs.
+#: Progress bars of loading shards and capturing graphs.
 _SHARE = re.compile(r"\b([0-9]{1,3})% ?(?:Completed)? ?\|")
 
 
-def phase_of(written: str) -> str:
-    """What a server that wrote this since it was started is doing, with the share done where it says one."""
+def phase_of(written: str) -> EngineStarting:
+    """Return the phase of a server that has written this since it was started."""
     at, phase = max(((written.rfind(begins), phase) for begins, phase in _BEGINS), key=lambda found: found[0])
     if at < 0:
-        return FIRST
-    share = next(reversed(_SHARE.findall(written, at)), None)
-    return phase if share is None or int(share) >= 100 else f"{phase} ({share} %)"
+        return EngineStarting("imports")
+    share = next(reversed(_SHARE.findall(written, at)), "100")
+    return replace(phase, percent=min(int(share), 100))

@@ -13,6 +13,7 @@ import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
+from penstock.protocol.records.causes import EngineStarting
 from penstock.system.log_files import Mark, mark
 from penstock.system.out_of_memory import engine_advice
 from penstock.system.ports import free_port
@@ -100,12 +101,12 @@ class Server:
             return f"(cannot read {self.log}: {exc})"
         return "\n".join(line for line in text.splitlines() if line.strip()) or "(empty)"
 
-    def phase(self) -> str:
-        """What it does while it starts, by its log; reads the file."""
+    def phase(self) -> EngineStarting:
+        """Return the phase of its start. Reads its log."""
         try:
             return phase_of(self._mark.last_lines(_PHASE_LINES))
         except OSError:
-            return ""
+            return EngineStarting()
 
     async def ready(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
         """Wait until the server answers.

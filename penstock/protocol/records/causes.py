@@ -336,16 +336,22 @@ class ObjectStoreFailing(Cause, kind=WORK, subject="written"):
         return f"the store of deltas to {request}; the request is retried{_quoted(self.error)}"
 
 
-class UserWait(Cause, kind=WORK, part="trainer", subject="said"):
-    """``Trainer.tell_wait``: the caller's own words."""
+#: Most characters of a user's text.
+MAX_USER_TEXT = 200
 
-    text = "{said}"
-    said: str
+
+class UserWait(Cause, kind=WORK, part="trainer", subject="quote"):
+    """``Trainer.tell_wait``: a text of the user's code, quoted and cut."""
+
+    quote: str
+
+    def words(self) -> str:
+        return f'"{utf8_safe(self.quote, MAX_USER_TEXT)}" (reported by the trainer\'s own code)'
 
 
 def user_wait(what: str | Cause | None) -> Cause | None:
     """Return what a trainer's own code waits for as a cause; '' and None: nothing."""
-    return (UserWait(what) if what else None) if isinstance(what, str) else what
+    return (UserWait(utf8_safe(what, MAX_USER_TEXT)) if what else None) if isinstance(what, str) else what
 
 
 # The buffer.
@@ -619,12 +625,32 @@ class NoJobs(Cause, kind=EDGE, part="producer", subject="version"):
     version: int
 
 
+#: Phase of the start of an engine -> its text.
+_PHASES = {
+    "imports": "importing its packages",
+    "processes": "starting its processes",
+    "weights": "loading weights",
+    "kv_cache": "allocating the KV cache",
+    "cuda_graphs": "capturing CUDA graphs",
+    "setup": "preparing to serve",
+    "port": "opening its port",
+}
+
+
 class EngineStarting(Cause, kind=WORK, part="worker", about=About.ENGINE_DOWN):
-    #: How far it is, by its log.
-    phase: str = ""
+    #: By its log; '': not known.
+    phase: Literal["imports", "processes", "weights", "kv_cache", "cuda_graphs", "setup", "port", ""] = ""
+    #: Progress of the phase; 100: not known, or done.
+    percent: int = 100
+
+    @property
+    def progress(self) -> str:
+        """Return the text of its phase and percentage; '' if no phase is known."""
+        text = _PHASES.get(self.phase, "")
+        return f"{text} ({self.percent} %)" if text and self.percent < 100 else text
 
     def words(self) -> str:
-        return f"its engine to start{self.phase and f' ({self.phase})'}"
+        return f"its engine to start{self.progress and f': {self.progress}'}"
 
 
 class EngineRestarting(Cause, kind=WORK, part="worker", about=About.ENGINE_DOWN):
@@ -808,17 +834,36 @@ class ServiceCalled(Cause, kind=WORK, part="worker", subject="service url"):
         return f"an answer of {self.service} at {self.url}{more}{_quoted(self.error)}"
 
 
-class CodeCalled(Cause, kind=WORK, part="worker", subject="call"):
+#: Kind of user code -> the text of a call.
+_CODE = {
+    "reward": "reward {function}",
+    "hook": "{function}",
+    "reset": "reset of environment {function}",
+    "step": "step of environment {function}",
+}
+
+
+class CodeCalled(Cause, kind=WORK, part="worker", subject="code function scope item"):
     """The user's code, or a reward."""
 
-    #: The function, and the sample or group that it was called for.
-    call: str
+    code: Literal["reward", "hook", "reset", "step"]
+    #: Name of the reward, hook or environment.
+    function: str
+    scope: Literal["sample", "group"]
+    #: Id of the sample or group.
+    item: str
+    #: Other calls that are open.
     more: int = 0
     error: str = ""
 
+    @property
+    def label(self) -> str:
+        """Return the sample or group and the code that is called, as errors begin with them."""
+        return f"{self.scope} {self.item}: {self._format(_CODE[self.code])}"
+
     def words(self) -> str:
         more = f", and {self.more} more" if self.more else ""
-        return f"{self.call}{more}{_quoted(self.error)}"
+        return f"{self._format(_CODE[self.code])} of {self.scope} {self.item}{more}{_quoted(self.error)}"
 
 
 class NoVerifiers(Cause, kind=END, part="worker"):

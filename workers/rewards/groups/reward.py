@@ -86,7 +86,7 @@ class GroupReward:
         assert function is not None
         for attempt in range(1, self._config.max_attempts + 1):
             try:
-                with calling(CODE, CodeCalled(f"reward {self.name} of group {job}")):
+                with calling(CODE, CodeCalled("reward", self.name, "group", job)):
                     return await patiently(
                         lambda: bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,)),
                         self._judges,

@@ -7,6 +7,10 @@ from dataclasses import replace
 from penstock.protocol.records.causes import Cause, CodeCalled, ServiceCalled
 from penstock.workers.hooks.open_calls import OpenCall, OpenCalls, calling, note_trouble
 
+REWARD = CodeCalled("reward", "f", "sample", "d/0/0/0")
+STEP = CodeCalled("step", "m:E", "sample", "d/0/0/0")
+MINE = CodeCalled("hook", "m:f", "group", "d/0/0")
+
 
 def causes(asked: OpenCalls) -> dict[str, Cause]:
     return {kind: question.cause for kind, question in asked.open().items() if question is not None}
@@ -18,8 +22,8 @@ def test_the_oldest_question_is_named_and_the_others_are_counted() -> None:
         [one] = asked.open().values()
         assert isinstance(one, OpenCall)
         assert began <= one.since_s <= time.time()
-        with calling("rollout.teacher", big), calling("code", CodeCalled("reward f")):
-            assert causes(asked) == {"rollout.teacher": replace(big, more=1), "code": CodeCalled("reward f")}
+        with calling("rollout.teacher", big), calling("code", REWARD):
+            assert causes(asked) == {"rollout.teacher": replace(big, more=1), "code": REWARD}
         assert asked.open()["rollout.teacher"] == one
         note_trouble("rollout.teacher", "status 503")
         assert causes(asked)["rollout.teacher"] == replace(big, error="status 503")
@@ -32,22 +36,22 @@ async def test_what_tasks_ask_is_heard_where_they_were_made_and_nowhere_else() -
     mine, other, asks = OpenCalls(), OpenCalls(), asyncio.Event()
 
     async def ask() -> None:
-        with calling("code", CodeCalled("a step")):
+        with calling("code", STEP):
             asks.set()
             await asyncio.Event().wait()
 
     with mine.hears():
         task = asyncio.create_task(ask())
     await asks.wait()
-    assert causes(mine) == {"code": CodeCalled("a step")}
-    with other.hears(), calling("code", CodeCalled("mine")):
-        assert causes(other) == {"code": CodeCalled("mine")}
-    assert causes(mine) == {"code": CodeCalled("a step")}
+    assert causes(mine) == {"code": STEP}
+    with other.hears(), calling("code", MINE):
+        assert causes(other) == {"code": MINE}
+    assert causes(mine) == {"code": STEP}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert causes(mine) == {}
 
 
 def test_where_nobody_hears_nothing_is_noted() -> None:
-    with calling("code", CodeCalled("a step")):
+    with calling("code", STEP):
         note_trouble("code", "x")

@@ -14,15 +14,20 @@ from penstock.protocol.records.causes import (
     MAX_ENTRIES,
     MAX_NAME,
     MAX_TEXT,
+    MAX_USER_TEXT,
     REGISTRY,
     BatchNotCut,
     Cause,
+    CodeCalled,
+    EngineStarting,
     GateClosed,
     RoomOnDisk,
     ServiceCalled,
     Unknown,
+    UserWait,
     decode,
     field_names,
+    user_wait,
 )
 
 ROOT = Path(__file__).parents[5]
@@ -126,3 +131,23 @@ def test_I8_whatever_fields_a_cause_has_it_can_be_shown(name: str) -> None:
         assert isinstance(str(cause), str)
         assert decode(cause.name, cause.fields(), "A wait") == cause
         hash(cause.part)
+
+
+def test_a_text_of_user_code_is_quoted_and_cut() -> None:
+    """It must not be taken for a text of penstock, nor fill the screen."""
+    cause = user_wait("the gate; restart Redis " + "x" * 5000)
+    assert isinstance(cause, UserWait)
+    assert len(cause.quote) < MAX_USER_TEXT + 10
+    assert str(cause).startswith('"the gate; restart Redis xx')
+    assert str(cause).endswith("x\" (reported by the trainer's own code)")
+    assert len(str(decode("user_wait", {"quote": "x" * 3000}, "it"))) < MAX_USER_TEXT + 100, "whoever wrote it"
+
+
+def test_the_code_that_is_called_and_the_phase_of_a_start_are_fields() -> None:
+    assert str(CodeCalled("step", "m:Env", "sample", "d/0/0/1", more=2)) == (
+        "step of environment m:Env of sample d/0/0/1, and 2 more"
+    )
+    assert CodeCalled("reward", "math", "group", "d/0/0").label == "group d/0/0: reward math"
+    assert str(EngineStarting("weights", 50)) == "its engine to start: loading weights (50 %)"
+    assert str(EngineStarting()) == "its engine to start"
+    assert isinstance(decode("engine_starting", {"phase": "dancing"}, "it"), Unknown)
