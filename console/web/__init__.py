@@ -1,5 +1,5 @@
-"""The page of the runs in a folder (``penstock web``): what the command line reads, as JSON and as a page of it.
+"""The web page of the runs in a folder (``penstock web``): the data of the command line, as JSON and as a page.
 
-Reads alone, unless actions were allowed; listens on loopback alone (``guard.py``). Everything that is shown comes from
-the readers of the command line: ``penstock.console.read`` and ``penstock.console.launch.report``.
+Read-only, unless actions were enabled; listens on loopback only (``guard.py``). All data come from the readers of the
+command line: ``penstock.console.read`` and ``penstock.console.launch.report``.
 """

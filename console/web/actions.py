@@ -1,4 +1,4 @@
-"""What the page may change of a run, where it was started with ``--actions``: the same as verbs of the command line."""
+"""Actions of the page on a run, if it was started with ``--actions``: the same as commands of the command line."""
 
 from collections.abc import Sequence
 
@@ -10,25 +10,25 @@ from penstock.protocol.records.job import JobState
 
 #: Most jobs of one request.
 MAX_JOBS = 1000
-#: Who closed a lane, for those who wonder.
+#: Recorded as the author of a pause.
 BY = "a person at the page"
 
 
 def requeue(target: Target, jobs: Sequence[str]) -> list[str]:
-    """Give buried jobs their tries back; those that were. Blocks for a round trip each."""
+    """Requeue dead-lettered jobs with all their attempts; return those that were. Blocks for a round trip each."""
     model = next(iter(target.models()), "policy")
     return [one for one in _few(jobs) if scripts.run(target.client, scripts.requeue(target.keys, one, model))]
 
 
 def purge(target: Target, jobs: Sequence[str]) -> list[str]:
-    """Give buried jobs up for good; those that were. Blocks for a round trip each."""
+    """Purge dead-lettered jobs; return those that were. Blocks for a round trip each."""
     subs = target.subs()
     calls = ((one, scripts.cancel(target.keys, one, subs, only=JobState.DEAD)) for one in _few(jobs))
     return [one for one, call in calls if scripts.run(target.client, call) == JobState.DEAD]
 
 
 def close_lane(target: Target, lane: str, closed: bool) -> bool:
-    """Hand out no more jobs of a lane, or hand them out again; False where it was so. Blocks for a round trip."""
+    """Pause or resume a lane; return False if it was so already. Blocks for a round trip."""
     if lane not in LANES:
         raise ConfigError(f"There is no lane {lane!r}: there are {', '.join(LANES)}.")
     if closed:

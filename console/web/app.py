@@ -1,14 +1,14 @@
-"""The page's server as an ASGI application: which path answers with what.
+"""The page's server as an ASGI application: its paths and responses.
 
     /                              the page; its files are below /assets/
     /api/runs                      the runs of the folder
-    /api/runs/RUN/overview         one on a screen; .../events has it again each second while the page is looked at
+    /api/runs/RUN/overview         one on a screen; .../events sends it each second while the page is open
     /api/runs/RUN/curves           its curves
-    /api/runs/RUN/settings         its configuration; ?other=RUN: what that run has otherwise
+    /api/runs/RUN/settings         its configuration; ?other=RUN: differences to that run
     /api/runs/RUN/lanes            its lanes
     /api/runs/RUN/lists/NOUN       jobs, dead, groups, workers, weights, page by page (lists.py)
-    /api/runs/RUN/fleet            groups, processes and autoscaler of `penstock fleet`, null where it does not run
-    /api/runs/RUN/published        what publishing took, by the steps of the trainer
+    /api/runs/RUN/fleet            groups, processes and autoscaler of `penstock fleet`, null if it is not running
+    /api/runs/RUN/published        durations of publications, by the trainer's steps
     /api/runs/RUN/job?id=JOB       one job
     /api/runs/RUN/trace?of=THING   a job, sample, prompt or batch from its prompt to its step
     /api/runs/RUN/samples          samples page by page (samples.py); .../sample?id=SAMPLE: one of them
@@ -19,7 +19,7 @@
     POST /api/runs/RUN/dead        {"do": "requeue" | "purge", "jobs": [...]}
     POST /api/runs/RUN/lane        {"lane": "eval", "closed": true}
 
-Each request that reads is in a thread of its own, so none holds up another.
+Each read request runs in a thread of its own, so none blocks another.
 """
 
 from dataclasses import asdict
@@ -55,10 +55,10 @@ from penstock.text import safe_repr
 
 
 def make_app(directory: Path, *, token: str | None = None) -> Guard:
-    """The application over the runs of a folder.
+    """Return the application for the runs of a folder.
 
     Args:
-        token: that actions need; None: nothing can be changed.
+        token: required for actions; None: no actions.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     explain_errors(app)
@@ -71,7 +71,7 @@ def make_app(directory: Path, *, token: str | None = None) -> Guard:
 
 
 class DeadWish(BaseModel):
-    """Buried jobs that are to be queued again, or given up."""
+    """Dead-lettered jobs to requeue or purge."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -80,7 +80,7 @@ class DeadWish(BaseModel):
 
 
 class LaneWish(BaseModel):
-    """A lane that is to be closed or opened."""
+    """A lane to pause or resume."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -89,7 +89,7 @@ class LaneWish(BaseModel):
 
 
 class _Paths:
-    """What each path answers."""
+    """Handlers of the paths."""
 
     def __init__(self, directory: Path, *, acts: bool) -> None:
         self._acts = acts
@@ -223,17 +223,17 @@ class _Paths:
         return Json({"changed": actions.close_lane(target, wish.lane, wish.closed)})
 
     def _name(self, run: str) -> str:
-        """The name of a run that is there."""
+        """Return the name of an existing run."""
         return self._runs.folder(run).path.name
 
     def _overview(self, run: str) -> dict[str, Any]:
-        """``live``: whether its Redis answers; ``silent``: why not; ``moved``: changes when its files have grown."""
+        """Return the overview; ``live``: Redis answers; ``silent``: why not; ``moved``: changes with the files."""
         folder, rows = self._runs.folder(run), self._runs.rows(run)
         steps = setting(folder, "trainer.steps")
         about = {"run": run, **state_of(folder), "moved": sizes(folder.path)}
         try:
             seen = overview(self._looks.look(run), rows, steps)
-            # Who holds it is on another machine.
+            # The process that runs it is on another machine.
             state = "running" if about["state"] == "killed" else about["state"]
             return {**about, "state": state, "live": True, "silent": "", **seen}
         except (PenstockError, RedisError) as exc:

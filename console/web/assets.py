@@ -1,4 +1,4 @@
-"""The files of the page: a few, read once, each under the path at which it lies in ``assets/``."""
+"""The files of the page: a few, read once, each under its path in ``assets/``."""
 
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ _TYPES = {
 
 
 def asset(path: str) -> Response:
-    """The file at ``path`` (``views/curves.js``); NotThere where there is none."""
+    """Return the file at ``path`` (``views/curves.js``); raise NotThere if it does not exist."""
     held = _all().get(path)
     if held is None:
         raise NotThere(f"The page has no file {path!r}.")

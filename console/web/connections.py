@@ -1,7 +1,7 @@
-"""The connections of the page's port: no more than so many, or whoever reaches it takes every handle of the process.
+"""Limit the connections of the page's port, or any process that reaches it could use up all file descriptors.
 
-Where all are taken one more ends the oldest that asks nothing just now, or else the oldest. A page whose stream is cut
-opens another.
+Beyond the limit, a new connection closes the oldest idle one, or else the oldest. A page whose stream is closed
+reconnects.
 """
 
 import asyncio
@@ -11,21 +11,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.console.web.events import MAX_STREAMS
 
-#: Connections that are open at once: the streams, and as many beside them.
+#: Most open connections: the streams, and as many others.
 MAX_CONNECTIONS = 2 * MAX_STREAMS
 
 _numbers = count()
 
 
 class Connection(H11Protocol):
-    """One of them, as uvicorn makes it."""
+    """A connection, created by uvicorn."""
 
-    #: A later one has a higher number.
+    #: Sequence number; higher for later connections.
     number = -1
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request of it is not answered to its end."""
+        """Return whether a response to it is incomplete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -36,6 +36,6 @@ class Connection(H11Protocol):
         super().connection_made(transport)
 
     def end(self) -> None:
-        """Cut it, without a wait."""
+        """Close it at once."""
         self.connections.discard(self)
         self.transport.abort()

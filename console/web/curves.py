@@ -1,4 +1,4 @@
-"""The curves of a run: what a step, an evaluation and a second of it wrote down, thinned out to what a screen shows."""
+"""The curves of a run: values by step, evaluation and second, thinned out for a screen."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -9,7 +9,7 @@ from typing import Any
 from penstock.console.launch.report import Uptime
 from penstock.consumers.grpo.rows import Row, Rows
 
-#: Points of a line at most: of each stretch of a longer one the least and the greatest are kept.
+#: Most points of a line: of a longer one the minimum and the maximum of each interval are kept.
 MAX_POINTS = 600
 
 Value = Callable[[Row], Any]
@@ -17,13 +17,13 @@ Value = Callable[[Row], Any]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart: its name, and what it takes of a row: a field, or what is made of several."""
+    """One line of a chart: its name, and a field of a row or a function of the row."""
 
     name: str
     value: str | Value
 
     def of(self, row: Row) -> float | None:
-        """A finite number, or None."""
+        """Return a finite number, or None."""
         try:
             return _number(row.get(self.value) if isinstance(self.value, str) else self.value(row))
         except (TypeError, ValueError, KeyError, ZeroDivisionError, OverflowError):
@@ -32,14 +32,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over the same rows: ``steps``, ``evals`` or ``queue``. ``unit`` stands behind its title."""
+    """Lines over the same rows: ``steps``, ``evals`` or ``queue``. ``unit`` follows the title."""
 
     id: str
     title: str
     unit: str
     rows: str
     lines: tuple[Line, ...]
-    #: Whether 0 belongs on its axis.
+    #: Whether its axis includes 0.
     zero: bool = True
 
 
@@ -52,9 +52,9 @@ def _over(part: str, whole: str) -> Value:
 
 
 def _alike(row: Row) -> float | None:
-    """Groups of a batch from which nothing is learned: all of their samples have one reward."""
+    """Return the share of groups whose samples all have the same reward, from which nothing is learned."""
     counts = [count for name, count in row.items() if name.startswith("rollout/zero_std/count_")]
-    # Rows of a batch have no such count where no group was alike.
+    # Rows of a batch have no such count if no group is uniform.
     return math.fsum(counts) if counts or "rollout/truncated_ratio" in row else None
 
 
@@ -121,7 +121,7 @@ CHARTS = (
     Chart(
         "goodput",
         "Goodput",
-        "tokens trained on, share of those drawn",
+        "tokens trained on, share of those generated",
         "queue",
         (Line("so far", _over("tokens_trained", "tokens_heard")),),
     ),
@@ -162,7 +162,7 @@ CHARTS = (
 
 
 _SOURCES = ("steps", "evals", "queue")
-#: Charts of evaluations, a line per dataset: the field that each draws, and most lines.
+#: Charts of evaluations, a line per dataset: field of each, and most lines.
 _OF_EVALS = {"held-out": "accuracy", "truncated": "truncated_ratio"}
 MAX_DATASETS = 8
 
@@ -170,10 +170,10 @@ Points = list[tuple[Row, float]]
 
 
 def curves(rows: Rows, bound: int | None) -> list[dict[str, Any]]:
-    """Every chart that has a point: its lines by ``step`` and by ``up_s`` (seconds that the run had been up).
+    """Return every chart with points: its lines by ``step`` and by ``up_s`` (uptime of the run in seconds).
 
     Args:
-        bound: of staleness, drawn across its chart.
+        bound: staleness bound, drawn across its chart.
     """
     kept = {name: [row for row in getattr(rows, name) if _number(row.get("time_s"))] for name in _SOURCES}
     up = Uptime([row["time_s"] for name in _SOURCES for row in kept[name]])
@@ -184,7 +184,7 @@ def curves(rows: Rows, bound: int | None) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Numbers of all steps, when each had ended, and the version it was begun with ([] where that is not told)."""
+    """Numbers of all steps, their end times, and the versions of their batches ([] if unknown)."""
 
     numbers: Sequence[float]
     times: Sequence[float]
@@ -226,7 +226,7 @@ def _chart(chart: Chart, rows: Sequence[Row], up: Uptime, steps: _Steps) -> dict
     unit, datasets = chart.unit, {row["dataset"][:200] for row in rows} if chart.rows == "evals" else ()
     if len(datasets) > MAX_DATASETS:
         unit += f"; {len(lines)} of {len(datasets)} datasets, the others are on page Evaluation"
-    drawn = [{"name": name, **_drawn(points, up, steps)} for name, points in lines.items() if points]
+    drawn = [{"name": name, **_line_points(points, up, steps)} for name, points in lines.items() if points]
     return {
         "id": chart.id,
         "title": chart.title,
@@ -253,7 +253,7 @@ def _by_dataset(field: str, rows: Sequence[Row]) -> Iterator[tuple[str, Points]]
     yield from found.items()
 
 
-def _drawn(points: Points, up: Uptime, steps: _Steps) -> dict[str, list[float]]:
+def _line_points(points: Points, up: Uptime, steps: _Steps) -> dict[str, list[float]]:
     kept = thinned(points)
     return {
         "step": [steps.at(row) for row, _ in kept],
@@ -263,7 +263,7 @@ def _drawn(points: Points, up: Uptime, steps: _Steps) -> dict[str, list[float]]:
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> Points:
-    """At most ``most`` points in their order; peaks stay."""
+    """Reduce to at most ``most`` points in order; peaks are kept."""
     if len(points) <= most:
         return points
     kept: Points = []

@@ -1,4 +1,4 @@
-"""A stream of server-sent events, for a page that follows a run."""
+"""Streams of server-sent events, for pages that follow a run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,13 +8,13 @@ from starlette.concurrency import run_in_threadpool
 
 from penstock.console.web.replies import to_json
 
-#: Between two events, and most streams at once: more are of a page that leaks them.
+#: Seconds between two events, and most streams at once: more would mean that a page leaks them.
 EVERY_S = 1.0
 MAX_STREAMS = 64
 
 
 class Streams:
-    """Those that are open."""
+    """The open streams."""
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -25,10 +25,10 @@ class Streams:
     async def follow(
         self, name: str, read: Callable[[], dict[str, Any]], every_s: float = EVERY_S
     ) -> AsyncIterator[bytes]:
-        """An event ``name`` with what ``read`` returns whenever that has changed, else a comment; without an end.
+        """Yield an event ``name`` with the result of ``read`` whenever that has changed, else a comment; endless.
 
         Args:
-            read: blocks, and is called in a thread.
+            read: blocks; called in a thread.
         """
         self.num_open += 1
         before = b""

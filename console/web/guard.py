@@ -1,10 +1,10 @@
-"""Who may ask: this machine's own page alone. What an answer may do in a browser: nothing that it did not bring.
+"""Restrict requests to this machine's own page, and what a response may do in a browser to its own resources.
 
 | refused | because |
 |---|---|
-| a Host that is no name of loopback | another site's name was pointed at this machine (DNS rebinding) |
-| an Origin that is not the page's own, or what the browser says another site asked | it is not the page that asks |
-| what changes something, without ``--actions`` or the token in its header | a cookie would come along by itself |
+| a Host that is not a name of loopback | another site's name resolves to this machine (DNS rebinding) |
+| an Origin that is not the page's own, or a request that the browser attributes to another site | cross-site request |
+| a change, without ``--actions`` or the token in its header | unlike a cookie, a header is not sent automatically |
 """
 
 import hmac
@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console.web.replies import refusal
 
-#: Names of loopback that a browser may ask for.
+#: Names of loopback allowed in a Host header.
 HOSTS = frozenset(("127.0.0.1", "localhost", "[::1]"))
-#: Carries the token of actions.
+#: Header with the token for actions.
 TOKEN_HEADER = "x-penstock-token"
 #: Most bytes of a request's body.
 MAX_BODY = 64 * 1024
@@ -37,10 +37,10 @@ HEADERS: Mapping[str, str] = {
 
 
 class Guard:
-    """ASGI middleware; see the module's text.
+    """ASGI middleware; see the module docstring.
 
     Args:
-        token: that actions need; None: there are none.
+        token: required for actions; None: no actions.
     """
 
     def __init__(self, app: ASGIApp, token: str | None = None) -> None:
@@ -64,7 +64,7 @@ class Guard:
         await answer(scope, receive, guarded)
 
     def _refuses(self, method: str, headers: Headers) -> tuple[int, str] | None:
-        """Status and sentence of a refusal; None where the request may pass."""
+        """Return status and sentence of a refusal; None if the request may pass."""
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or _name_of(hosts[0]) not in HOSTS:
             return 403, "This page is asked for under the name of another host: open it at http://127.0.0.1."
@@ -87,7 +87,7 @@ class Guard:
 
 
 def _is_visit(headers: Headers) -> bool:
-    """Whether a person follows a link from elsewhere to the page, which shows that site nothing."""
+    """Return whether a person follows a link from elsewhere to the page, which reveals nothing to that site."""
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 

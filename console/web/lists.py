@@ -1,4 +1,4 @@
-"""Lists of a run, page by page: the rows, filters and orders of the command line, and the next page by its key."""
+"""Lists of a run, page by page: with rows, filters and orders of the command line, and a key for the next page."""
 
 import threading
 import time
@@ -14,12 +14,12 @@ from penstock.console.read import dead, groups, jobs, weights, workers
 from penstock.console.web.replies import NotThere
 from penstock.errors import ConfigError
 
-#: Rows of a page, and for how long a list is not read again: a page further on is of the list that the first is of,
-#: unless whoever looks took their time.
+#: Most rows of a page, and how long a list is cached: following pages are of the same list as the first,
+#: unless the cache has expired.
 MAX_LIMIT = 1000
 KEPT_S = 2.0
 KEPT_FURTHER_S = 60.0
-#: Lists that are kept, each for one run and choice.
+#: Most cached lists, each of one run and choice.
 MAX_KEPT = 16
 #: Most characters of a text in a row: details show more.
 MAX_TEXT = 2000
@@ -30,7 +30,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """What a list is of: its reader, the fields that a filter or an order may name, and those that name a row."""
+    """A kind of list: its reader, the fields for filters and order, and those that identify a row."""
 
     read: Callable[[Target], Sequence[Row]]
     fields: Sequence[str]
@@ -52,7 +52,7 @@ NOUNS: Mapping[str, Noun] = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some rows of a list, how many it has, and what the next page begins after; None where there is none."""
+    """Rows of a list, their total number, and the start of the next page; None if it is the last."""
 
     rows: list[Row]
     total: int
@@ -60,7 +60,7 @@ class Page:
 
 
 class Lists:
-    """Of any number of runs. For any number of threads."""
+    """Lists of any number of runs. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -68,15 +68,15 @@ class Lists:
         self._kept: dict[Key, tuple[float, list[tuple[Key, Row]]]] = {}
 
     def page(self, target: Target, noun: str, *, where: Sequence[str], sort: str, limit: int, after: str) -> Page:
-        """A page of a list. Blocks as the reader of the noun, or not at all.
+        """Return a page of a list. Blocks as the reader of the noun, or not at all if cached.
 
         Args:
-            sort: field, or ``-field`` for the other way round; '' for the order of keys.
+            sort: field, or ``-field`` for descending order; '' for the order of keys.
             after: ``next`` of the page before; '' for the first.
 
         Raises:
-            NotThere: there is no such list.
-            ConfigError: a filter, an order or ``after`` cannot be read.
+            NotThere: no such list.
+            ConfigError: an invalid filter, order or ``after``.
         """
         if noun not in NOUNS:
             raise NotThere(f"There is no list of {noun!r}: there are {', '.join(NOUNS)}.")
@@ -84,7 +84,7 @@ class Lists:
         begin = _begin(rows, after, down=sort.startswith("-"))
         shown = rows[begin : begin + max(1, min(limit, MAX_LIMIT))]
         more = begin + len(shown) < len(rows)
-        return Page([_cut(row) for _, row in shown], len(rows), _told(shown[-1][1], noun, sort) if more else None)
+        return Page([_cut(row) for _, row in shown], len(rows), _key_text(shown[-1][1], noun, sort) if more else None)
 
     def _rows(
         self, target: Target, noun: str, where: tuple[str, ...], sort: str, kept_s: float
@@ -103,9 +103,9 @@ class Lists:
 
 
 def _read(target: Target, noun: str, where: Sequence[str], sort: str) -> list[tuple[Key, Row]]:
-    """The rows of a choice by their keys, in order."""
+    """Return the selected rows by their keys, in order."""
     held = NOUNS[noun]
-    # The order is that of the keys, which the next page begins after: so the field alone is judged here.
+    # Sorted by key, from which the next page continues: only check the field here.
     chosen = select(held.read(target), held.fields, Choice(where, sort or None))
     keyed = [(_key(_values(row, noun, sort)), dict(row)) for row in chosen]
     return sorted(keyed, key=lambda one: one[0], reverse=sort.startswith("-"))
@@ -120,7 +120,7 @@ def _key(values: Sequence[Any]) -> Key:
     return tuple(order_of(_plain(value)) for value in values)
 
 
-def _told(row: Mapping[str, Any], noun: str, sort: str) -> str:
+def _key_text(row: Mapping[str, Any], noun: str, sort: str) -> str:
     return orjson.dumps([_plain(value) for value in _values(row, noun, sort)]).decode()
 
 
@@ -129,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 
 def _begin(rows: Sequence[tuple[Key, Row]], after: str, *, down: bool) -> int:
-    """Where the rows behind ``after`` begin, whether or not that one is still there."""
+    """Return the index of the first row after ``after``, whether or not that row still exists."""
     if not after:
         return 0
     try:
@@ -143,7 +143,7 @@ def _begin(rows: Sequence[tuple[Key, Row]], after: str, *, down: bool) -> int:
 
 
 def _cut(value: Any) -> Any:
-    """``value`` as a list shows it: long texts and lists cut."""
+    """Return ``value`` with long texts and lists truncated."""
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Looks at the Redis of each run: at most one a second, however many pages ask, and what moved between two of them."""
+"""Snapshots of the Redis of each run: at most one per second, however many pages are open, and rates between them."""
 
 import threading
 import time
@@ -17,23 +17,23 @@ from penstock.protocol.gate import Room, read_gates, read_rooms
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.server import ADDRESS_FILE, read_address
 
-#: Between two looks at a run, and between two tries to reach a Redis that did not answer.
+#: Seconds between two snapshots of a run, and between two attempts to reach a Redis that did not answer.
 EVERY_S = 0.9
 RETRY_S = 3.0
 #: Longest wait for one answer.
 TIMEOUT_S = 3.0
-#: Rates are means over so long.
+#: Seconds over which rates are averaged.
 RATES_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A snapshot (``penstock.protocol.snapshot``), and counts per second of those counters that moved since."""
+    """A snapshot (``penstock.protocol.snapshot``), and rates per second of the counters that changed."""
 
     state: dict[str, Any]
-    #: {} at the first look.
+    #: {} in the first snapshot.
     rates: dict[str, float]
-    #: Places at each gate, by its first subscription; {} where Redis does not hold them as penstock writes it.
+    #: Places at each gate, by its first subscription; {} if the records in Redis are invalid.
     rooms: dict[str, Room]
 
 
@@ -49,7 +49,7 @@ class _Seen:
 
 
 class Looks:
-    """Of the runs of one folder. For any number of threads."""
+    """Snapshots of the runs of one folder. Thread-safe."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
@@ -58,18 +58,18 @@ class Looks:
         self._seen: dict[str, _Seen] = {}
 
     def target(self, run: str) -> Target:
-        """The run, connected. Blocks for ``TIMEOUT_S`` at most per answer.
+        """Return the run, connected. Blocks for ``TIMEOUT_S`` at most per answer.
 
         Raises:
-            ConfigError, ProtocolError: its Redis is not known, or knows no such run, or one of another schema.
-            QueueUnavailable: nobody answers, or did not within the last ``RETRY_S``.
+            ConfigError, ProtocolError: its Redis is unknown, or has no such run, or one of another schema.
+            QueueUnavailable: Redis does not answer, or did not within the last ``RETRY_S``.
         """
         seen = self._of(run)
         with seen.lock:
             return self._target(seen, run)
 
     def look(self, run: str) -> Look:
-        """The run as it was at most ``EVERY_S`` ago. Blocks and raises as ``target``."""
+        """Return a snapshot at most ``EVERY_S`` old. Blocks and raises as ``target``."""
         seen = self._of(run)
         with seen.lock:
             if seen.look is None or self._clock() - seen.looked_at >= EVERY_S:

@@ -1,4 +1,4 @@
-"""A run on one screen: its figures, its parts with what flows between them, and what each wait comes down to."""
+"""A run on one screen: its figures, its parts with the flows between them, and the cause of each wait."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +12,9 @@ from penstock.protocol.records.causes import Working
 from penstock.protocol.snapshot import main_trainer
 from penstock.protocol.tokens import ledgers_of, of_training
 
-#: Chains that are shown.
+#: Most chains shown.
 MAX_CHAINS = 20
-#: What a trainer shows of itself sooner than its rows have it.
+#: Figures that the trainer's presence has earlier than its rows.
 _OF_TRAINER = ("reward_mean", "staleness_mean", "staleness_max")
 
 
@@ -22,7 +22,7 @@ def overview(look: Look, rows: Rows, steps: int | None) -> dict[str, Any]:
     """Return the overview of a run whose Redis answers.
 
     Args:
-        steps: ``trainer.steps``, which counts until the trainer shows how many it will make.
+        steps: ``trainer.steps``, used until the trainer reports how many it will make.
     """
     state = look.state
     found = [_chain(one) for one in chains(state)[:MAX_CHAINS]]
@@ -39,10 +39,10 @@ def overview_of_files(rows: Rows, summary: Mapping[str, Any], steps: int | None)
     """Return the overview of a run that is over, from its files.
 
     Args:
-        steps: ``trainer.steps``, which counts where the rows do not say how many there were to be.
+        steps: ``trainer.steps``, used if the rows do not have the number of steps.
     """
     last = rows.steps[-1] if rows.steps else {}
-    # A step has the version that it was trained at; its end publishes the next one, which the last evaluation names.
+    # A step has its batch's version; its end publishes the next one, which the last evaluation names.
     versions = [row["version"] for row in (last, *rows.evals[-1:]) if isinstance(row.get("version"), int)]
     total = last.get("total_steps", steps) or None
     shown = {**_step_figures(last, rows), "steps": total, "version": max(versions, default=None)}
@@ -84,7 +84,7 @@ def _step_figures(last: Row, rows: Rows) -> dict[str, Any]:
 
 
 def _chain(chain: Chain) -> dict[str, Any]:
-    """A chain with the part of each wait, and of its end; ``at_work``: it ends in a part that does its work."""
+    """Return a chain with the part of each wait, and of its end; ``at_work``: whether it ends in a working part."""
     links = [{**link.to_map(), "part": place_of(link.who)} for link in chain.links]
     return {
         "links": links,

@@ -1,10 +1,10 @@
-"""The parts of a run as a graph: what each does, what it waits for, and what flows between them.
+"""The parts of a run as a graph: their state, what they wait for, and the flows between them.
 
     producer ── jobs ──> queue ── leases ──> workers ── samples ──> buffer ── batches ──> trainer
         ^                                       ^                                            │
         └─────────────── gate ──────────────────┴────────────────── weights ─────────────────┘
 
-Pure: all of it is made of a snapshot, the chains of its waits and the places at its gates.
+Pure: computed from a snapshot, the chains of its waits and the places at its gates.
 """
 
 from collections import Counter
@@ -33,22 +33,22 @@ _PLACES = {
 
 
 def place_of(who: str) -> str:
-    """Return the part of a waiter (``worker:w0:intake``); '' where it is of none."""
+    """Return the part of a waiter (``worker:w0:intake``); '' if it belongs to none."""
     return _PLACES.get(who.partition(":")[0], "")
 
 
 def place_of_cause(cause: Cause) -> str:
-    """Return the part that a cause is about; '' where it names none."""
+    """Return the part that a cause is about; '' if it names none."""
     return _PLACES.get(cause.part.kind, "") if cause.part is not None else ""
 
 
 def parts_of(
     state: Mapping[str, Any], found: Sequence[Mapping[str, Any]], rooms: Mapping[str, Room]
 ) -> list[dict[str, Any]]:
-    """A map per part: ``id``, ``is`` (well, waits, sick, gone), ``facts`` in order, ``cause``: words, where it is one.
+    """Return a map per part: ``id``, ``is`` (well, waits, sick, gone), ``facts`` in order, ``cause``: text, if any.
 
     Args:
-        found: the chains; where one does not end in a part at work, its end is the cause.
+        found: the chains; if one does not end in a working part, its end is the cause.
         rooms: places at each gate.
     """
     causes = {one["part"]: one["end"] or one["links"][-1]["what"] for one in reversed(found) if not one["at_work"]}
@@ -58,7 +58,7 @@ def parts_of(
 
 
 def edges_of(state: Mapping[str, Any], rates: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What flows from part to part: ``rate`` per second (None: not known yet) of ``what``, and what stands there."""
+    """Return the flows between parts: ``rate`` per second (None: not known yet) of ``what``, and the number queued."""
 
     def edge(begin: str, end: str, what: str, counter: str, depth: int | None, of: str = "") -> dict[str, Any]:
         rate = rates.get(counter, 0.0) if rates else None

@@ -1,4 +1,4 @@
-"""What the page's server answers: JSON of any value, and errors as one sentence."""
+"""Responses of the page's server: JSON of any value, and errors as one sentence."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 class NotThere(ConfigError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 class Json(Response):
-    """Any value as JSON; numbers that are none are null."""
+    """Any value as JSON; NaN and infinity are null."""
 
     media_type = "application/json"
 
@@ -29,7 +29,7 @@ class Json(Response):
 
 
 def to_json(value: Any) -> bytes:
-    """``value`` as JSON on one line."""
+    """Encode ``value`` as JSON on one line."""
     return json_bytes(value, _OPTIONS)
 
 
@@ -41,7 +41,7 @@ def explain_errors(app: FastAPI) -> None:
 
 
 def refusal(status: int, sentence: str) -> Json:
-    """An answer that says why there is none."""
+    """Return an error response with a sentence."""
     return Json({"error": redact(sentence)}, status_code=status)
 
 
@@ -55,7 +55,7 @@ def _of_redis(_: Request, exc: Exception) -> Response:
 
 
 def trouble_of(exc: Exception) -> str:
-    """What redis-py raised, as a sentence: one that answers with an error is there all the same."""
+    """Describe an error of redis-py in a sentence; distinguish an error response from no response."""
     if isinstance(exc, ResponseError):
         return f"The run's Redis answers, but not with what penstock keeps there: {format_exc(exc)}."
     return f"The run's Redis does not answer: {format_exc(exc)}."

@@ -1,4 +1,4 @@
-"""The runs of a folder: which there are, how far each came, and what its files say."""
+"""The runs of a folder: a list with the progress of each, and their files."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from penstock.redis.saved_config import CONFIG_FILE
 from penstock.redis.server import ADDRESS_FILE
 from penstock.system.run_folder import RunFolder, RunRecord
 
-#: Files of a folder that is a run's.
+#: Files that mark a folder as a run's.
 _MARKS = (CONFIG_FILE, ADDRESS_FILE, "run.json", "steps.jsonl")
 _ROWS = ("steps.jsonl", "eval.jsonl", "queue.jsonl")
 #: Most bytes of a last row, and of summary.json.
@@ -22,20 +22,20 @@ _MOST = 2**16
 
 
 class Runs:
-    """Of one folder."""
+    """The runs of one folder."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def folder(self, run: str) -> RunFolder:
-        """The folder of a run; NotThere where there is none."""
+        """Return the folder of a run; raise NotThere if it does not exist."""
         path = self.directory / run
         if not is_name(run) or not _is_run(path):
             raise NotThere(f"There is no run {run!r} under {self.directory}.")
         return RunFolder(path)
 
     def all(self) -> list[dict[str, Any]]:
-        """A row per run, the one that moved last first. Blocks for a few reads per run."""
+        """Return a row per run, last changed first. Blocks for a few reads per run."""
         try:
             found = [path for path in self.directory.iterdir() if is_name(path.name) and _is_run(path)]
         except OSError:
@@ -43,13 +43,13 @@ class Runs:
         return sorted((_row(RunFolder(path)) for path in found), key=lambda row: -row["moved_s"])
 
     def rows(self, run: str) -> Rows:
-        """All rows of a run, read again only where a file has grown."""
+        """Return all rows of a run, read again only if a file has grown."""
         path = self.folder(run).path
         return _rows(path, sizes(path))
 
 
 def sizes(path: Path) -> tuple[int, ...]:
-    """Bytes of the files of rows: where they are the same there is nothing new."""
+    """Return the sizes of the files of rows: equal sizes mean no new rows."""
     return tuple(_size(path / name) for name in _ROWS)
 
 
@@ -59,7 +59,7 @@ def _rows(path: Path, _: tuple[int, ...]) -> Rows:
 
 
 def record_of(folder: RunFolder) -> tuple[RunRecord | None, str]:
-    """What ``run.json`` says, and why it cannot be read, or ''. None of a run that was started by hand."""
+    """Read ``run.json``; also return why it cannot be read, or ''. None if the run was not started by the launcher."""
     try:
         return folder.record(), ""
     except ConfigError as exc:
@@ -67,7 +67,7 @@ def record_of(folder: RunFolder) -> tuple[RunRecord | None, str]:
 
 
 def state_of(folder: RunFolder) -> dict[str, Any]:
-    """``state``: as ``run.json`` has it, ``killed`` where nobody holds what it says is running, or ''; ``reason``."""
+    """Return ``state``: that of ``run.json``, ``killed`` if a running one has no process, or ''; and ``reason``."""
     record, trouble = record_of(folder)
     if record is None:
         return {"state": "", "reason": trouble, "started_s": None, "active_s": None}
@@ -76,7 +76,7 @@ def state_of(folder: RunFolder) -> dict[str, Any]:
 
 
 def summary_of(folder: RunFolder) -> dict[str, Any]:
-    """``summary.json``; {} where there is none, or nothing that can be read."""
+    """Read ``summary.json``; {} if it is missing or unreadable."""
     return _map(_tail(folder.path / "summary.json"))
 
 

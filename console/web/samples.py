@@ -1,4 +1,4 @@
-"""What the policy answered, by the history of a run and its Redis: samples page by page, one of them, evaluations."""
+"""Samples of a run from its history and its Redis: page by page, one of them, and evaluations."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -20,34 +20,34 @@ from penstock.redis.commands import Client
 from penstock.system.run_folder import RunFolder
 from penstock.text import safe_repr as in_short
 
-#: Samples of a page at most; characters of a text in it; tokens of one sample that are shown.
+#: Most samples of a page; characters of a text in it; tokens of one sample.
 MAX_LIMIT = 200
 MAX_TEXT = 2000
 MAX_TOKENS = 8192
-#: Versions that answer one prompt side by side.
+#: Most versions that answer one prompt side by side.
 MAX_ANSWERS = 200
-#: What is asked for as a fate to see samples whose fate is open; they have no text before they leave Redis.
+#: Pseudo-fate that selects samples whose fate is open; they have no text before they leave Redis.
 OPEN = "open"
-#: Answers of the newest batch at either end of its rewards.
+#: Answers shown from either end of the newest batch's rewards.
 NUM_ENDS = 4
 
 
 class Samples:
-    """Of the runs of one folder."""
+    """Samples of the runs of one folder."""
 
     def __init__(self, looks: Looks) -> None:
         self._looks = looks
 
     def page(self, folder: RunFolder, asked: Mapping[str, str], *, sort: str, limit: int, after: str) -> dict[str, Any]:
-        """Samples that are asked for, the greatest first. Blocks for the disk and for Redis.
+        """Return the selected samples, greatest first. Blocks for the disk and for Redis.
 
         Args:
             asked: fields of ``Filters``, as text.
-            sort: a ``Sort``; ``-SORT``: the smallest first.
+            sort: a ``Sort``; ``-SORT``: smallest first.
             after: ``next`` of the page before; '' for the first.
 
         Raises:
-            ConfigError: a filter, an order or ``after`` cannot be read.
+            ConfigError: an invalid filter, order or ``after``.
         """
         with self._settled(folder, asked) as samples:
             filters = filters_of({name: text for name, text in asked.items() if (name, text) != ("fate", OPEN)})
@@ -58,9 +58,9 @@ class Samples:
             return {"rows": rows, "next": found.next or None, "there": there, "problems": samples.problems}
 
     def newest(self, folder: RunFolder) -> dict[str, Any]:
-        """The ends of the newest batch that was trained: its best and its worst rewarded answers, one of a group.
+        """Return the best and the worst rewarded answers of the newest trained batch, one per group.
 
-        ``batch`` is None where there is none; ``worst`` is empty where all were rewarded alike. Blocks for the disk.
+        ``batch`` is None without such a batch; ``worst`` is empty if all rewards are equal. Blocks for the disk.
         """
         with closing(open_samples(folder.path)) as samples:
             used = newest_batch(samples)
@@ -75,7 +75,7 @@ class Samples:
             return about | {"best": _ends(best), "worst": _ends(worst)}
 
     def sample(self, folder: RunFolder, sample: str) -> dict[str, Any]:
-        """One sample with all that is known of it. Raises NotThere, or ConfigError where ``sample`` is no id."""
+        """Return all data of one sample. Raises NotThere, or ConfigError for an invalid id."""
         with self._open(folder) as samples:
             row = samples.row(sample)
             if row is None:
@@ -86,32 +86,32 @@ class Samples:
             return {**about, "drawn": drawn, "num_left": max(0, num_drawn - len(drawn))}
 
     def evals(self, folder: RunFolder) -> dict[str, Any]:
-        """Scores of held-out prompts by dataset and version."""
+        """Return scores of held-out prompts by dataset and version."""
         with self._open(folder) as samples:
             rows = list_evals(samples, records=read_rows(folder.path / FILE))
             return {"rows": rows, "there": samples.is_there, "problems": samples.problems}
 
     def categories(self, folder: RunFolder, dataset: str) -> dict[str, Any]:
-        """Scores of a dataset's held-out prompts by category, of the newest version that was evaluated."""
+        """Return scores of a dataset's held-out prompts by category, of the newest evaluated version."""
         with self._open(folder) as samples:
             return {"rows": list_categories(samples, dataset, newest=True)}
 
     def answers(self, folder: RunFolder, dataset: str, line: int) -> dict[str, Any]:
-        """How the newest versions answered one held-out prompt."""
+        """Return the newest versions' answers to one held-out prompt."""
         with self._open(folder) as samples:
             found = answers_to(samples, dataset, line)
             shown = found[-MAX_ANSWERS:]
             return {"rows": [_cut(row) for row in shown], "omitted": len(found) - len(shown)}
 
     def prompts(self, folder: RunFolder, dataset: str, *, order: str, after: int) -> dict[str, Any]:
-        """Rewards of held-out prompts by version, page by page. Raises ConfigError for an order that is none."""
+        """Return rewards of held-out prompts by version, page by page. Raises ConfigError for an invalid order."""
         with self._open(folder) as samples:
             page = prompts_over_versions(samples, dataset, order=order, after=after)
         return {**page, "rows": [_cut(row) for row in page["rows"]]}
 
     @contextmanager
     def _settled(self, folder: RunFolder, asked: Mapping[str, str]) -> Iterator[HistoryReader]:
-        """The history where there is one, for what is in Redis has no text; that, else or where it is asked for."""
+        """Open the history if there is one, as samples in Redis have no text; else, or if requested, Redis."""
         with closing(open_samples(folder.path)) as samples:
             if samples.is_there and asked.get("fate") != OPEN:
                 yield samples
@@ -133,7 +133,7 @@ class Samples:
 
 
 def filters_of(asked: Mapping[str, str]) -> Filters:
-    """Raises ConfigError where a field is none, or its value none that it can have."""
+    """Parse filters. Raises ConfigError for an unknown field, or an invalid value."""
     types = get_type_hints(Filters)
     values: dict[str, Any] = {}
     for name, text in asked.items():
@@ -152,7 +152,7 @@ def _number(name: str, text: str, *, whole: bool) -> float:
 
 
 def _ends(rows: Iterable[SampleRow]) -> list[dict[str, Any]]:
-    """The first of each group, for as many groups as are shown."""
+    """Return the first of each group, up to the number shown."""
     firsts: dict[str, SampleRow] = {}
     for row in rows:
         firsts.setdefault(row.job, row)

@@ -1,4 +1,4 @@
-"""``penstock web`` as a process: a port of loopback, the application on it, until Ctrl-C or SIGTERM."""
+"""``penstock web`` as a process: listen on a loopback port, serve the application, until Ctrl-C or SIGTERM."""
 
 import secrets
 import socket
@@ -13,7 +13,7 @@ from penstock.console.web.connections import MAX_CONNECTIONS, Connection
 from penstock.errors import ConfigError
 
 HOST = "127.0.0.1"
-#: Streams of events last as long as their page: they are cut off at the end.
+#: Streams of events last as long as their page: close them at shutdown.
 _GRACE_S = 1
 
 
@@ -21,11 +21,11 @@ def serve(directory: Path, port: int, *, actions: bool) -> None:
     """Serve the runs of a folder; blocks until it is stopped.
 
     Args:
-        port: of loopback; 0: one that is free.
-        actions: whether what the page is told with the token may change a run.
+        port: of loopback; 0: a free one.
+        actions: whether requests with the token may change a run.
 
     Raises:
-        ConfigError: the folder or the port cannot be had.
+        ConfigError: the folder does not exist, or the port cannot be used.
     """
     if not directory.is_dir():
         raise ConfigError(f"There is no folder {directory}: name that of the runs with --directory.")
@@ -38,12 +38,12 @@ def serve(directory: Path, port: int, *, actions: bool) -> None:
 
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
-    """What serves the application."""
+    """Return the HTTP server of the application."""
     config = uvicorn.Config(
         app,
         http=Connection,
         ws="none",
-        # So many are taken at once, before the first of them is counted.
+        # Backlog of connections accepted before the limit applies.
         backlog=MAX_CONNECTIONS,
         log_config=None,
         access_log=False,
@@ -57,11 +57,11 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
 
 def _bound(port: int) -> socket.socket:
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # A server that was just ended leaves connections behind, which hold the port for a minute.
+    # A server that was just stopped leaves connections behind, which block the port for a minute.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOST, port))
-        # From here on whoever is told the address is answered, if a moment later.
+        # From here on clients are answered, with a short delay at most.
         listening.listen()
     except OSError as exc:
         listening.close()

@@ -1,4 +1,4 @@
-"""What a run was set to, key by key, and what two runs were set to otherwise."""
+"""The configuration of a run, key by key, and the differences between two runs."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -13,7 +13,7 @@ from penstock.system.run_folder import RunFolder
 
 
 def settings(folder: RunFolder) -> Mapping[str, Any]:
-    """Every key of a run's ``config.yaml`` (``trainer.lr``) with its value; {} where there is none.
+    """Return every key of a run's ``config.yaml`` (``trainer.lr``) with its value; {} without the file.
 
     Secrets were masked when it was written.
 
@@ -33,7 +33,7 @@ def _read(path: Path, _: int) -> Mapping[str, Any]:
 
 
 def setting(folder: RunFolder, key: str) -> int | None:
-    """A setting that is an integer; None where nothing says so."""
+    """Return an integer setting; None if it is not set."""
     try:
         value = settings(folder).get(key)
     except ConfigError:
@@ -42,7 +42,7 @@ def setting(folder: RunFolder, key: str) -> int | None:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Keys whose values differ, in order, with both; None where a run has no such key."""
+    """Return keys whose values differ, in order, with both; None if a run has no such key."""
     keys = sorted(one.keys() | other.keys())
     return [(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]
 

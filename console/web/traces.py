@@ -1,4 +1,4 @@
-"""The trace of one job, prompt or batch, as `penstock trace` tells it, with what a waterfall of it draws."""
+"""The trace of one job, prompt or batch, as in `penstock trace`, with data for a waterfall chart."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -16,22 +16,22 @@ from penstock.errors import PenstockError
 from penstock.system.run_folder import RunFolder
 from penstock.text import safe_repr
 
-#: Samples, events and jobs that are shown, and characters of a prompt.
+#: Most samples, events and jobs shown, and characters of a prompt.
 MAX_SAMPLES, MAX_EVENTS, MAX_JOBS, MAX_TEXT = 64, 500, 500, 4000
 
 
 class Traces:
-    """Of the runs of one folder."""
+    """Traces of the runs of one folder."""
 
     def __init__(self, looks: Looks) -> None:
         self._looks = looks
 
     def trace(self, folder: RunFolder, of: str) -> dict[str, Any]:
-        """``kind``: job, prompt or batch; and what is told of it under ``told``. Blocks for the disk and for Redis.
+        """Return ``kind``: job, prompt or batch; and its trace as ``told``. Blocks for the disk and for Redis.
 
         Raises:
-            ConfigError: ``of`` names nothing that can be traced.
-            NotThere: nothing is known of it.
+            ConfigError: ``of`` is not a valid target.
+            NotThere: it is unknown.
         """
         asked = asked_of(of)
         try:

@@ -91,7 +91,7 @@ function silence({ state, silent }) {
 
 function waitsOf({ chains }) {
   return h("section", { class: "waits" }, h("h2", {}, "Who waits for what"),
-    chains.length ? chains.map(chainOf) : h("p", { class: "none" }, "No part is waiting."));
+    chains.length ? chains.map(chainOf) : h("p", { class: "none" }, "Nobody waits for longer than a moment."));
 }
 
 function chainOf({ links, end, at_work: works }) {
