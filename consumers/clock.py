@@ -1,4 +1,4 @@
-"""The clock of a model: the numbers of its versions, as the trainer that drives it counts them (T1, T2, T13)."""
+"""The clock of a model: the numbers of its versions, as counted by the trainer that drives it (T1, T2, T13)."""
 
 import logging
 import time
@@ -21,31 +21,31 @@ from penstock.system.disk import until_room
 
 log = logging.getLogger(__name__)
 
-#: Times that a version is announced again after engines died on it.
+#: Times that a version is announced again after engines crashed on it.
 AGAIN = 3
 
 
 class Clock:
-    """What one trainer knows of a model's versions. Every method blocks for a round trip or two.
+    """One trainer's view of a model's versions. Every method blocks for a round trip or two.
 
     Args:
-        subscriber: the trainer's place; it owns the clock where it drives.
+        subscriber: the trainer's subscription; if it drives, it owns the clock.
         weights: folder of published versions.
     """
 
     def __init__(self, subscriber: Subscriber, model: str, weights: Path) -> None:
         self._subscriber = subscriber
         self._weights = weights
-        #: Newest version that this trainer trained a batch at, or that a checkpoint of it did; equal on all ranks.
+        #: Newest version at which this trainer, or a restored checkpoint, trained a batch; equal on all ranks.
         self.seen = 0
         self.model = model
         #: Version that this trainer announced last; 0: none.
         self.last = 0
-        #: True between a rewind and the publication that has to follow it.
+        #: True between a rewind and the publication that must follow it.
         self.must_publish = False
-        #: Newest version that anybody had seen when the next one was numbered.
+        #: Newest version seen by any part when the next one was numbered.
         self._known = 0
-        #: True once it was said that publications are missing.
+        #: True once missing publications were logged.
         self._warned = False
 
     @property
@@ -53,17 +53,17 @@ class Clock:
         return self._subscriber.keys
 
     def see(self, version: int) -> None:
-        """A policy of this number was there: it names no other one."""
+        """Note that a policy of this version existed: the number must not be used for another one."""
         self.seen = max(self.seen, version)
 
     def read(self) -> int:
-        """Version of the last publication; 0 before the first. Raises ProtocolError where it is no number."""
+        """Return the version of the last publication; 0 before the first. Raises ProtocolError if it is invalid."""
         field = scripts.version_field(self.model)
         version = self._subscriber.control.do(lambda client: client.hget(self._keys.clock, field))
         return count_of(version, f"The newest version of model {self.model!r}")
 
     def check_lost(self, clock: int) -> None:
-        """Raise ProtocolError where Redis has forgotten what this trainer announced."""
+        """Raise ProtocolError if Redis has lost a version that this trainer announced."""
         if clock < self.last and not self.must_publish:
             raise ProtocolError(
                 f"This trainer published version {self.last}, and Redis knows {clock} as the newest: it lost "
@@ -71,12 +71,12 @@ class Clock:
             )
 
     def check_batch(self, n: int, train_version: int, committed: int) -> None:
-        """T2: the version written in the manifest of a new batch ``n`` is the one that the trainer holds now.
+        """Check that the manifest of a new batch ``n`` has the version that the trainer holds now (T2).
 
         Args:
             committed: batch that was committed last.
 
-        Raises ProtocolError where a later one is published already; warns once where that one is not yet.
+        Raises ProtocolError if a later version is published already; warns once if that version is not yet.
         """
         clock = self.read()
         self.check_lost(clock)
@@ -85,7 +85,7 @@ class Clock:
                 f"Batch {n} was cut for version {train_version}, but version {clock} is published: "
                 "publish once every trainer.batches_per_version batches."
             )
-        # Who takes a batch before the one before it is trained publishes in between.
+        # A caller that takes a batch before it has trained the previous one publishes in between.
         if clock < train_version and n == committed + 1 and not self._warned:
             self._warned = True
             log.warning(
@@ -97,10 +97,10 @@ class Clock:
             )
 
     def next_version(self) -> tuple[int, list[list[int]]]:
-        """Number of the next publication, and the versions that are abandoned by then.
+        """Return the number of the next publication, and the versions abandoned until then.
 
         It is above every version that an engine holds or is about to load, a folder has, a trainer claimed or a
-        checkpoint was trained at, so that none ever names two sets of weights (T1), also after a failover or a power
+        checkpoint was trained at, so that no number names two sets of weights (T1), even after a failover or a power
         loss that lost publications.
         """
         clock = self.read()
@@ -117,9 +117,9 @@ class Clock:
         return max(clock, self._known) + 1, self._abandoned() + gone
 
     def claim_next(self) -> tuple[int, list[list[int]]]:
-        """As ``next_version``, and others are kept from this number, before it is announced without a folder.
+        """Return and reserve the number of ``next_version``, before it is announced without a folder.
 
-        Blocks for the disk, and by name for room on it. Raises PublishError.
+        Blocks for the disk, and reports a wait for space. Raises PublishError.
         """
 
         def once() -> tuple[int, list[list[int]]]:
@@ -130,17 +130,17 @@ class Clock:
         return until_room(once, blocked_on=self._subscriber.waiting.blocked_on)
 
     def claim(self, version: int) -> None:
-        """Raises PublishError, DiskFull."""
+        """Reserve a version number. Raises PublishError, DiskFull."""
         claim(self._weights, version)
 
     def _abandoned(self) -> list[list[int]]:
-        """Versions that rewinds of this subscription left behind."""
+        """Return the versions abandoned by rewinds of this subscription."""
         name = self._subscriber.name
         raw = self._subscriber.control.do(lambda client: client.hget(self._keys.sub(name), "abandoned"))
         return [list(span) for span in read_lineage(raw, None, name).abandoned]
 
     def newest(self) -> Publication:
-        """The last publication, with its folder where that is there. Raises PublishError where there is none."""
+        """Return the last publication, with its folder if that is complete. Raises PublishError before the first."""
         entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=1))
         if not entries:
             raise PublishError(f"Model {self.model!r} has no version yet: publish its weights before tick().")
@@ -148,16 +148,16 @@ class Clock:
         return self._subscriber.control.do(lambda client: read_whole(client, self._keys, found)) or found
 
     def announced(self) -> Publication | None:
-        """The last publication; None before the first."""
+        """Return the last publication; None before the first."""
         return self.newest() if self.read() else None
 
     def announce_again(self, bound: int) -> None:
-        """Announce the last version once more where engines died on it and nothing serves in its stead.
+        """Announce the last version once more if engines crashed on it and no older one is served instead.
 
-        Blocks for a round trip, mostly. Raises PublishError when it was announced ``AGAIN`` times more in vain.
+        Blocks for a round trip, usually. Raises PublishError after ``AGAIN`` repetitions.
 
         Args:
-            bound: versions that one may be older by which serves in its stead; 0: none may.
+            bound: age in versions of an older version that may be served instead; 0: none may.
         """
         if not self.last or self.must_publish:
             return
@@ -180,23 +180,23 @@ class Clock:
             )
         with_folder = self.newest()
         if with_folder.id != newest.id or not with_folder.is_whole:
-            return  # it is looked at again when its folder is there
-        log.error("version %d is announced again: engines died on it and finished nothing", newest.version)
+            return  # try again when its folder is complete
+        log.error("announcing version %d again: engines crashed on it before producing output", newest.version)
         again = replace(with_folder, rev=newest.rev + 1, transport="disk", published_s=time.time())
         self.announce(again)
 
     def _with_folders(self, entries: list[dict[bytes, bytes]]) -> set[int]:
-        """Versions among these publications that an engine can be started with."""
+        """Return the versions among these publications with which an engine can be started."""
         found = [Publication.from_bytes(fields.get(b"p", b""), "publication") for fields in entries]
         told = self._subscriber.control.do(lambda client: read_all_whole(client, self._keys, self.model))
         return {one.version for one in found if one.is_whole or one.version in told}
 
     def announce(self, publication: Publication) -> int:
-        """Move the clock to ``publication``; returns its version.
+        """Move the clock to ``publication``; return its version.
 
         Raises:
-            ProtocolError: no worker could read it; nothing was announced.
-            PublishError: its number is not the next one, nothing new was committed, or another trainer has the
+            ProtocolError: too large for a worker to read; nothing was announced.
+            PublishError: its number is not the next one, nothing new was committed, or another trainer owns the
                 subscription.
         """
         record = publication.to_bytes()
@@ -221,13 +221,13 @@ class Clock:
 
     def ask_evaluation(self, version: int, end: str) -> None:
         """Have ``version`` evaluated, see ``Trainer.ask_evaluation``."""
-        # As notes, which a full Redis takes: the run is at its end. The words come first, and count with the version.
+        # Stored as notes, which a full Redis accepts: the run is at its end. ``end`` is written before the version.
         control = self._subscriber.control
         control.call(scripts.note(self._keys, self._keys.source, "final_end", f"{version} {end}".encode()))
         control.call(scripts.note(self._keys, self._keys.clock, "final", str(version).encode()))
 
     def asked_last(self, end: str) -> int:
-        """The newest version, if it was asked for with this ``end``; else 0."""
+        """Return the newest version, if it was requested with this ``end``; else 0."""
 
         def look(client: Client) -> list[Any]:
             pipe = client.pipeline(transaction=True)
@@ -241,10 +241,10 @@ class Clock:
 
 
 def folder_of(weights: Path, version: int) -> Path:
-    """Where a version lies, or would, under the folder of published ones."""
+    """Return the path of a version under the folder of published ones."""
     return weights / f"v{version:08d}"
 
 
 def versions_in(folder: Path) -> list[int]:
-    """Versions that are complete under a folder, ascending."""
+    """Return the complete versions under a folder, ascending."""
     return sorted(int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())

@@ -1,6 +1,6 @@
-"""What a trainer has the engines of its run do: give up GPU memory and have it back, go unwatched, come back to life.
+"""Commands of a trainer to the engines of its run: offload and onload GPU memory, pause health checks, restart.
 
-The leader rank asks; on the others every call but ``workers`` returns at once.
+The leader rank sends them; on the others every call but ``workers`` returns at once.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,9 +11,9 @@ from penstock.protocol.presence import WorkerPresence, live_workers
 
 
 class Engines:
-    """The engines of one model, as ``subscriber`` may command them.
+    """The engines of one model, commanded through ``subscriber``.
 
-    Every call blocks until all workers have followed, and says which one it waits for; WaitTimeout names it.
+    Every call blocks until all workers have applied it, and reports which one it waits for; WaitTimeout names it.
     """
 
     def __init__(self, subscriber: Subscriber, model: str) -> None:
@@ -24,28 +24,28 @@ class Engines:
         self._by = f"trainer {subscriber.name}"
 
     def offload(self, tags: Iterable[str], timeout_s: float) -> None:
-        """Give up memory of ``tags``, see ``Trainer.offload_engines``."""
+        """Release memory of ``tags``, see ``Trainer.offload_engines``."""
         given = set(check_tags(tags))
         self._change(lambda offloaded: offloaded | given, timeout_s)
 
     def onload(self, tags: Iterable[str], timeout_s: float) -> None:
-        """Have memory of ``tags`` again, see ``Trainer.onload_engines``."""
+        """Restore memory of ``tags``, see ``Trainer.onload_engines``."""
         given = set(check_tags(tags))
         self._change(lambda offloaded: offloaded - given, timeout_s)
 
     def watch(self, watched: bool, timeout_s: float) -> None:
-        """Count health checks, or leave them out, see ``Trainer.watch_engines``."""
+        """Enable or disable health checks, see ``Trainer.watch_engines``."""
         if self._subscriber.seat.leads:
             watch(self._control, self._keys, self._model, watched, by=self._by, timeout_s=timeout_s)
 
     def revive(self, timeout_s: float) -> None:
-        """Start those that are lost at once, see ``Trainer.revive_engines``."""
+        """Restart lost engines at once, see ``Trainer.revive_engines``."""
         if self._subscriber.seat.leads:
             blocked_on = self._subscriber.waiting.blocked_on
             revive(self._control, self._keys, self._model, by=self._by, timeout_s=timeout_s, blocked_on=blocked_on)
 
     def workers(self) -> list[WorkerPresence]:
-        """What each live worker shows of itself. Blocks for a round trip."""
+        """Return the presence of each live worker. Blocks for a round trip."""
         return self._control.do(lambda client: live_workers(client, self._keys))
 
     def _change(self, change_tags: Callable[[set[str]], set[str]], timeout_s: float) -> None:

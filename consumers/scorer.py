@@ -1,10 +1,10 @@
-"""Log-probabilities of given sequences under the policy of a run (compute_log_prob), by its own workers.
+"""Compute log-probabilities of given sequences under a run's policy (compute_log_prob), with its own workers.
 
     sequences ─> jobs on lane score ─> any worker: one prefill each ─> payloads ─> collected here, retired, swept
 
 The jobs go through the state machine of all jobs, so a worker that dies loses none, and none is scored twice. They
-belong to who asked rather than to a subscription: a subscription takes all of a lane, and would hold what another one
-asked for. Results of one who died are retired by the buffer after ``buffer.score_ttl_s``.
+belong to the scorer rather than to a subscription: a subscription takes all jobs of a lane, including those of other
+scorers. Results of a dead scorer are retired by the buffer after ``buffer.score_ttl_s``.
 """
 
 import asyncio
@@ -45,28 +45,28 @@ from penstock.system.tokens import new_token
 
 #: Most jobs of one scorer that are admitted and not yet collected.
 WINDOW = 64
-#: Longest blocking read: how late a stop or a time-out is seen, and jobs are looked at without news.
+#: Longest blocking read in seconds: delay of a stop or a timeout, and of a check without events.
 BLOCK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """What the policy says of one sequence."""
+    """Log-probabilities of one sequence."""
 
-    #: [L - start] float32, log-probability of each token from the start on, given what stands before it; temperature 1.
+    #: [L - start] float32, log-probability of each token from the start on, given all tokens before; temperature 1.
     logprobs: NDArray[np.float32]
-    #: Version of the weights; -1: those the engine started with.
+    #: Version of the weights; -1: the engine's initial ones.
     version: int
 
 
 class Scorer:
-    """Asks the workers of a run for log-probabilities of given tokens.
+    """Requests log-probabilities of given tokens from the workers of a run.
 
     Args:
         config: the run's configuration, or its YAML file; None reads the resolved one that parts left in the run's
             folder.
-        run: name of the run, where ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
-        name: shown in job ids (``score-NAME/0/N``) and waits; unique among scorers that are alive. None makes one.
+        run: name of the run, if ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
+        name: shown in job ids (``score-NAME/0/N``) and waits; unique among live scorers. None makes one.
 
     Thread-safe; one call at a time. Close it, or use it as a context manager.
     """
@@ -97,7 +97,7 @@ class Scorer:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. What a call in another thread still waits for is lost to it."""
+        """Close the connections. A call in another thread fails."""
         if self._exporter is not None:
             self._exporter.close()
         self._control.close()
@@ -113,23 +113,23 @@ class Scorer:
         timeout_s: float | None = None,
         stopped: threading.Event | None = None,
     ) -> list[Score]:
-        """Log-probabilities of ``sequences[i]`` from token ``starts[i]`` on, in order. Blocks until all are there.
+        """Return log-probabilities of ``sequences[i]`` from token ``starts[i]`` on, in order. Blocks until complete.
 
         Every sequence is scored under one version, that of the call or a later one; sequences of one call may be of
-        several. While it waits it says for what (`penstock why`).
+        several. The wait is reported (`penstock why`).
 
         Args:
             sequences: [N][L] token ids, prompt and response.
-            starts: [N] index of the first token to be scored, 1 <= start <= L; the first token of all has none.
-            temperature: of the distribution that the logprobs are of: 1, for engines give no others of given tokens.
-            timeout_s: longest wait; None: none.
+            starts: [N] index of the first token to be scored, 1 <= start <= L; the first token of all has no score.
+            temperature: of the distribution: 1, as engines support no other for given tokens.
+            timeout_s: longest wait; None: no limit.
             stopped: set by another thread to end the wait.
 
         Raises:
-            ConfigError: a sequence or a start that cannot be, or another temperature.
-            ScoreError: the engine refuses a sequence (too long, for instance), or somebody cancelled a job.
-            WaitTimeout: the time is over, or ``stopped`` was set. Nothing is left behind.
-            QueueFull, QueueUnavailable: as Redis says.
+            ConfigError: an invalid sequence, start or temperature.
+            ScoreError: the engine rejects a sequence (too long, for instance), or a job was cancelled.
+            WaitTimeout: the time is over, or ``stopped`` was set. All jobs are cancelled.
+            QueueFull, QueueUnavailable: errors of Redis.
         """
         check_temperature("Scorer.score", temperature)
         given = _check(sequences, starts)
@@ -147,7 +147,7 @@ class Scorer:
     async def ascore(
         self, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, timeout_s: float | None = None
     ) -> list[Score]:
-        """As ``score``, for asyncio; a cancellation takes the jobs back."""
+        """Run ``score`` for asyncio; a cancellation cancels the jobs."""
         stopped = threading.Event()
         work = asyncio.create_task(
             asyncio.to_thread(self.score, sequences, starts, timeout_s=timeout_s, stopped=stopped)
@@ -163,7 +163,7 @@ class Scorer:
 
 
 class _Call:
-    """One call of ``score``: which jobs are out, and what came back."""
+    """One call of ``score``: its pending jobs, and the results."""
 
     def __init__(self, scorer: Scorer, deadline: float, timeout_s: float | None, stopped: threading.Event) -> None:
         self._scorer = scorer
@@ -172,7 +172,7 @@ class _Call:
         self._deadline = deadline
         self._timeout_s = timeout_s
         self._stopped = stopped
-        #: Job -> places of its sequences in the call.
+        #: Job -> indexes of its sequences in the call.
         self._out: dict[str, list[int]] = {}
         self._starts: dict[int, int] = {}
         self._found: dict[int, Score] = {}
@@ -180,7 +180,7 @@ class _Call:
         self._event = newest[0][0] if newest else b"0-0"
 
     def run(self, given: Sequence[tuple[int, Given]]) -> dict[int, Score]:
-        """Scores by place."""
+        """Return scores by index."""
         self._starts = {i: one.start for i, one in given}
         todo = list(_pieces(given))
         while todo or self._out:
@@ -210,12 +210,12 @@ class _Call:
             gate=None,
         )
         answer = self._control.call(call)
-        # A lost reply: it was sent again, and finds the position where the first one left it.
+        # A lost reply: the retry finds the position where the first request left it.
         if answer.position != at + len(jobs):
             raise ProtocolError(f"Another scorer has the name {self._scorer.name!r}: give each a name of its own.")
 
     def _look(self) -> int:
-        """Collect what is done; the number of jobs."""
+        """Collect finished jobs; return their number."""
         jobs = list(self._out)
         states = self._control.do(partial(self._states, jobs))
         done = [job for job, state in zip(jobs, states, strict=True) if state == JobState.READY]
@@ -265,7 +265,7 @@ class _Call:
         return f"Sequences {places[0]} to {places[-1]} cannot be scored; their job {job} was buried as {reason}: {last}"
 
     def _wait(self, num_pieces: int) -> None:
-        """Sleep until something may be done, and say what is waited for. Raises WaitTimeout."""
+        """Sleep until something may be done, and report the wait. Raises WaitTimeout."""
         sequences = sum(map(len, self._out.values()))
         cause = ScoresPending(sequences, len(self._out), num_pieces)
         self._scorer._waiting.blocked_on(cause)
@@ -283,12 +283,12 @@ class _Call:
                 return
 
     def _read_events(self, block_s: float) -> list[str]:
-        """Jobs that something happened to, of anybody's. Blocks until something has, for at most ``block_s``."""
+        """Return jobs with events, of all scorers. Blocks until there are any, for at most ``block_s``."""
         block_ms = max(1, int(block_s * 1000))
         try:
             news = self._scorer._events.xread({self._keys.samples: self._event}, count=1000, block=block_ms)
         except PASSING:
-            time.sleep(block_s)  # the next look waits for Redis, and says so
+            time.sleep(block_s)  # the next check waits for Redis, and reports it
             return []
         if not news:
             return []
@@ -297,7 +297,7 @@ class _Call:
         return [name_shown(fields.get(b"j", b"")) for _, fields in entries]
 
     def clear(self) -> None:
-        """Take back whatever is out: somebody gave up."""
+        """Cancel all pending jobs after a failure."""
         for job in list(self._out):
             self._control.call(scripts.cancel(self._keys, job, []))
             del self._out[job]
@@ -318,7 +318,7 @@ def _check(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Gi
 
 
 def _pieces(given: Sequence[tuple[int, Given]]) -> Iterator[list[tuple[int, Given]]]:
-    """Sequences of one job each: at most ``MAX_SEQUENCES``, and ``MAX_TOKENS`` where there are several."""
+    """Split sequences into jobs: at most ``MAX_SEQUENCES`` each, and ``MAX_TOKENS`` unless a single one is longer."""
     piece: list[tuple[int, Given]] = []
     size = 0
     for place, one in given:
@@ -332,7 +332,7 @@ def _pieces(given: Sequence[tuple[int, Given]]) -> Iterator[list[tuple[int, Give
 
 
 def _row(job: str, meta: SampleMeta) -> tuple[Row, int]:
-    """Where a sample's bytes are, and the version it was scored under."""
+    """Return the location of a sample's payload, and the version it was scored under."""
     row = Row(
         job=job,
         k=meta.k,
@@ -364,7 +364,7 @@ def score(
     *,
     timeout_s: float | None = None,
 ) -> list[Score]:
-    """One call of a ``Scorer`` of ``run`` (a name, or its configuration). Blocks; raises as ``Scorer.score``."""
+    """Call a ``Scorer`` of ``run`` (a name, or its configuration) once. Blocks; raises as ``Scorer.score``."""
     scorer = Scorer(run) if isinstance(run, Config) else Scorer(run=run)
     with scorer:
         return scorer.score(sequences, starts, timeout_s=timeout_s)

@@ -1,8 +1,8 @@
-"""One rank of a trainer at work with a run, from join to leave: what trainers of every kind are made of.
+"""One rank's connection to a run, from join to leave: the parts shared by all kinds of trainers.
 
-    subscriber     its place at the buffer          reader        manifests made batches
-    progress       what its weights have seen       clock         the versions that it drives
-    publications   weights on their way out         engines       what it has engines do
+    subscriber     its subscription                 reader        makes batches of manifests
+    progress       batches trained and committed    clock         the versions that it drives
+    publications   publishes weights                engines       commands to engines
 
 ``Trainer`` reads the batches that are cut for it; ``Requests`` reads the answers to its own prompts.
 """
@@ -47,10 +47,10 @@ class Session:
 
     Args:
         name: the subscription.
-        seat: whose place it is among the ranks and roles that train the subscription.
-        definition: what the subscription takes, set by rank 0 when it joins.
-        records: whether batches that are committed are recorded as steps of a training.
-        publishes: it publishes the model's weights and moves its clock, whether batches are cut for it by that or not.
+        seat: place of this process among the ranks and roles that train the subscription.
+        definition: definition of the subscription, set by rank 0 when it joins.
+        records: whether committed batches are recorded as training steps.
+        publishes: whether it publishes the model's weights and moves its clock, even if batches do not depend on it.
         job: as of ``Subscriber``.
         replica_group, prepare: as of ``BatchReader``.
         reads_evaluations: whether rank 0 reads the evaluations of ``data.eval``, if it publishes.
@@ -84,9 +84,9 @@ class Session:
         self.reader = BatchReader(config, self.subscriber, replica_group=replica_group, prepare=prepare)
         self.progress = Progress(self.subscriber)
         self.clock = Clock(self.subscriber, model, weights_dir_of(config))
-        #: What it has trained, published and waited for.
+        #: Sums of what it trained, published and waited for.
         self.tally = Tally()
-        #: Records a row per committed batch, in the one process that leads.
+        #: Records a row per committed batch, in the leading process.
         self.steps = self._recorder(url, definition, records)
         self.publications = Publications(config, self.subscriber, self.clock, self.progress, self.tally)
         self.engines = Engines(self.subscriber, model)
@@ -94,14 +94,14 @@ class Session:
         self.evaluations.listeners.append(self.steps.evaluated)
         self._evaluation_reader = EvaluationReader(config, self.evaluations)
         self._exporter: Exporter | None = None
-        #: When batches were handed out that are not committed (Unix seconds).
+        #: Times at which uncommitted batches were handed out (Unix seconds).
         self.handed_s: dict[int, float] = {}
         self._spans: Spans = NoSpans()
 
     def _recorder(self, url: str, definition: Definition, records: bool) -> StepRecorder:
         if not (self.seat.leads and records):
             return StepRecorder(self.config, self.name, self.tally, file=None)
-        # Members of a pool may all publish; the run's own trainer has the name that the configuration says.
+        # Members of a pool may all publish; the run's own trainer has the configured name.
         is_main = self.name == self.config.trainer.name or (self.publishes and not definition.share)
         return StepRecorder(
             self.config,
@@ -113,9 +113,9 @@ class Session:
         )
 
     def join(self) -> None:
-        """Take the subscription; rank 0 serves metrics from then on. Blocks, and raises as ``Progress.join``.
+        """Acquire the subscription; rank 0 serves metrics from then on. Blocks, and raises as ``Progress.join``.
 
-        Raises ConfigError where their address cannot be listened on.
+        Raises ConfigError if the metrics address cannot be used.
         """
         self.progress.join()
         if self.seat.leads:
@@ -125,12 +125,12 @@ class Session:
         self._evaluation_reader.start()
 
     def close(self, *, finished: bool = True) -> None:
-        """Give the subscription back, whatever else of the end fails. Blocks shortly, and for trackers.
+        """Release the subscription, whatever other cleanup fails. Blocks shortly, and for trackers.
 
         Args:
             finished: False if the trainer failed.
         """
-        with ExitStack() as ends:  # from the last one to the first
+        with ExitStack() as ends:  # runs in reverse order
             ends.callback(self._spans.close)
             ends.callback(self.reader.close)
             ends.callback(self.subscriber.leave)
@@ -141,18 +141,18 @@ class Session:
             ends.callback(self._evaluation_reader.stop)
 
     def stream(self, prefetch: int = 0) -> Stream:
-        """The batches of this rank in their order, ``prefetch`` of them read ahead."""
+        """Return the batches of this rank in order, ``prefetch`` of them read ahead."""
         return Stream(
             self.subscriber, self.reader, self.progress, prefetch=prefetch, look=self._keep_announced, tally=self.tally
         )
 
     def agree(self, number: int, about: tuple[int, str, int] | None, word: str, timeout_s: float) -> list[str]:
-        """Hear what every rank is about to do, see ``Trainer.agree``."""
+        """Exchange with every rank what it is about to train, see ``Trainer.agree``."""
         with self.tally.waiting("ranks"):
             return agree(self.subscriber, number, about, word, timeout_s)
 
     def check_clock(self, batch: Batch) -> None:
-        """T2: a new batch was cut for the version that the trainer holds now, see ``Clock.check_batch``."""
+        """Check that a new batch was cut for the version that the trainer holds now (T2), see ``Clock.check_batch``."""
         if self.seat.leads and self.publishes and batch.n > self.progress.redelivered:
             self.clock.check_batch(batch.n, batch.train_version, self.progress.committed)
 
@@ -162,7 +162,7 @@ class Session:
         self.steps.hand_out(batch.n)
 
     def commit(self, batch: Batch, *, is_trained: bool = True) -> None:
-        """This rank has ``batch`` behind it, see ``Trainer.commit``.
+        """Commit ``batch`` for this rank, see ``Trainer.commit``.
 
         Args:
             is_trained: False if it is trained after the commit, or not at all: the caller records it.
@@ -179,7 +179,7 @@ class Session:
         self._tell(batch)
 
     def _tell(self, batch: Batch) -> None:
-        """A span for each job that was trained."""
+        """Emit a trace span for each trained job."""
         begun = [at for n, at in self.handed_s.items() if n == batch.n]
         self.handed_s = {n: at for n, at in self.handed_s.items() if n > batch.n}
         about: dict[str, Any] = {"subscription": self.name, "batch": batch.n, "version": batch.train_version}
@@ -187,20 +187,20 @@ class Session:
             self._spans.add(job, "train", begun[0], time.time(), of=f"{self.name}:{batch.n}", **about)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this rank, see ``Trainer.state_dict``."""
+        """Return this rank's part of a checkpoint, see ``Trainer.state_dict``."""
         self.steps.write()
         where = {"run": self.config.run, "subscription": self.name, "batch": self.progress.state()}
         return where | {"version": self.clock.seen}
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """True where this rank can go back to ``state``, see ``Trainer.fits``."""
+        """Return whether this rank can rewind to ``state``, see ``Trainer.fits``."""
         self.clock.see(int(state.get("version", 0)))
         return self.progress.can_go_back(int(state["batch"]))
 
     def go_back(self, n: int, version: int) -> None:
-        """Go on behind batch ``n``, with weights that have seen no other and no version above ``version``.
+        """Continue after batch ``n``, with weights trained on no later batch and no version above ``version``.
 
-        Whoever drives the clock has to publish next (T1). Raises as ``Progress.go_back``.
+        The driving rank must publish next (T1). Raises as ``Progress.go_back``.
         """
         self.steps.rewind(n)
         self.clock.see(version)
@@ -208,7 +208,7 @@ class Session:
         self.progress.go_back(n)
 
     def report(self, figures: Mapping[str, Any]) -> None:
-        """Add figures to the step, see ``Trainer.report``. Blocks for one round trip on a rank that does not lead."""
+        """Add metrics to the step, see ``Trainer.report``. Blocks for one round trip on a rank that does not lead."""
         if self.seat.leads:
             self.steps.report(figures)
             return
@@ -222,10 +222,10 @@ class Session:
         return f"{self.name}/{seat.role}/{seat.rank}" if seat.roles else f"{self.name}/{seat.rank}"
 
     def _keep_announced(self) -> None:
-        """While it waits for a batch: a version that engines die of is announced again.
+        """Repeat, during a wait for a batch, the announcement of a version that engines crash on.
 
-        Raises PublishError, and ProtocolError where Redis forgot a publication: no batch is cut of what was drawn with
-        it, until a later one gives it up.
+        Raises PublishError, and ProtocolError if Redis lost a publication: no batch is cut from samples of that version
+        until a later one replaces it.
         """
         if self.seat.leads and self.publishes:
             self.clock.check_lost(self.clock.read())

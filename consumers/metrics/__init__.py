@@ -1,1 +1,1 @@
-"""What trainers and scorers have done, counted for whoever scrapes it."""
+"""Prometheus metrics of trainers, scorers and the recorder."""

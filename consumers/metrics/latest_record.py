@@ -39,7 +39,7 @@ class LatestRecord:
         self._thread: threading.Thread | None = None
 
     def show(self, record: Mapping[str, Any]) -> None:
-        """Have this record written soon. Returns at once."""
+        """Write this record soon. Returns at once."""
         self._latest = dict(record)
         self._changed.set()
         if self._thread is None:

@@ -1,4 +1,4 @@
-"""Metrics of the recorder: what it kept of the samples whose groups left the queue, and where their tokens went."""
+"""Metrics of the recorder: samples recorded, and their tokens by fate."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from penstock.system.metrics.series import counter
 
 GROUPS = counter("recorder_groups", "Groups that were recorded, so that they may be swept.")
 ROWS = counter("recorder_rows", "Rows that were written, by what became of the sample; again after a kill.", "fate")
-TOKENS = counter("recorder_generated_tokens", "Tokens that the policy drew for the samples of these rows.", "fate")
+TOKENS = counter("recorder_generated_tokens", "Tokens that the policy generated for the samples of these rows.", "fate")
 SECONDS = counter("recorder_write_seconds", "Time for writing and syncing them, waits for room among it.")
 
 FAILURES = counter("recorder_hook_failures", "Calls of hooks.all_samples that raised or ran too long.")

@@ -1,4 +1,4 @@
-"""Metrics of one scorer: what it was asked, and how long that took."""
+"""Metrics of one scorer: requests and their durations."""
 
 import time
 from collections.abc import Iterator

@@ -99,7 +99,7 @@ class StepRecorder:
         self._waited_s = self._published_s = self._committed_at = 0.0
 
     def _busy_s(self) -> float:
-        """Return a clock that stands still while a batch is waited for and while weights are published."""
+        """Return a clock that stops during waits for a batch and during publications."""
         return time.monotonic() - self._tally.waits["batch"] - self._published_s
 
     def hand_out(self, n: int) -> None:

@@ -1,4 +1,4 @@
-"""What one trainer has trained, published and waited for: running sums, and figures of the last batch."""
+"""Running sums of what one trainer trained, published and waited for, and figures of the last batch."""
 
 import math
 import time
@@ -14,31 +14,31 @@ from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.staleness import Lineage
 from penstock.system.metrics.series import Histogram
 
-#: Upper ends of the classes: staleness in versions, lengths in tokens.
+#: Upper bounds of the buckets: staleness in versions, lengths in tokens.
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 LENGTHS = tuple(2**power for power in range(4, 18))
 
 
 class Tally:
-    """Sums of one rank. Its own thread adds, an evaluation's too; whoever scrapes reads."""
+    """Sums of one rank. The trainer's and an evaluation's thread add; the metrics server reads."""
 
     def __init__(self) -> None:
         #: batches, groups, samples, generated_tokens, loss_tokens, partial_groups, missing_samples, lost_payloads
         self.sums: Counter[str] = Counter()
         self.staleness = Histogram(STALENESS)
         self.lengths = Histogram(LENGTHS)
-        #: Seconds by what was waited for.
+        #: Seconds of waiting, by reason.
         self.waits: dict[str, float] = {"batch": 0.0, "ranks": 0.0}
-        #: Versions published, their bytes, seconds for writing and sending them; publications that were refused.
+        #: Versions published, their bytes, seconds to write and send them; rejected publications.
         self.published: dict[str, float] = dict.fromkeys(("versions", "bytes", "write_s", "send_s", "skipped"), 0.0)
         self.last_publish_s = 0.0
         #: The last batch that was committed; None before the first.
         self.manifest: Manifest | None = None
-        #: Seconds from one commit to the next, and what of it was a wait for a batch.
+        #: Seconds from one commit to the next, and the part spent waiting for a batch.
         self.step_s = self.step_wait_s = 0.0
-        #: What the ledger of drops says of it, by slime's names.
+        #: Disposals reported with it, by slime's names.
         self.drops: Mapping[str, float] = {}
-        #: Figures that the trainer reports of itself.
+        #: Figures reported by the trainer.
         self.reported: Mapping[str, float] = {}
         #: Dataset -> numbers of the row of its last evaluation.
         self.evaluations: dict[str, Mapping[str, float]] = {}
@@ -47,7 +47,7 @@ class Tally:
 
     @contextmanager
     def waiting(self, reason: str) -> Iterator[None]:
-        """Count the time in here as a wait."""
+        """Count the time in this context as a wait."""
         began = time.monotonic()
         try:
             yield
@@ -55,7 +55,7 @@ class Tally:
             self.waits[reason] = self.waits.get(reason, 0.0) + time.monotonic() - began
 
     def commit(self, manifest: Manifest) -> None:
-        """A batch was trained. Takes about a microsecond a sample."""
+        """Add a trained batch. Takes about a microsecond a sample."""
         rows = manifest.rows
         self.sums.update(
             batches=1,
@@ -85,7 +85,7 @@ class Tally:
                 self.staleness.add(lags[row.oldest_loss])
 
     def publish(self, num_bytes: int, write_s: float, send_s: float) -> None:
-        """A version was written and announced."""
+        """Add a version that was written and announced."""
         for name, value in (("versions", 1), ("bytes", num_bytes), ("write_s", write_s), ("send_s", send_s)):
             self.published[name] += value
         self.last_publish_s = write_s + send_s
@@ -95,11 +95,11 @@ class Tally:
         self.published["skipped"] += 1
 
     def report(self, figures: Mapping[str, Any]) -> None:
-        """Keep the last number of each figure that the trainer reported; one that is no number any more is dropped."""
+        """Keep the last number of each reported figure; drop one that is not a number any more."""
         self.reported = numbers_of({**self.reported, **figures})
 
     def evaluate(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows of ``eval.jsonl``; of each dataset the newest version stays."""
+        """Add rows of ``eval.jsonl``; the newest version of each dataset is kept."""
         for row in rows:
             numbers, known = numbers_of(row), self.evaluations.get(str(row["dataset"]), {})
             if numbers.get("version", -1) >= known.get("version", -1):
@@ -107,13 +107,13 @@ class Tally:
 
 
 def numbers_of(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are numbers, and finite."""
+    """Return the figures that are finite numbers."""
     numbers = {name: float(value) for name, value in figures.items() if type(value) in (int, float)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def lengths_of(rows: list[Row]) -> dict[str, float]:
-    """Mean, median, max and min of the generated tokens of a batch's samples; {} of none."""
+    """Return mean, median, max and min of the generated tokens of a batch's samples; {} without samples."""
     found = [row.num_generated for row in rows]
     return {kind.__name__: float(kind(found)) for kind in (mean, median, max, min)} if found else {}
 
@@ -123,7 +123,7 @@ def truncated_ratio(rows: list[Row]) -> float:
 
 
 def same_rewards(rows: list[Row]) -> Counter[str]:
-    """Groups all of whose samples have one reward, by that reward to one decimal."""
+    """Count groups whose samples all have the same reward, by that reward to one decimal."""
     rewards: dict[str, set[float]] = {}
     for row in rows:
         rewards.setdefault(row.job, set()).add(row.reward)

@@ -1,4 +1,4 @@
-"""Metrics of one trainer, served by its rank 0: of the whole batch, as its manifest has it."""
+"""Metrics of one trainer, served by its rank 0, for the complete batch of its manifest."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ SUMS = {
     "batches": counter("trainer_batches", "Batches committed by this process; one that comes again counts again."),
     "groups": counter("trainer_groups", "Groups of these batches."),
     "samples": counter("trainer_samples", "Samples of these batches."),
-    "generated_tokens": counter("trainer_generated_tokens", "Tokens of these samples that the policy drew."),
+    "generated_tokens": counter("trainer_generated_tokens", "Tokens of these samples that the policy generated."),
     "loss_tokens": counter("trainer_loss_tokens", "Tokens of these samples that bore loss."),
     "partial_groups": counter("trainer_partial_groups", "Groups of these batches that were closed short."),
     "missing_samples": counter("trainer_missing_samples", "Samples that those lack."),
@@ -29,7 +29,7 @@ STALENESS_MAX = gauge(
 STALENESS_MEAN = gauge(
     "trainer_staleness_mean", "Mean over the tokens that bear loss in the last batch, in versions; absent if none does."
 )
-BOUND = gauge("trainer_staleness_bound", "What the last batch was cut under.")
+BOUND = gauge("trainer_staleness_bound", "Staleness bound of the last batch.")
 BATCH = gauge("trainer_batch", "Number of the last batch that it committed.")
 TRAIN_VERSION = gauge("trainer_version", "Version of its weights when that batch was trained.")
 WAIT = counter("trainer_wait_seconds", "Time in which it waited: for a batch, or for other ranks.", "reason")
@@ -40,7 +40,7 @@ PUBLISHED = {
     "send_s": counter("trainer_publish_send_seconds", "Time for announcing them, and sending them to engines."),
     "skipped": counter("trainer_skipped_publications", "Publications refused because weights were NaN or infinite."),
 }
-REPORTED = gauge("trainer_reported", "What it says of itself (`Trainer.report`), by the figure's name.", "figure")
+REPORTED = gauge("trainer_reported", "Figures reported by `Trainer.report`, by name.", "figure")
 EVALUATED = gauge("trainer_evaluated_version", "Version that was evaluated last.", "dataset")
 
 LENGTHS = {
@@ -62,7 +62,7 @@ FILTERED = slime(
 )
 DROPPED = slime(
     "rollout/drop_{reason}",
-    "Groups given up for another reason than a filter between the last batch and the one before.",
+    "Groups disposed of for another reason than a filter between the last batch and the one before.",
 )
 UPDATE = slime("perf/update_weights_time", "Seconds that the last publication took.")
 STEP = slime("perf/step_time", "Seconds from the commit before the last one to the last one.")
