@@ -1,1 +1,1 @@
-"""The recorder: what becomes of samples, kept in files when their groups leave the queue."""
+"""The recorder: write samples and their fates to files when their groups leave the queue."""

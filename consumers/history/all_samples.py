@@ -1,4 +1,4 @@
-"""``hooks.all_samples``: a function of the user's that is told of every sample, whatever became of it."""
+"""``hooks.all_samples``: a user function that gets every sample, whatever became of it."""
 
 import logging
 import threading
@@ -17,15 +17,15 @@ from penstock.system.user_code import staying_alive
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at whether the function has ended.
+#: Seconds between two checks whether the function has returned.
 LOOK_S = 0.5
 
 
 class AllSamples:
-    """The hook of one recorder; tells nobody where none is named.
+    """The hook of one recorder; does nothing if no hook is configured.
 
     Raises:
-        ConfigError: it cannot be imported, or cannot be called as it is.
+        ConfigError: the function cannot be imported, or has the wrong signature.
     """
 
     def __init__(self, config: Config) -> None:
@@ -33,22 +33,22 @@ class AllSamples:
         self._hook = load_hook("all_samples", path) if path is not None else None
         self._limit_s = config.hooks.timeout_s
         self._args = args_of(config)
-        #: Ends of the call that ran too long, while it runs.
+        #: Set when a call that timed out returns.
         self._left: threading.Event | None = None
 
     def tell(self, rows: Sequence[SampleRow], tick: Callable[[], bool]) -> bool:
-        """Tell of rows that are on disk; False where the function raised, or ran too long, which is logged.
+        """Call the function with rows that are on disk; return False and log if it raised or timed out.
 
-        Blocks for at most ``hooks.timeout_s``; a thread of it is left behind then, and until that ends nothing is told.
+        Blocks for at most ``hooks.timeout_s``; its thread is left running then, and until it ends rows are skipped.
 
         Args:
-            tick: called meanwhile; true ends the wait.
+            tick: called during the wait; true ends it.
         """
         hook = self._hook
         if hook is None or not rows:
             return True
         if self._left is not None and not self._left.is_set():
-            log.warning("%s: still runs from before, and is not told of %d samples", hook.name, len(rows))
+            log.warning("%s: an earlier call is still running, skipping %d samples", hook.name, len(rows))
             return False
         ended, raised = threading.Event(), list[BaseException]()
 
@@ -56,7 +56,7 @@ class AllSamples:
             try:
                 with staying_alive():
                     self._call(hook, rows)
-            # SystemExit too: the thread would end, and nobody hear of it.
+            # SystemExit too: it would end the thread without a message.
             except BaseException as exc:
                 raised.append(exc)
             ended.set()
@@ -72,7 +72,7 @@ class AllSamples:
                 self._left = ended
                 return False
         if raised:
-            log.warning("%s raised; what it was told is in the history", hook.name, exc_info=raised[0])
+            log.warning("%s raised; its samples are in the history", hook.name, exc_info=raised[0])
         return not raised
 
     def _call(self, hook: Hook, rows: Sequence[SampleRow]) -> None:
@@ -86,7 +86,7 @@ class AllSamples:
 
 
 def _sample(row: SampleRow) -> Any:
-    """A row as slime has a sample; what the history does not keep of it is empty."""
+    """Convert a row to slime's sample; fields that the history does not record are empty."""
     at = row.prompt_length
     made = sample_class()(
         index=number_of(row.id),

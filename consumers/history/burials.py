@@ -1,4 +1,4 @@
-"""Rows of buried jobs: dead letters are read in the order in which they came, and stay where they are."""
+"""Rows of dead-lettered jobs: read the stream of dead letters in order, without removing them."""
 
 from penstock.errors import ProtocolError
 from penstock.history.row import WHOLE_JOB, Fate, SampleRow
@@ -8,14 +8,14 @@ from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.protocol.records.tries import tries_of
 from penstock.redis.commands import Client, Entry
 
-#: Dead letters per look.
+#: Dead letters per read.
 CHUNK = 32
-#: Most characters of a prompt that is taken from a dead letter, and of its label.
+#: Most characters of a dead letter's prompt, and of its label.
 MAX_TEXT = 1024 * 1024
 
 
 class Burials:
-    """Follows the stream of dead letters, from its beginning: what was written before is written again."""
+    """Follows the stream of dead letters from its beginning: letters recorded before are written again."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
@@ -23,7 +23,7 @@ class Burials:
         self._after = "-"
 
     def take(self) -> list[SampleRow]:
-        """Rows of the jobs that were buried since. Blocks for two round trips."""
+        """Return rows of the jobs that were dead-lettered since. Blocks for two round trips."""
         entries = self._client.xrange(self._keys.dead, self._after, "+", count=CHUNK)
         if entries:
             self._after = f"({entries[-1][0].decode()}"
@@ -36,7 +36,7 @@ class Burials:
 
 
 def _tries(raw: object) -> str:
-    """'' where the group is gone, or nobody wrote it so: a dead letter is told all the same."""
+    """Return '' if the group is gone, or the field is invalid: the dead letter is recorded all the same."""
     try:
         text = raw.decode() if isinstance(raw, bytes) else ""
         tries_of(text, "a group")
@@ -64,7 +64,7 @@ def _row_of(entry: Entry, name: str, tries: str) -> SampleRow:
 
 
 def _job_of(body: bytes) -> Job | None:
-    """None where that is what it was buried for: it cannot be read."""
+    """Return None if the job cannot be read, which may be why it is dead."""
     try:
         return Job.from_bytes(body)
     except ProtocolError:

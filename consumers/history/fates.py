@@ -1,6 +1,6 @@
-"""What became of the samples of a group that is done with, and which batches used them.
+"""Determine the fate of a retiring group's samples, and the batches that used them.
 
-Where subscriptions differ the first of these counts: payload lost, trained, masked, filtered, dropped.
+If subscriptions differ the first of these counts: payload lost, trained, masked, filtered, dropped.
 """
 
 from penstock.consumers.history.retired import Retired
@@ -9,18 +9,18 @@ from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.sample_meta import SampleMeta
 
 _DISPOSALS = {reason.code: reason for reason in Disposal}
-#: What a group retires for, where it is not for what subscriptions did with it.
+#: Fates by the group's reason to retire, if it does not depend on subscriptions.
 _ENDS = {"cancelled": (Fate.CANCELLED, ""), "timed_out": (Fate.DROPPED, "timed_out"), "evicted": (Fate.EVICTED, "")}
-#: Accounts of what was in a durable batch.
+#: Accounts of samples in a durable batch.
 _USED = ("masked", "trained")
-#: Nobody wanted it: a lane without a trainer, or a subscription that was dropped.
+#: Reason of groups without a reader: a lane without a trainer, or a dropped subscription.
 UNUSED = "unused"
-#: Reasons that rows have other words for.
+#: Reasons that have other names in rows.
 _REASONS = {"unwanted": UNUSED, "unknown": ""}
 
 
 def uses_of_sample(group: Retired, meta: SampleMeta) -> list[Use]:
-    """Each batch that held the sample, by subscription."""
+    """Return each batch that held the sample, by subscription."""
     found = []
     for sub, uses in sorted(group.uses.items()):
         for use in uses:
@@ -33,7 +33,7 @@ def uses_of_sample(group: Retired, meta: SampleMeta) -> list[Use]:
 
 
 def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    """Fate and reason of a sample; ``meta`` None: of a job that ended without one."""
+    """Return fate and reason of a sample; ``meta`` None: of a job that ended without one."""
     if group.broken:
         return Fate.DROPPED, Disposal.UNREADABLE
     if meta is not None and meta.k in group.lost:
@@ -44,7 +44,7 @@ def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[F
 
 
 def _booked(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    """As the ledger of tokens has it."""
+    """Return the fate recorded in the ledger of tokens."""
     account, _, reason = group.account.partition(":")
     if account in _ENDS:
         return _ENDS[account]
@@ -59,7 +59,7 @@ def _booked(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[F
 
 
 def _guessed(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    """By the group's own fields: of one that retired before its account stood there."""
+    """Derive the fate from the group's own fields, if it retired before the account was recorded."""
     if group.reason in _ENDS and not (group.reason == "cancelled" and uses):
         return _ENDS[group.reason]
     if group.lane in SCORES:
@@ -70,7 +70,7 @@ def _guessed(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[
 
 
 def _used(meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    # Without uses it was cut before the run kept a history.
+    # Without uses it was cut before the run recorded a history.
     bore_loss = any(use.loss_tokens for use in uses) if uses else meta is not None and meta.num_loss > 0
     return (Fate.TRAINED if bore_loss else Fate.MASKED), ""
 

@@ -1,4 +1,4 @@
-"""``penstock recorder``: keeps what becomes of samples when their groups leave the queue."""
+"""``penstock recorder``: record the fates of samples when their groups leave the queue."""
 
 import os
 import signal
@@ -7,13 +7,13 @@ from types import FrameType
 from penstock.config import Config
 from penstock.consumers.history.recorder import Recorder
 
-#: Of 19, the most that a process may leave to others.
+#: Low CPU priority; the lowest is 19.
 NICE = 15
 
 
 def main(config: Config) -> int:
-    """Record until SIGTERM or SIGINT, and then what still waits, for 8 s at most. Blocks."""
-    # It takes what others leave: they wait for nothing of it, and what it has not done yet waits in its backlog.
+    """Record until SIGTERM or SIGINT, then the backlog, for 8 s at most. Blocks."""
+    # Low priority: no part waits for the recorder, and unfinished work stays in its backlog.
     os.nice(NICE)
     recorder = Recorder(config)
 

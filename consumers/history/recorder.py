@@ -1,17 +1,17 @@
-"""The recorder process: writes what becomes of samples before the leader sweeps them.
+"""The recorder process: record fates of samples before the leader sweeps their groups.
 
     unrecorded ──> groups, records ──> payloads ──> rows ──> files of this epoch, synced ──> recorded ──> (leader) sweep
     dead ────────> rows of buried jobs ──────────────┘
 
 | loop step | waits for | unblocked by |
 |---|---|---|
-| record | the right of another recorder | its end, or that of its lease |
-| payloads | a payload server that does not answer | it answers, or is given up |
-| write | room on the disk | room |
-| hook | ``hooks.all_samples`` | its end, or that of its time |
+| record | another recorder's lease | its end or expiry |
+| payloads | an unreachable payload server | it answers, or is declared lost |
+| write | space on the disk | space |
+| hook | ``hooks.all_samples`` | its return or timeout |
 
-Nobody waits for it but the sweep, and that up to ``history.backlog``. Killed anywhere, it loses no row: what was not
-told as recorded is written again under the same key.
+Only the sweep waits for it, and only up to ``history.backlog``. A kill at any time loses no row: groups not
+acknowledged as recorded are written again under the same key.
 """
 
 import logging
@@ -51,15 +51,15 @@ from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)
 
-#: The right to record is lost when it is not renewed for so long, and is renewed three times as often.
+#: The recorder's lease expires when it is not renewed for so long, and is renewed three times as often.
 LEASE_S = 15.0
-#: Between two looks while nothing waits; a look after which there was a full chunk is followed by the next at once.
+#: Seconds between two reads while nothing waits; a read that returned a full chunk is followed by the next at once.
 LOOK_S = 0.5
-#: Groups per look, and after a rest; most samples and payload bytes of one commit of the files.
+#: Groups per read, and after a rest; most samples and payload bytes of one commit of the files.
 GROUPS, FEW_GROUPS, SAMPLES, PIECE_BYTES = 64, 8, 1024, 32 * 1024 * 1024
-#: A sample with a larger payload keeps its row without answer and tokens.
+#: A sample with a larger payload is recorded without answer and tokens.
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-#: Longest that a recorder which is asked to end goes on with what waits.
+#: Longest time that a stopping recorder works on its backlog.
 DRAIN_S = 8.0
 
 _Piece = list[tuple[Retired, SampleMeta]]
@@ -75,7 +75,7 @@ class Recorder:
         self._keys = Keys(config.run)
         self._folder = RunFolder(config.run_dir).history
         self._stopping = threading.Event()
-        #: When (monotonic) it gives up what still waits; None before it is asked to end.
+        #: Time (monotonic) at which it abandons its backlog; None before a stop.
         self._end_at: float | None = None
         self._control = Control(config.redis.url, stopped=self._is_over)
         self._token = new_token()
@@ -92,18 +92,18 @@ class Recorder:
         self._burials = Burials(self._control.client, self._keys)
         self._all_samples = AllSamples(config)
         self._pace = Pace()
-        #: Groups of the next look.
+        #: Number of groups of the next read.
         self._groups = FEW_GROUPS
         self._writer: HistoryWriter | None = None
 
     def stop(self) -> None:
-        """Make ``run`` return when what waits is recorded, or after ``DRAIN_S``; safe in a signal handler."""
+        """Make ``run`` return when the backlog is recorded, or after ``DRAIN_S``; safe in a signal handler."""
         if self._end_at is None:
             self._end_at = time.monotonic() + DRAIN_S
         self._stopping.set()
 
     def run(self) -> None:
-        """Record whenever nobody else does. Blocks until ``stop``. Raises HistoryError, OSError for its files."""
+        """Record while holding the lease. Blocks until ``stop``. Raises HistoryError, OSError for its files."""
         try:
             self._texts.load()
             self._control.do(lambda client: ensure_lanes(client, self._keys))
@@ -113,7 +113,7 @@ class Recorder:
         except (QueueUnavailable, DiskFull) as exc:
             if not self._stopping.is_set():
                 raise
-            log.warning("stopped before all that waits was recorded: %s", exc)
+            log.warning("stopped before the backlog was recorded: %s", exc)
         finally:
             self._payloads.close()
             self._control.close()
@@ -121,7 +121,7 @@ class Recorder:
                 self.metrics.close()
 
     def _stand_by(self) -> None:
-        """Wait for the right to record, and record for as long as it is ours."""
+        """Wait for the lease, and record while holding it."""
         self._attendance.confirm()
         epoch = self._elect()
         if not epoch:
@@ -145,19 +145,19 @@ class Recorder:
                 lease_ms=int(1000 * LEASE_S),
                 backlog=history.backlog,
                 patience_ms=int(1000 * history.patience_s),
-                # Who renews its right writes to files of its own.
+                # A recorder that renews its lease writes to files of its own.
                 newest=newest_epoch(self._folder) if self._recording is None else 0,
             )
         )
 
     def _record(self, recording: Recording) -> None:
-        """Record until the right is lost, or ``stop`` and nothing waits any more."""
+        """Record until the lease is lost, or ``stop`` and the backlog is empty."""
         self._recording = recording
         self._renew_at = time.monotonic() + LEASE_S / 3
         self._writer = HistoryWriter(
             self._folder, recording.epoch, max_bytes=self._config.history.max_bytes, look_up=self._texts.pieces
         )
-        # Its files are new: what an earlier one knew of the dead is written again.
+        # The files are new: dead letters recorded in earlier ones are written again.
         self._burials = Burials(self._control.client, self._keys)
         log.info("recording in epoch %d to %s", recording.epoch, self._folder)
         try:
@@ -173,19 +173,19 @@ class Recorder:
         self._control.call(scripts.stop_recording(self._keys, recording))
 
     def _rest_s(self) -> float:
-        """Seconds to leave the machine to others after this turn. Blocks for round trips where it would rest."""
+        """Return seconds to leave the CPU to others after this turn. Blocks for round trips if it would rest."""
         rest_s = self._pace.rest_s()
         return 0.0 if rest_s and self._is_pressed() else rest_s
 
     def _is_pressed(self) -> bool:
-        """Whether somebody needs the room of what waits: the backlog fills, or Redis does. Blocks for round trips."""
+        """Return whether the backlog must shrink: it or Redis is filling up. Blocks for round trips."""
         waiting = self._control.do(lambda client: client.zcard(self._keys.unrecorded))
         if waiting >= max(1.0, FULL * self._config.history.backlog):
             return True
         return waiting > 0 and is_full(self._control.do(lambda client: client.info("memory")))
 
     def _rest(self, seconds: float) -> None:
-        """Leave the machine to others, until somebody needs the room; ``stop`` ends that."""
+        """Leave the CPU to others, until the backlog must shrink or ``stop``."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, LOOK_S)):
             self._renew()
@@ -193,14 +193,14 @@ class Recorder:
                 return
 
     def _turn(self, recording: Recording) -> bool:
-        """Record what has waited longest; True where there is more. Blocks for the disk. Raises RecordingLost."""
+        """Record what has waited longest; return whether there is more. Blocks for the disk. Raises RecordingLost."""
         buried = self._control.do(lambda _: self._burials.take())
         self._write(buried, [])
         most = self._groups
         return self._record_groups(recording, most) == most or len(buried) == burials.CHUNK
 
     def _record_groups(self, recording: Recording, most: int) -> int:
-        """Record the groups that have waited longest; how many."""
+        """Record the groups that have waited longest; return their number."""
         raw = self._control.do(lambda client: client.zrange(self._keys.unrecorded, 0, most - 1))
         jobs = [name_shown(job) for job in raw]
         if not jobs:
@@ -216,7 +216,7 @@ class Recorder:
         return len(jobs)
 
     def _write_piece(self, piece: _Piece, kept: set[str], trained: Trained) -> None:
-        """Write the rows of some samples, with what lies behind those that are kept."""
+        """Write the rows of some samples, with answers and tokens of those that are kept."""
         found = self._fetch([one for one in piece if _is_kept(*one, kept)])
         rows: list[SampleRow] = []
         uses: list[Use] = []
@@ -228,12 +228,12 @@ class Recorder:
         self._write(rows, uses)
 
     def _fetch(self, wanted: _Piece) -> dict[str, Bytes | None]:
-        """Payloads by sample; those that are known to be gone are not asked for. Blocks."""
+        """Return payloads by sample; known lost ones are not requested. Blocks."""
         rows = [wanted_row(group, meta) for group, meta in wanted if meta.k not in group.lost]
         return self._payloads.read(self._keys, rows) if rows else {}
 
     def _write(self, rows: Sequence[SampleRow], uses: Sequence[Use]) -> None:
-        """Keep rows and uses; returns when they are on disk. Waits for room, by name."""
+        """Write rows and uses; return when they are on disk. Blocks for space, with a reported wait."""
         assert self._writer is not None
         if not rows:
             return
@@ -247,7 +247,7 @@ class Recorder:
         self._renew()
 
     def _tick(self) -> bool:
-        """Renew the right to record while something else is waited for; True where that is to end."""
+        """Renew the lease during a wait; return whether the wait is to end."""
         self._renew()
         return self._is_over()
 
@@ -255,7 +255,7 @@ class Recorder:
         return self._end_at is not None and time.monotonic() >= self._end_at
 
     def _renew(self) -> None:
-        """Keep the right to record, when that is due. Raises RecordingLost."""
+        """Renew the lease when it is due. Raises RecordingLost."""
         self._attendance.confirm()
         if self._recording is None or time.monotonic() < self._renew_at:
             return
@@ -265,7 +265,7 @@ class Recorder:
 
 
 def _pieces(groups: Sequence[Retired]) -> Iterator[_Piece]:
-    """Samples in pieces of at most ``SAMPLES`` and ``PIECE_BYTES``, or of one."""
+    """Split samples into pieces of at most ``SAMPLES`` and ``PIECE_BYTES``, or of one."""
     piece: _Piece = []
     size = 0
     for group in groups:

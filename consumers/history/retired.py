@@ -1,4 +1,4 @@
-"""Groups that wait to be recorded, as they stand in Redis: their fields, the records of their samples, their uses."""
+"""Groups that wait to be recorded, as stored in Redis: their fields, the records of their samples, their uses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ from penstock.redis.commands import Client
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A group that is done with."""
+    """A retiring group."""
 
     job: str
     lane: str = ""
-    #: Place in the order of admission; 0 where it cannot be read.
+    #: Place in the order of admission; 0 if it cannot be read.
     seq: int = 0
     #: Why it retires: retired, dropped, evicted, timed_out or cancelled.
     reason: str = ""
-    #: The account of the ledger that its tokens went to, ``masked`` where some bore loss too; '': it does not say.
+    #: The ledger account of its tokens, ``masked`` if some bore loss too; '': unknown.
     account: str = ""
-    #: Subscription in whose batches it was -> the last of its batches that was durable then.
+    #: Subscription in whose batches it was -> the last of its batches that was durable at that time.
     checkpoints: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     crashes: int = 0
-    #: Its leases, as ``penstock.protocol.records.tries`` reads them.
+    #: Its leases, as parsed by ``penstock.protocol.records.tries``.
     tries: str = ""
     #: Unix seconds; 0: unknown or never.
     admitted_s: float = 0.0
@@ -38,18 +38,18 @@ class Retired:
     accounts: Mapping[str, int] = field(default_factory=dict)
     #: Subscription -> the batches that held it.
     uses: Mapping[str, Sequence[BatchUse]] = field(default_factory=dict)
-    #: What filters gave as their reason, by subscription.
+    #: Reasons given by filters, by subscription.
     filtered: Mapping[str, str] = field(default_factory=dict)
-    #: k of samples whose payload was found gone.
+    #: k of samples whose payload is lost.
     lost: frozenset[int] = frozenset()
     samples: Sequence[SampleMeta] = ()
     label: str = ""
-    #: What of it is not as penstock writes it; '' where all is.
+    #: Description of invalid fields; '' if all are valid.
     broken: str = ""
 
 
 def read_retired(client: Client, keys: Keys, jobs: Sequence[str]) -> list[Retired]:
-    """These groups; those that are gone by now are left out. Blocks for a round trip."""
+    """Read these groups; missing ones are skipped. Blocks for a round trip."""
     pipe = client.pipeline(transaction=False)
     for job in jobs:
         pipe.hgetall(keys.group(job))
@@ -60,7 +60,7 @@ def read_retired(client: Client, keys: Keys, jobs: Sequence[str]) -> list[Retire
 
 
 def group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retired:
-    """A group of the fields of its hash, and the string of its records; what cannot be read is named in ``broken``."""
+    """Make a group of the fields of its hash, and the string of its records; invalid fields are named in ``broken``."""
     try:
         return _group_of(job, raw, meta)
     except (ProtocolError, ValueError) as exc:
@@ -96,25 +96,25 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
 
 
 def _checkpoints(raw: bytes, number: str) -> dict[str, int]:
-    """Of ``SUB:N,SUB:N``. Raises ProtocolError where no verb wrote that."""
+    """Parse ``SUB:N,SUB:N``. Raises ProtocolError if it is invalid."""
     pairs = [word.partition(b":") for word in raw.split(b",") if word]
     return {name_shown(name): count_of(value, number) for name, _, value in pairs}
 
 
 def _tries(raw: bytes, what: str) -> str:
-    """Raises ProtocolError where no verb wrote that."""
+    """Decode the leases of a group. Raises ProtocolError if they are invalid."""
     tries = raw.decode("utf-8")
     tries_of(tries, what)
     return tries
 
 
 def _under(raw: Mapping[bytes, bytes], prefix: bytes) -> list[tuple[str, bytes]]:
-    """Fields of a kind, by what follows its prefix."""
+    """Return fields with a prefix, by the rest of their names."""
     return [(name_shown(name[len(prefix) :]), value) for name, value in raw.items() if name.startswith(prefix)]
 
 
 def read_trained(client: Client, keys: Keys, groups: Sequence[Retired]) -> dict[tuple[str, int], float]:
-    """(subscription, batch) -> when all ranks had committed it (Unix seconds), as far as Redis has it. Blocks."""
+    """Return (subscription, batch) -> commit time of all ranks (Unix seconds), as far as Redis has it. Blocks."""
     wanted: dict[str, set[int]] = {}
     for group in groups:
         for sub, uses in group.uses.items():

@@ -1,4 +1,4 @@
-"""Rows of groups that are done with: a row a sample, from its record, its payload and what became of its group."""
+"""Rows of retiring groups: one per sample, from its record, its payload and the fate of its group."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from penstock.protocol.records.sample_meta import SampleMeta
 log = logging.getLogger(__name__)
 
 Bytes = bytes | memoryview
-#: (subscription, batch) -> when all its ranks had committed it (Unix seconds).
+#: (subscription, batch) -> commit time of all ranks (Unix seconds).
 Trained = Mapping[tuple[str, int], float]
 
 
 def wanted_row(group: Retired, meta: SampleMeta) -> Row:
-    """Where the payload of a sample lies, as whoever fetches payloads takes it."""
+    """Return the location of a sample's payload, in the form that the payload reader takes."""
     return Row(
         job=group.job, k=meta.k, token=meta.token, server=meta.server, checksum=meta.checksum,
         num_bytes=meta.num_bytes, length=meta.length, prompt_length=meta.prompt_length,
@@ -32,7 +32,7 @@ def wanted_row(group: Retired, meta: SampleMeta) -> Row:
 
 
 def row_of_job(group: Retired) -> SampleRow:
-    """The row of a job that ended without a sample."""
+    """Return the row of a job that ended without a sample."""
     fate, reason = fate_of(group, None, [])
     return SampleRow(
         group.job, WHOLE_JOB, lane=group.lane, attempts=group.attempts, crashes=group.crashes, tries=group.tries,
@@ -43,17 +43,17 @@ def row_of_job(group: Retired) -> SampleRow:
 def row_of(
     group: Retired, meta: SampleMeta, data: Bytes | None, texts: Texts | None, trained: Trained
 ) -> tuple[SampleRow, list[Use]]:
-    """The row of one sample, and its uses.
+    """Return the row of one sample, and its uses.
 
     Args:
-        data: its payload; None where it is gone or not wanted.
-        texts: says what tokens mean; None: answers and tokens of this group are not kept.
+        data: its payload; None if it is gone or not needed.
+        texts: decodes tokens; None: answers and tokens of this group are not recorded.
     """
     uses = uses_of_sample(group, meta)
     fate, reason = fate_of(group, meta, uses)
     payload = _opened(group, meta, data)
     if payload is None and texts is not None and fate != Fate.PAYLOAD_LOST:
-        # What was trained was trained, though nobody can tell any more what it said.
+        # A trained sample stays trained, though its answer is lost.
         fate, reason = (fate, "payload_lost") if fate == Fate.TRAINED else (Fate.PAYLOAD_LOST, reason)
     return (
         SampleRow(
@@ -96,7 +96,7 @@ def _kept(payload: Payload | None, texts: Texts | None) -> dict[str, Any]:
 
 
 def _times(group: Retired, meta: SampleMeta, uses: Sequence[Use], trained: Trained) -> dict[str, Any]:
-    """Seconds since 1970; the first batch that held it is the one that counts."""
+    """Return Unix seconds; of several batches that held it, the first counts."""
     cuts = [use.cut_s for batches in group.uses.values() for use in batches]
     steps = [trained[use.subscription, use.batch] for use in uses if (use.subscription, use.batch) in trained]
     return {

@@ -1,4 +1,4 @@
-"""Of which groups answers and tokens are kept, and what their tokens say."""
+"""Choose the groups whose answers and tokens are recorded, and decode their tokens."""
 
 import logging
 from collections import OrderedDict
@@ -12,19 +12,19 @@ from penstock.weights.tokenizer import TokenTexts, load_token_texts
 
 log = logging.getLogger(__name__)
 
-#: Versions whose groups are counted; older ones do not come any more.
+#: Number of versions whose groups are counted; groups of older ones do not arrive any more.
 MAX_VERSIONS = 1024
 
 
 class Choice:
-    """Which groups keep their answers (``history.keep_every``, ``keep_per_version``)."""
+    """Choose groups whose answers are recorded (``history.keep_every``, ``keep_per_version``)."""
 
     def __init__(self, config: HistoryConfig) -> None:
         self._config = config
         self._kept: OrderedDict[int, int] = OrderedDict()
 
     def keeps(self, group: Retired) -> bool:
-        """Whether the group's answers are kept; counts it where they are."""
+        """Return whether the group's answers are recorded, and count it if so."""
         if self._config.keep_every > 1 and group.seq % self._config.keep_every != 0:
             return False
         most = self._config.keep_per_version
@@ -41,39 +41,39 @@ class Choice:
 
 
 class Texts:
-    """What tokens say, by the tokenizer of the run's model; '' where there is none."""
+    """Decodes tokens with the tokenizer of the run's model; to '' without one."""
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path
         self._looked = False
         self._found: TokenTexts | None = None
         self._spelling = Spelling(self.pieces)
-        #: The last prompt and its text: the samples of a group have the same.
+        #: The last prompt and its text: the samples of a group share it.
         self._prompt: tuple[list[int], str] = [], ""
 
     def load(self) -> None:
-        """Read the tokenizer, which may take seconds; else the first that is asked for does. Blocks."""
+        """Load the tokenizer, which may take seconds; otherwise the first use does. Blocks."""
         self._tokenizer()
 
     @property
     def is_spelled(self) -> bool:
-        """Whether texts are what ``pieces`` spell."""
+        """Return whether texts are concatenations of ``pieces``."""
         found = self._tokenizer()
         return found is not None and found.is_spelled
 
     def pieces(self, tokens: Collection[int]) -> Mapping[int, Piece]:
-        """What each of these stands for; of those that there are not: nothing."""
+        """Return the text of each of these tokens, without unknown ones."""
         found = self._tokenizer()
         return {} if found is None else {one: Piece(*found.piece_of(one)) for one in tokens}
 
     def prompt(self, tokens: list[int]) -> str:
-        """Text of a prompt, with tokens that stand for no text, such as the end of a turn."""
+        """Return the text of a prompt, including special tokens such as the end of a turn."""
         if tokens != self._prompt[0]:
             self._prompt = tokens, self._of(tokens, special=True)
         return self._prompt[1]
 
     def answer(self, tokens: list[int]) -> str:
-        """Text of drawn tokens, without those that stand for no text."""
+        """Return the text of generated tokens, without special tokens."""
         return self._of(tokens, special=False)
 
     def _of(self, tokens: Sequence[int], *, special: bool) -> str:
@@ -81,7 +81,7 @@ class Texts:
         if found is None or not tokens:
             return ""
         if found.is_spelled:
-            # Each piece is asked for once: much faster than the tokenizer.
+            # Each piece is decoded once: much faster than the tokenizer.
             return self._spelling.text(tokens, special=special) or ""
         return found.text_of(tokens, special)
 
@@ -91,5 +91,5 @@ class Texts:
             try:
                 self._found = load_token_texts(self._path)
             except ConfigError as exc:
-                log.warning("rows of the history have tokens and no text: %s", exc)
+                log.warning("the history records tokens without text: %s", exc)
         return self._found

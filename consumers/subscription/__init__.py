@@ -1,1 +1,1 @@
-"""A trainer's named place at the buffer: who holds it, what it was handed, what it has behind it."""
+"""A trainer's subscription: its owner, its manifests, its progress."""

@@ -1,7 +1,7 @@
-"""Ranks that are about to do something together say what, and hear what the others said, outside any collective (T14).
+"""Exchange words among ranks before a common step, outside any collective (T14).
 
-A rank that never comes is named by a wait and by an error; a rank that is about to train something else stops all. One
-that says that it waits for a disk is waited for as long as it does: a full disk is no reason to end a run.
+A rank that never comes is named by a wait and by an error; ranks that disagree stop all. A rank that reports a wait for
+a disk is waited for without a limit: a full disk must not end a run.
 """
 
 import time
@@ -14,25 +14,25 @@ from penstock.protocol import scripts
 from penstock.protocol.records.causes import FileUnwritable, RanksAbsent, RoomOnDisk, WeightsUnwritten
 from penstock.protocol.waits import Waiting, read_waits
 
-#: Between two looks at what the others said; doubles.
+#: Seconds between two reads of the others' words; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.02
-#: Between two looks at whether the subscription is still ours.
+#: Seconds between two checks of the ownership.
 CHECK_S = 0.5
-#: What was said is forgotten after so long; a clock that is set ahead by a day must not make anybody forget.
+#: Words expire after so long; large enough for a clock that is set ahead by a day.
 TTL_S = 7 * 86400
-#: What a rank may wait for without a limit, as one that is alone does.
+#: Causes for which a rank may wait without a limit.
 LASTING = (RoomOnDisk, FileUnwritable, WeightsUnwritten)
 
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """Who meets: ranks 0 to ``size`` - 1 under one name."""
+    """A group of ranks 0 to ``size`` - 1 under one name."""
 
     name: str
     rank: int
     size: int
     seat: Seat
-    #: Rank of the role that is number 0 here, for waits and errors.
+    #: Rank within the role of number 0 here, for waits and errors.
     first: int = 0
 
     def name_of(self, rank: int) -> str:
@@ -59,12 +59,12 @@ def meet(
     absence: RanksAbsent,
     timeout_s: float,
 ) -> list[str]:
-    """Say ``word`` in round ``number``; blocks until every rank has, and reports those that are absent. Words by rank.
+    """Publish ``word`` in round ``number``; block until every rank has, and report absent ones. Return words by rank.
 
-    Rounds of a circle are consecutive, or follow a rewind. ``absence``: what they meet for, without the ranks.
+    Rounds of a circle are consecutive, or follow a rewind. ``absence``: purpose of the meeting, without the ranks.
 
     Raises:
-        WaitTimeout: a rank did not come, and does not wait for a disk; names it.
+        WaitTimeout: a rank is absent, without waiting for a disk; names it.
         OwnershipLost: the subscription was rewound or taken over.
     """
     call = scripts.agree(
@@ -76,7 +76,7 @@ def meet(
         role=circle.name,
         rank=circle.rank,
         ranks=circle.size,
-        word="." + word,  # never empty: that is a rank which has said nothing
+        word="." + word,  # never empty: an empty word means that the rank has published none
         ttl_s=TTL_S,
     )
     now = time.monotonic()
@@ -114,15 +114,15 @@ def meet(
 def agree(
     subscriber: Subscriber, number: int, about: tuple[int, str, int] | None, word: str, timeout_s: float
 ) -> list[str]:
-    """All ranks of the role are about to train the same, or none does; what each said beside it, by rank.
+    """Check that all ranks of the role train the same batch; return the words of all ranks.
 
     Args:
-        number: how often this rank did so before.
-        about: (batch, digest, step); None where this rank is about to train nothing, which is not compared.
+        number: number of earlier calls on this rank.
+        about: (batch, digest, step); None if this rank trains nothing, which is not compared.
 
     Raises:
         ProtocolError: two ranks are about to train different batches or steps.
-        WaitTimeout, OwnershipLost: as ``meet``.
+        WaitTimeout, OwnershipLost: see ``meet``.
     """
     seat = subscriber.seat
     circle = Circle(seat.role, seat.rank, seat.ranks, seat)

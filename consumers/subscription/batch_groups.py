@@ -1,4 +1,4 @@
-"""Groups per batch, where the trainer's own argument says another number than the configuration."""
+"""Override the configured number of groups per batch by the trainer's argument."""
 
 from penstock.config import Config
 from penstock.config.subscription import Definition, Unit
@@ -6,14 +6,14 @@ from penstock.errors import ConfigError
 
 
 def with_groups(config: Config, batch_groups: int | None) -> Config:
-    """``config`` with another number of groups per batch; None: as it is."""
+    """Return ``config`` with another number of groups per batch; None: unchanged."""
     if batch_groups is None:
         return config
     return config.model_copy(update={"trainer": config.trainer.model_copy(update={"batch_groups": batch_groups})})
 
 
 def check_groups(batch_groups: int | None, definition: Definition) -> None:
-    """Raise ConfigError where a subscription has another size than the argument says."""
+    """Raise ConfigError if a subscription has another size than the argument."""
     if batch_groups is not None and (definition.size, definition.unit) != (batch_groups, Unit.GROUPS):
         raise ConfigError(
             f"Trainer(batch_groups={batch_groups}) contradicts its subscription, whose batches have {definition.size} "

@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Mean reward of each dataset."""
+        """Return the mean reward of each dataset."""
         return {dataset: float(row["accuracy"]) for dataset, row in self.datasets.items()}
 
 
@@ -89,7 +89,7 @@ class Evaluations:
 
     @property
     def is_read(self) -> bool:
-        """Whether this process reads evaluations."""
+        """Return whether this process reads evaluations."""
         return self._versions is not None
 
     def add(self, rows: Iterable[dict[str, Any]], *, is_new: bool = True) -> None:
@@ -222,7 +222,7 @@ class Evaluations:
             raise PenstockError(f"The evaluation ended: {self._error}") from self._error
 
     def _is_complete(self, version: int) -> bool:
-        """Whether every dataset has its row: a kill may have come between two of them."""
+        """Return whether every dataset has its row: a kill may have come between two of them."""
         return self._names <= self._rows.get(version, {}).keys()
 
     def _unanswered(self, version: int) -> str:

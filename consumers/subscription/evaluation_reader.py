@@ -5,8 +5,8 @@
 One batch is one evaluation: the cohort that the producer admitted for one version. A batch is committed, and its groups
 are released, once its rows are in ``eval.jsonl``.
 
-Of several trainers that publish, one reads. The others stand by: they take their results from the file, and take the
-subscription when its owner is gone. Nothing depends on a reader that stands by, so it reports no wait.
+Of several trainers that publish, one reads. The others stand by: they read results from the file, and take over the
+subscription when its owner is gone. Nothing depends on a standby reader, so it reports no wait.
 """
 
 import logging

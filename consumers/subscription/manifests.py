@@ -1,7 +1,7 @@
-"""Manifests of a subscription as one rank reads them: waited for by name, checked, never waited for in vain.
+"""Read the manifests of a subscription on one rank: with a reported wait, checked, and never for a batch without hope.
 
-Every rank reads manifest n by its id, so there is one cursor, never one per rank. While it is not there a rank looks
-whether it will ever come: whether the data has ended, Redis forgot a commit, or the subscription is another's.
+Every rank reads manifest n by its id, so there is one cursor, never one per rank. During the wait a rank checks whether
+the manifest can still come: whether the data has ended, Redis lost a commit, or the subscription has another owner.
 """
 
 import time
@@ -23,25 +23,25 @@ from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
 from penstock.system.collecting import collecting_later
 
-#: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
+#: Longest blocking read in seconds: delay of a stop, of a lost ownership or a timeout.
 BLOCK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One manifest as it was read."""
+    """A manifest and its digest."""
 
     manifest: Manifest
     digest: str
 
 
 class Manifests:
-    """The manifests of subscription ``name``, over a connection of their own: a read blocks it.
+    """The manifests of subscription ``name``, read over a separate connection, which a read blocks.
 
     Args:
-        control: for everything but the read.
-        ownership: under which this rank reads; bound by the first manifest (T14).
-        waiting: told which batch is waited for.
+        control: for all other calls.
+        ownership: ownership of this rank; bound by the first manifest (T14).
+        waiting: gets the batch that is waited for.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Manifests:
         ahead: bool = False,
         look: Callable[[], None] = lambda: None,
     ) -> Delivery:
-        """Manifest of batch ``n``, see ``Subscriber.read``."""
+        """Return the manifest of batch ``n``, see ``Subscriber.read``."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._ownership.check()
@@ -106,7 +106,7 @@ class Manifests:
         return WaitTimeout(f"{what}: {counts}the buffer waits for {wait.cause}.", count=wait.count, cause=wait.cause)
 
     def _check_lost(self) -> None:
-        """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""
+        """Raise ProtocolError if Redis lost a commit of this trainer: the expected batch would never come."""
         gen, cursor = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "gen", "cursor"))
         where = (read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name))
         if where < (self._ownership.gen, self._ownership.cursor):
@@ -117,7 +117,7 @@ class Manifests:
             )
 
     def _check_ended(self, n: int) -> None:
-        """Raise DataEnded when batch ``n`` never comes. None is cut after that under this owner: ranks agree on it."""
+        """Raise DataEnded if batch ``n`` never comes. This owner gets no later batch: all ranks agree on it."""
         found = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "ended"))
         ended = read_count(found, "ended", self._name)
         if 0 < ended <= n:

@@ -1,9 +1,10 @@
-"""Whose a subscription is: rank 0 of a trainer holds it by a lease, its other ranks act under the same token.
+"""Ownership of a subscription: rank 0 of a trainer holds its lease, the other ranks use the same token.
 
     rank 0        take ─> keep: a thread renews the lease ─> stop ─> give back
     other ranks   follow rank 0 of their job ─> bind at the first batch ─> refollow where rank 0 rewound
 
-Every rewind raises the generation. Who lost the subscription gets OwnershipLost at its next step, never a silent wait.
+Every rewind raises the generation. A rank that lost the subscription gets OwnershipLost at its next step, never a
+silent wait.
 """
 
 import logging
@@ -23,21 +24,21 @@ from penstock.redis.control import PASSING, Control
 
 log = logging.getLogger(__name__)
 
-#: Ownership ends when its leader rank has not renewed it for so long.
+#: The lease expires when the leader rank has not renewed it for so long.
 OWNER_LEASE_S = 6.0
-#: A lease of which more is left was renewed just now, by an owner that is alive.
+#: A lease with more time left was renewed recently, by a live owner.
 FRESH_MS = int(1000 * OWNER_LEASE_S) - 500
 
 
 class Ownership:
-    """Under which token, and in which generation, one rank acts on a subscription.
+    """Token and generation under which one rank acts on a subscription.
 
     Args:
         name: the subscription.
-        seat: whose place it is among the ranks and roles that train the subscription.
-        job: what the ranks of one start of a trainer have in common; a rank follows no owner of another job. '': not
-            known, then a rank that was handed a batch under one owner follows no other.
-        waiting: shows whom it waits for.
+        seat: place of this process among the ranks and roles that train the subscription.
+        job: identifies the ranks of one start of a trainer; a rank follows no owner of another job. '': unknown, then a
+            rank that got a batch under one owner follows no other.
+        waiting: reports the owner that is waited for.
     """
 
     def __init__(self, control: Control, keys: Keys, name: str, seat: Seat, job: str, waiting: Waiting) -> None:
@@ -47,30 +48,30 @@ class Ownership:
         self._seat = seat
         self._job = job
         self._waiting = waiting
-        #: The owner's, '' before there is one.
+        #: Token of the owner, '' before there is one.
         self.token = ""
         self.gen = 0
         #: Last committed batch, as far as this rank knows.
         self.cursor = 0
-        #: True once this rank was handed a batch under its owner, or committed one: then it follows no other.
+        #: True once this rank got a batch under its owner, or committed one: then it follows no other.
         self.bound = False
         self._lost = ""
         self._stop = threading.Event()
         self._heartbeat: threading.Thread | None = None
 
     def take(self, token: str, deadline: float) -> None:
-        """Own the subscription under ``token``; blocks while a dead owner's lease runs out.
+        """Acquire the subscription under ``token``; block while a dead owner's lease runs out.
 
         Args:
             deadline: on the monotonic clock.
 
         Raises:
             ConfigError: another trainer with this name is alive.
-            WaitTimeout: it is past ``deadline``.
+            WaitTimeout: ``deadline`` has passed.
         """
         left_before, renewals = float("inf"), 0
         while not (joined := self._try(token)).mine:
-            # Once it rises also where the clock of Redis is set back.
+            # Rises with each renewal, even if the clock of Redis is set back.
             renewals += joined.holder_ms > left_before
             if renewals > 1:
                 raise ConfigError(
@@ -81,31 +82,31 @@ class Ownership:
             self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, LeaseHeld("trainer"))
 
     def take_if_free(self, token: str) -> bool:
-        """Own the subscription under ``token`` unless another trainer holds its lease. Blocks for one round trip."""
+        """Acquire the subscription unless another trainer holds its lease. Blocks for one round trip."""
         return self._try(token).mine
 
     def keep(self) -> None:
-        """Renew the lease from a thread of its own until ``stop``. Returns at once."""
+        """Renew the lease in a separate thread until ``stop``. Returns at once."""
         self._heartbeat = threading.Thread(target=self._beat, name=f"owner-{self._name}", daemon=True)
         self._heartbeat.start()
 
     def stop(self) -> None:
-        """Renew the lease no more. Blocks until the thread has ended."""
+        """Stop renewing the lease. Blocks until the thread has ended."""
         self._stop.set()
         if self._heartbeat is not None:
             self._heartbeat.join()
 
     def give_back(self) -> None:
-        """Let the next trainer have the subscription without a wait, if Redis is there. Blocks for one round trip."""
+        """Release the subscription at once for the next trainer, if Redis answers. Blocks for one round trip."""
         if not (self._seat.leads and self.token):
             return
         try:
             scripts.run(self._control.client, scripts.leave(self._keys, self._name, self.token))
         except PASSING as exc:
-            log.warning("the subscription could not be given back: %s", exc)
+            log.warning("failed to release the subscription: %s", exc)
 
     def regain(self, cursor: int) -> bool:
-        """True where a rewind to ``cursor`` was done whose reply was lost: one generation further, and still ours."""
+        """Return whether a rewind to ``cursor`` succeeded, though its reply was lost: next generation, same owner."""
         before = self.gen
         joined = self._join()
         if not (joined.mine and joined.gen == before + 1 and joined.cursor == cursor):
@@ -125,7 +126,7 @@ class Ownership:
         return self._control.call(scripts.join(self._keys, self._name, self.token, lease_ms, job=job))
 
     def _beat(self) -> None:
-        """Renew the ownership until ``stop``; whatever keeps it from doing so stops the trainer at its next step."""
+        """Renew the ownership until ``stop``; any error stops the trainer at its next step."""
         try:
             self._renew()
         except QueueUnavailable as exc:
@@ -137,7 +138,7 @@ class Ownership:
             log.error("%s", self._lost)
 
     def _renew(self) -> None:
-        # A connection of its own: a renewal must not wait behind what the trainer reads.
+        # A separate connection: a renewal must not wait behind the trainer's reads.
         control = Control(self._control.url, stopped=self._stop.is_set)
         call = scripts.join(self._keys, self._name, self.token, int(OWNER_LEASE_S * 1000), only_renew=True)
         while not self._stop.wait(OWNER_LEASE_S / 3):
@@ -147,14 +148,14 @@ class Ownership:
         control.close()
 
     def follow(self, deadline: float, *, alive: bool = False) -> None:
-        """Act under the token that rank 0 of this job holds now; blocks until it holds one.
+        """Adopt the token that rank 0 of this job holds; block until it holds one.
 
         Args:
             deadline: on the monotonic clock.
-            alive: only once it has renewed its lease; one that was killed holds it for a while.
+            alive: only once it has renewed its lease; a killed owner still holds one for a while.
 
         Raises:
-            WaitTimeout: it is past ``deadline``.
+            WaitTimeout: ``deadline`` has passed.
         """
         seen, left = b"", float("inf")
         while True:
@@ -173,9 +174,9 @@ class Ownership:
             self._pause(0.1, deadline, RankNotJoined(self._name))
 
     def await_driver(self, deadline: float) -> None:
-        """Block until the driving role has begun: has rewound to what it restored, and asked for a batch (T13).
+        """Block until the driving role has rewound to what it restored, and requested a batch (T13).
 
-        Then token, generation and cursor are those that it goes on with. Raises WaitTimeout past ``deadline``.
+        Then token, generation and cursor are final. Raises WaitTimeout past ``deadline``.
         """
         while True:
             self.follow(deadline)
@@ -187,7 +188,7 @@ class Ownership:
             self._pause(0.05, deadline, RoleNotStarted(self._name, self._seat.roles[0]))
 
     def bind(self) -> None:
-        """From its first batch on this rank belongs to one owner, and outlives it for nobody else (T14).
+        """Bind this rank to its present owner, from its first batch on, for the life of the process (T14).
 
         Blocks for one round trip on a rank that owns nothing. Raises OwnershipLost.
         """
@@ -199,7 +200,7 @@ class Ownership:
         self.bound = True
 
     def refollow(self) -> None:
-        """Another rank's turn: rank 0 rewound, or was replaced before this rank did anything. Else OwnershipLost."""
+        """Adopt a new generation if rank 0 rewound, or was replaced before this rank's first batch."""
         if self._seat.leads or not self._seat.drives:
             raise self.not_ours()
         token, gen = self.token, self.gen
@@ -212,21 +213,21 @@ class Ownership:
             raise self.not_ours()
 
     def _holder(self, client: Client) -> tuple[bytes | None, int]:
-        """The owner's token and how much of its lease is left, in ms."""
+        """Return the owner's token and the remaining time of its lease, in ms."""
         key = self._keys.owner(self._name)
         return client.get(key), int(client.pttl(key))
 
     def _is_of_another_job(self, job: bytes | None) -> bool:
-        """True where both are known and differ: the ranks of that owner were started with another rank of this one."""
+        """Return whether both jobs are known and differ: that owner was started with another job than this rank."""
         return bool(self._job and job) and name_shown(job or b"") != self._job
 
     def check(self) -> None:
-        """Raise OwnershipLost when another trainer took over."""
+        """Raise OwnershipLost if another trainer took over."""
         if self._lost:
             raise OwnershipLost(self._lost)
 
     def check_lineage(self, gen: int) -> None:
-        """Raise OwnershipLost when the subscription was rewound or taken over since. Blocks for one round trip."""
+        """Raise OwnershipLost if the subscription was rewound or taken over since. Blocks for one round trip."""
         self.check()
         token, now = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "owner", "gen"))
         if token is None or name_shown(token) != self.token or read_count(now, "gen", self._name) != gen:

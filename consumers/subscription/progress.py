@@ -1,4 +1,4 @@
-"""How far the weights of one process are: what they have seen, what is committed of it, what a checkpoint has.
+"""Progress of one process: batches that its weights were trained on, committed batches, and checkpointed ones.
 
 commit n ─> state (batch n) ─> the file is on disk ─> checkpointed n: what is older may go
    ^                                 │
@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, ProtocolError, RolesApart, WaitTimeout
 from penstock.protocol.position import read_count
 from penstock.protocol.records.causes import RanksAbsent
 
-#: Between two looks at whether the other ranks have committed.
+#: Seconds between two checks of the other ranks' commits.
 LOOK_S = 0.005
 #: Longest wait of a checkpoint for the other ranks' commits.
 CHECKPOINT_TIMEOUT_S = 600.0
@@ -25,7 +25,7 @@ class Progress:
 
     def __init__(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
-        #: Last batch that the weights of this process have seen.
+        #: Last batch that the weights of this process were trained on.
         self.position = 0
         #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
         self.redelivered = 0
@@ -37,23 +37,23 @@ class Progress:
         self._stated: int | None = None
         #: True once ``go_back`` said where the weights are.
         self._restored = False
-        #: False until a role that follows knows where the driving one goes on.
+        #: False until a role that follows knows where the driving one continues.
         self._begun = subscriber.seat.drives
 
     @property
     def committed(self) -> int:
-        """Batch that was committed last, by this rank if it has committed any."""
+        """Return the batch that was committed last, by this rank if it has committed any."""
         return self._committed[0] if self._committed is not None else self._subscriber.cursor
 
     def join(self) -> None:
-        """Take the subscription, behind its last committed batch. Blocks and raises as ``Subscriber.join``."""
+        """Acquire the subscription, after its last committed batch. Blocks and raises as ``Subscriber.join``."""
         self._subscriber.join()
         self.position = self._subscriber.cursor
 
     def begin(self, timeout_s: float | None) -> bool:
-        """A role that follows goes on from where its weights are, once the driving one has rewound (T13).
+        """Continue, in a role that follows, from its own weights, once the driving role has rewound (T13).
 
-        True where it began just now. Blocks until the driving role has asked for a batch. Raises RolesApart,
+        Returns True if it started just now. Blocks until the driving role has requested a batch. Raises RolesApart,
         WaitTimeout.
         """
         if self._begun:
@@ -63,7 +63,7 @@ class Progress:
         if self.position > cursor:
             raise RolesApart(
                 cursor,
-                f"Role {seat.role} has trained batch {self.position}, but role {seat.roles[0]} goes on from "
+                f"Role {seat.role} has trained batch {self.position}, but role {seat.roles[0]} continues from "
                 f"batch {cursor}: restore a checkpoint of batch {cursor} or before.",
             )
         if not self._restored:
@@ -73,13 +73,13 @@ class Progress:
         return True
 
     def commit(self, n: int, digest: str) -> None:
-        """This rank has trained batch ``n``. Blocks and raises as ``Subscriber.commit``."""
+        """Commit batch ``n`` for this rank. Blocks and raises as ``Subscriber.commit``."""
         self._subscriber.commit(n, digest, behind=self.position)
         self._committed = (n, digest)
         self.position = n
 
     def await_ranks(self, timeout_s: float) -> int:
-        """Block until every rank has committed the last batch; its number. Raises WaitTimeout, OwnershipLost."""
+        """Block until every rank has committed the last batch; return its number. Raises WaitTimeout, OwnershipLost."""
         if self._committed is None:
             return self._subscriber.cursor
         n, digest = self._committed
@@ -99,12 +99,12 @@ class Progress:
         return n
 
     def state(self) -> int:
-        """The batch that a checkpoint taken now is at."""
+        """Return the batch of a checkpoint taken now."""
         self._stated = self.position
         return self.position
 
     def checkpointed(self) -> None:
-        """The checkpoint of the last ``state`` is safe on disk, see ``Trainer.checkpointed``."""
+        """Report that the checkpoint of the last ``state`` is durable, see ``Trainer.checkpointed``."""
         if self._stated is None:
             raise ProtocolError("Call state_dict() and save it before checkpointed().")
         if self._subscriber.seat.rank == 0:
@@ -112,16 +112,16 @@ class Progress:
             self._subscriber.checkpointed(self._stated)
 
     def can_go_back(self, n: int) -> bool:
-        """True where Redis knows batch ``n`` as committed and has what came after it. Blocks for one round trip."""
+        """Return whether Redis has committed batch ``n`` and its successors. Blocks for one round trip."""
         name = self._subscriber.name
         sub = self._subscriber.keys.sub(name)
         floor, cursor = self._subscriber.control.do(lambda client: client.hmget(sub, "floor", "cursor"))
         return read_count(floor, "floor", name) <= n <= read_count(cursor, "cursor", name)
 
     def go_back(self, n: int) -> None:
-        """The weights are those that have seen batch ``n``: what comes after it comes again.
+        """Rewind to weights trained up to batch ``n``: its successors are delivered again.
 
-        A role that follows rewinds nobody. Raises ProtocolError when the buffer no longer has what is needed.
+        A role that follows rewinds no other. Raises ProtocolError if the buffer no longer has the batches.
         """
         self._committed = None
         self.position, self._restored = n, True
@@ -136,7 +136,7 @@ class Progress:
 
 
 def batch_of(state: Mapping[str, Any], run: str, name: str) -> int:
-    """The batch that a checkpoint's ``state`` is at. Raises ConfigError where it is none of this subscription."""
+    """Return the batch of a checkpoint's ``state``. Raises ConfigError if it is not of this subscription."""
     if (state.get("run"), state.get("subscription")) != (run, name):
         raise ConfigError(
             f"The checkpoint is of subscription {state.get('subscription')!r} of run {state.get('run')!r}, "

@@ -1,9 +1,9 @@
-"""Where one process sits among those that train one subscription: its role, its share, its replica (T13, T14).
+"""The place of one process among those that train one subscription: its role, its share, its replica (T13, T14).
 
     subscription ─┬─ role actor (drives: asks, publishes, rewinds) ── dp_rank 0..3 x replica 0..1 = rank 0..7
                   └─ role critic (follows)                         ── dp_rank 0..1               = rank 0..1
 
-All roles train one manifest; a batch is committed when every rank of every role has it behind it. Replicas (tensor-,
+All roles train one manifest; a batch is committed when every rank of every role has committed it. Replicas (tensor-,
 pipeline- and context-parallel copies) are ranks that get the same share.
 """
 
@@ -22,7 +22,7 @@ class Seat:
     dp_size: int = 1
     replica: int = 0
     num_replicas: int = 1
-    #: '' where the subscription has one role.
+    #: '' if the subscription has one role.
     role: str = ""
     #: All roles, the driving one first; () for one role.
     roles: tuple[str, ...] = ()
@@ -45,31 +45,31 @@ class Seat:
 
     @property
     def rank(self) -> int:
-        """Place among the processes of the role."""
+        """Return the place among the processes of the role."""
         return self.dp_rank * self.num_replicas + self.replica
 
     @property
     def ranks(self) -> int:
-        """Processes of the role."""
+        """Return the number of processes of the role."""
         return self.dp_size * self.num_replicas
 
     @property
     def drives(self) -> bool:
-        """True in the role that asks, publishes and rewinds."""
+        """Return whether this role requests batches, publishes and rewinds."""
         return not self.roles or self.role == self.roles[0]
 
     @property
     def leads(self) -> bool:
-        """True in the one process that owns the subscription."""
+        """Return whether this process owns the subscription."""
         return self.drives and self.rank == 0
 
     def who(self, name: str) -> str:
-        """How this process is called where waits are shown."""
+        """Return the name of this process in waits."""
         parts = [name, *([] if self.drives else [self.role]), *([str(self.rank)] if self.rank else [])]
         return "trainer:" + "/".join(parts)
 
     def name_of(self, rank: int, role: str | None = None) -> str:
-        """Rank ``rank`` in words a person can find it by."""
+        """Describe rank ``rank`` for people."""
         of = self.role if role is None else role
         words = f"rank {rank}"
         if of == self.role and self.num_replicas > 1:
@@ -89,7 +89,7 @@ def missing(seat: Seat, bits: str) -> tuple[str, ...]:
 
 
 def job_of(environment: Mapping[str, str]) -> str:
-    """What the ranks of one start of a job have in common, of torchrun's or Slurm's environment; '' where nothing is.
+    """Return an identifier shared by the ranks of one start, from torchrun's or Slurm's environment; '' without one.
 
     torchrun counts restarts of the ranks; Slurm numbers jobs, their requeues and steps.
     """

@@ -1,7 +1,7 @@
-"""A subscription from the trainer's side: owned, asked, read, committed, rewound.
+"""A subscription from the trainer's side: own, request, read, commit, rewind.
 
     join ─> ask n ─> read manifest n ─> (train) ─> commit_batch n ─> checkpointed n
-      └─ heartbeat keeps the ownership; who loses it gets OwnershipLost at the next step, never a silent wait
+      └─ heartbeat keeps the ownership; losing it raises OwnershipLost at the next step, never a silent wait
 
 Rank 0 owns; other ranks of the same trainer act under its token (ownership.py). There is one cursor, never one per
 rank: every rank reads manifest n by its id (manifests.py).
@@ -29,22 +29,22 @@ log = logging.getLogger(__name__)
 
 #: The one process of a trainer.
 ALONE = Seat()
-#: Between two looks at whether others have committed what a rank that is ahead has behind it.
+#: Seconds between two checks whether other roles have caught up with this one.
 AHEAD_S = 0.01
 
 
 class Subscriber:
-    """One rank's hold on a subscription.
+    """One rank's connection to a subscription.
 
     Args:
         url: control Redis.
         keys: the run.
         name: the subscription.
-        seat: whose place it is among the ranks and roles that train the subscription.
-        definition: what the subscription takes, set by rank 0 when it joins; None leaves what is there.
-        model: name of the model whose clock a rewind looks at; '' for those that publish nothing.
-        job: what the ranks of one start of a trainer have in common; a rank follows no owner of another job. '': not
-            known, then a rank that was handed a batch under one owner follows no other.
+        seat: place of this process among the ranks and roles that train the subscription.
+        definition: definition of the subscription, set by rank 0 when it joins; None keeps the existing one.
+        model: name of the model whose clock a rewind reads; '' for those that publish nothing.
+        job: identifies the ranks of one start of a trainer; a rank follows no owner of another job. '': unknown, then a
+            rank that got a batch under one owner follows no other.
     """
 
     def __init__(
@@ -66,27 +66,27 @@ class Subscriber:
         self._definition = definition
         self.control = Control(url)
         self.waiting = PublishedWaiting(self.control.client, keys, seat.who(name))
-        #: Under which token and in which generation this rank acts; the last committed batch, as far as it knows.
+        #: Token and generation of this rank; the last committed batch, as far as it knows.
         self.ownership = Ownership(self.control, keys, name, seat, job, self.waiting)
         self._manifests = Manifests(self.control, keys, name, seat, self.ownership, self.waiting)
 
     @property
     def owner(self) -> str:
-        """Token of the owner."""
+        """Return the token of the owner."""
         return self.ownership.token
 
     @property
     def gen(self) -> int:
-        """Generation of the subscription; every rewind raises it."""
+        """Return the generation of the subscription; every rewind raises it."""
         return self.ownership.gen
 
     @property
     def cursor(self) -> int:
-        """Last committed batch, as far as this rank knows."""
+        """Return the last committed batch, as far as this rank knows."""
         return self.ownership.cursor
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Take the subscription; blocks while a dead owner's lease runs out, or (other ranks) until rank 0 owns it.
+        """Acquire the subscription; block while a dead owner's lease runs out, or (other ranks) until rank 0 owns it.
 
         Raises:
             ConfigError: another trainer with this name is alive, or the run is of another schema.
@@ -108,7 +108,7 @@ class Subscriber:
         self.waiting.end()
 
     def join_if_free(self) -> bool:
-        """Take the subscription unless another trainer holds it; return whether it was taken. Blocks for a round trip.
+        """Acquire the subscription unless another trainer holds it; return whether it did. Blocks for a round trip.
 
         Raises ConfigError: the run is of another schema, or the subscription was dropped.
         """
@@ -118,7 +118,7 @@ class Subscriber:
         return is_taken
 
     def define(self, definition: Definition) -> None:
-        """Set what the subscription takes; groups that wait are looked at anew. Blocks for one round trip."""
+        """Set the subscription's definition; waiting groups are judged again. Blocks for one round trip."""
         self.control.call(scripts.subscribe(self.keys, self.name, definition.fields()))
 
     def await_driver(self, timeout_s: float | None = None) -> None:
@@ -126,7 +126,7 @@ class Subscriber:
         self.ownership.await_driver(_deadline(timeout_s))
 
     def leave(self) -> None:
-        """Give the ownership back, so that the next trainer need not wait. Blocks shortly."""
+        """Release the ownership, so that the next trainer need not wait. Blocks shortly."""
         self.ownership.stop()
         self.waiting.end()
         self.ownership.give_back()
@@ -134,7 +134,7 @@ class Subscriber:
         self._manifests.close()
 
     def ask(self, n: int) -> None:
-        """Say that batch ``n`` is waited for. Raises OwnershipLost."""
+        """Request batch ``n``. Raises OwnershipLost."""
         while not self.control.call(scripts.ask(self.keys, self.name, n, self.owner, self.gen)):
             self.ownership.refollow()
 
@@ -147,9 +147,10 @@ class Subscriber:
         ahead: bool = False,
         look: Callable[[], None] = lambda: None,
     ) -> Delivery:
-        """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError.
+        """Return the manifest of batch ``n``; block until it is cut.
 
-        ``ahead``: nobody waits for it yet, so no wait is shown. ``look``: called now and then while it waits.
+        Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError. ``ahead``: prefetch, so no wait is reported.
+        ``look``: called repeatedly during the wait.
         """
         return self._manifests.read(n, timeout_s, stopped, ahead=ahead, look=look)
 
@@ -158,12 +159,12 @@ class Subscriber:
         return self._manifests.timeout(what)
 
     def commit(self, n: int, digest: str, *, behind: int | None = None) -> tuple[str, ...]:
-        """This rank has batch ``n`` behind it; the ranks that have not yet, none when all have.
+        """Commit batch ``n`` for this rank; return the ranks that have not committed it yet.
 
-        Idempotent. Blocks for one round trip; with roles also until others have committed what this rank has behind it.
+        Idempotent. Blocks for one round trip; with roles also until others have caught up with this rank.
 
         Args:
-            behind: the last batch that this rank committed; None: not given.
+            behind: the last batch that this rank committed; None: unknown.
 
         Raises:
             OwnershipLost, ProtocolError.
@@ -197,9 +198,9 @@ class Subscriber:
         raise ProtocolError(f"Batch {n} of subscription {self.name!r} cannot be committed: {why}.")
 
     def _is_ahead(self, n: int, behind: int | None, answer: scripts.BatchCommit) -> bool:
-        """True where this rank has committed all before ``n``, and others have not: then it waits for them.
+        """Return whether this role has committed all before ``n``, and others have not: then it waits for them.
 
-        Roles train by themselves (T13); the ranks of a trainer with one role go in step (T14), so there it is an error.
+        Roles train independently (T13); the ranks of a single role go in step (T14), so there it is an error.
         """
         is_next = behind == n - 1 and self.cursor <= answer.cursor < n - 1
         return bool(self.seat.roles) and answer.outcome == "order" and is_next
@@ -219,13 +220,13 @@ class Subscriber:
         return self.control.call(call)
 
     def lost(self, rows: Sequence[Row]) -> None:
-        """Payloads of these samples are gone; they are counted once. Blocks for one round trip."""
+        """Count lost payloads of these samples once. Blocks for one round trip."""
         new = self.control.call(scripts.lost(self.keys, [(row.job, row.k, row.token) for row in rows]))
         if new:
-            log.warning("%d payloads are gone, as of sample %s; they bear no loss", len(new), new[0])
+            log.warning("%d payloads are lost, including sample %s; they bear no loss", len(new), new[0])
 
     def checkpointed(self, n: int) -> None:
-        """Everything up to batch ``n`` is safe on disk; older groups may go. Raises OwnershipLost, ProtocolError."""
+        """Report batches up to ``n`` as durable; older groups may retire. Raises OwnershipLost, ProtocolError."""
         call = scripts.checkpointed(self.keys, self.name, owner=self.owner, gen=self.gen, n=n, role=self.seat.role)
         done = self.control.call(call)
         if done == 0:
@@ -234,7 +235,7 @@ class Subscriber:
             raise ProtocolError(f"Batch {n} of subscription {self.name!r} is not committed, so nothing of it is safe.")
 
     def rewind(self, n: int) -> None:
-        """Deliver every batch after ``n`` again; a rank that does not lead only goes back there itself.
+        """Deliver every batch after ``n`` again; a rank that does not lead only rewinds itself.
 
         Raises OwnershipLost, ProtocolError (too far back, or ahead).
         """

@@ -399,7 +399,7 @@ def test_T13_a_role_waits_for_the_driving_one_to_begin_and_refuses_what_it_has_n
             until_waits(client, keys, "trainer:actor/critic", RoleNotStarted, role="actor")
             one.next(timeout=PATIENCE_S)
             with pytest.raises(
-                ProtocolError, match="Role critic has trained batch 1, but role actor goes on from batch 0"
+                ProtocolError, match="Role critic has trained batch 1, but role actor continues from batch 0"
             ):
                 waiting.result(PATIENCE_S)
 

@@ -1,1 +1,1 @@
-"""Where a trainer's figures are shown: TensorBoard, W&B, trackio, MLflow, each by its own library."""
+"""Experiment trackers for a trainer's figures: TensorBoard, W&B, trackio, MLflow, each with its own library."""

@@ -1,7 +1,6 @@
 """MLflow: at MLFLOW_TRACKING_URI, or ``mlflow.db`` in the run's folder; experiment MLFLOW_EXPERIMENT_NAME (penstock).
 
-A start after a kill goes on with the same run, by its id. A value that is told again stands beside the first one there,
-so a step is told once.
+A restart continues the same run, by its id. MLflow keeps repeated values side by side, so each step is reported once.
 """
 
 import os
@@ -13,14 +12,14 @@ from typing import Any
 from penstock.consumers.grpo.trackers.names import flat, numbers
 from penstock.consumers.grpo.trackers.tracker import TrackedRun
 
-#: What names may not hold there.
+#: Characters not allowed in names.
 _FORBIDDEN = re.compile(r"[^\w\-. /]")
 #: Entries of one call, and characters of a parameter.
 _MAX_PARAMS, _MAX_PARAM = 100, 500
 
 
 class MLflow:
-    """One run at a tracking server or in a folder; by a client of its own, apart from what is active elsewhere."""
+    """One run at a tracking server or in a folder; uses a client of its own, independent of MLflow's active run."""
 
     replaces = False
 
@@ -73,5 +72,5 @@ def _name(text: str) -> str:
 
 
 def make(run: TrackedRun) -> MLflow:
-    """Open it for a run. Blocks for the import, and for the server where there is one."""
+    """Open the tracker for a run. Blocks for the import, and for the server if there is one."""
     return MLflow(run)

@@ -1,11 +1,11 @@
-"""Names under which figures are shown: slime's where it has one, penstock's own in the same groups elsewhere."""
+"""Names of figures at trackers: slime's if it has one, else penstock's own in the same groups."""
 
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-#: Keys of a row of ``steps.jsonl`` that are shown under another name than ``train/KEY``; '' are not shown.
+#: Keys of a row of ``steps.jsonl`` -> other names than ``train/KEY``; '' are not shown.
 NAMES = {
     "step": "",
     "total_steps": "",
@@ -29,12 +29,12 @@ NAMES = {
     },
 }
 
-#: What names of figures at all trackers are made of, the slash apart.
+#: Characters not allowed in names at some tracker, except the slash.
 _UNNAMED = re.compile(r"[^\w.() -]", re.ASCII)
 
 
 def of_row(row: Mapping[str, Any]) -> dict[str, float]:
-    """Figures of a row of ``steps.jsonl`` by their names; one that holds a slash is one already."""
+    """Return figures of a row of ``steps.jsonl`` by their names; a key with a slash is a name already."""
     named = {key if "/" in key else NAMES.get(key, f"train/{key}"): value for key, value in row.items()}
     return numbers({name: value for name, value in named.items() if name})
 
@@ -44,7 +44,7 @@ EVAL_FIELDS = ("truncated_ratio", "mean_version", "oldest", "newest", "asked_sha
 
 
 def of_evaluation(row: Mapping[str, Any]) -> dict[str, float]:
-    """Figures of a row of ``eval.jsonl``: ``eval/DATASET`` is its accuracy, ``eval/DATASET/CATEGORY`` a category's."""
+    """Return figures of an ``eval.jsonl`` row: accuracy as ``eval/DATASET``, ``eval/DATASET/CATEGORY`` a category's."""
     name = f"eval/{row['dataset']}"
     categories = row.get("categories")
     named = categories.items() if isinstance(categories, Mapping) else ()
@@ -67,7 +67,7 @@ def _rates(name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are finite numbers, as floats: no tracker shows the others alike."""
+    """Return the finite numbers, as floats: trackers differ in their handling of others."""
     found = {}
     for name, value in values.items():
         try:
@@ -80,7 +80,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """A nested map as texts by dotted keys."""
+    """Flatten a nested map to texts by dotted keys."""
     found: dict[str, str] = {}
     for key, value in values.items():
         name = f"{above}{key}"

@@ -1,4 +1,4 @@
-"""A thread that tells one tracker what it is given: training goes on, however slow the tracker is or how it fails."""
+"""Report to one tracker in a thread: training continues, even if the tracker is slow or fails."""
 
 import logging
 import queue
@@ -11,39 +11,39 @@ from typing import Any
 from penstock.consumers.grpo.trackers.tracker import Position, Tracker
 from penstock.text import format_exc
 
-#: Most entries that wait; those beyond are left out.
+#: Most queued entries; further ones are dropped.
 MAX_WAITING = 1000
-#: Between two tries to open a tracker.
+#: Seconds between two attempts to open a tracker.
 REOPEN_S = 60.0
-#: Entries in a row at which a tracker fails before it is opened anew: a writer whose disk was full never recovers.
+#: Consecutive failures after which a tracker is reopened: a writer whose disk was full never recovers.
 FAILURES = 3
 
 log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Tells one tracker; every method but ``close`` returns at once.
+    """Reports to one tracker; every method but ``close`` returns at once.
 
     Args:
-        name: of the tracker, for people.
-        position: how far the run was told there before.
-        make: opens the tracker. Called in the thread, and again after a while where it raises, or where what it opened
-            fails again and again.
+        name: display name of the tracker.
+        position: last step and version reported there before.
+        make: opens the tracker. Called in the thread, and again after a while if it raises, or if the tracker fails
+            repeatedly.
     """
 
     def __init__(self, name: str, position: Position, make: Callable[[], Tracker]) -> None:
         self.name = name
         self.position = position
-        #: Steps and versions that came again and were told before.
+        #: Number of repeated steps and versions that were reported before.
         self.repeated = 0
         self._make = make
         self._tracker: Tracker | None = None
         self._retry_at = 0.0
         self._failed_in_a_row = 0
         self._warned = False
-        #: Entries that found no place, and entries at which the tracker failed: each is counted by one thread.
+        #: Entries dropped because the queue was full, and entries that failed: each is counted by one thread.
         self._no_place = self._failed = 0
-        #: Entries that found one, and entries that the thread is done with: alike.
+        #: Entries queued, and entries finished: equal when idle.
         self._given = self._done = 0
         self._closed = False
         self._waiting: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(MAX_WAITING)
@@ -52,23 +52,23 @@ class Reporter:
 
     @property
     def left_out(self) -> int:
-        """Entries that the tracker was not told; after ``close`` those too for which it had no time."""
+        """Return the number of entries not reported; after ``close`` including those still queued."""
         return self._no_place + self._failed + (self._given - self._done if self._closed else 0)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Figures of a step."""
+        """Report figures of a step."""
         self._tell(partial(self._metrics, step, values))
 
     def evaluation(self, version: int, values: Mapping[str, float], place: float | None = None) -> None:
-        """Figures of an evaluation of ``version``; ``place``: where it stands among the versions, None: there."""
+        """Report figures of an evaluation of ``version``; ``place``: its position among versions, None: ``version``."""
         self._tell(partial(self._evaluation, version, values, version if place is None else place))
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """What the run came to."""
+        """Report the final figures of the run."""
         self._tell(lambda tracker: tracker.summary(values))
 
     def close(self, until: float) -> None:
-        """Blocks until all was told, at most until ``until`` (``time.monotonic``); says what was left out."""
+        """Block until all entries are reported, at most until ``until`` (``time.monotonic``); log dropped ones."""
         try:
             self._waiting.put(None, timeout=max(0.0, until - time.monotonic()))
         except queue.Full:
@@ -103,7 +103,7 @@ class Reporter:
                 self._failed_in_a_row = 0
             else:
                 self._failed += 1
-        # A library that gives up may want to end the process, or be cancelled: this thread goes on.
+        # A library may raise SystemExit or a cancellation: this thread must continue.
         except BaseException as exc:
             self._failed += 1
             self._failed_in_a_row += 1
@@ -118,7 +118,7 @@ class Reporter:
         return self._tracker
 
     def _drop(self) -> None:
-        """Give up what is open; another is made at the next try."""
+        """Close the tracker; the next entry opens another."""
         tracker, self._tracker, self._failed_in_a_row = self._tracker, None, 0
         if tracker is None:
             return
@@ -149,5 +149,5 @@ class Reporter:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%s was not told: %s; training goes on, and what else it is not told is counted", self.name, why
+                "%s: entry not reported: %s; training continues, further dropped entries are counted", self.name, why
             )

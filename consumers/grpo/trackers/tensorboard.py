@@ -1,7 +1,7 @@
-"""TensorBoard, by torch's writer of its event files: ``tensorboard --logdir runs``.
+"""TensorBoard, through torch's writer of event files: ``tensorboard --logdir runs``.
 
-Steps and evaluations are two of its runs, ``NAME/tensorboard/steps`` and ``.../evaluations``: the one counts steps, the
-other versions. A step that comes again hides what was told of it and of all later ones (``purge_step``).
+Steps and evaluations are two runs, ``NAME/tensorboard/steps`` and ``.../evaluations``: their axes are steps and
+versions. A repeated step hides the earlier values of it and of all later ones (``purge_step``).
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class TensorBoard:
                 writer.close()
 
     def _writer(self, step: int) -> Any:
-        """The one of steps; another one, that hides what was told, where this step is not after the last one."""
+        """Return the writer of steps; a new one that hides earlier values if this step repeats one."""
         if self._last is None or step <= self._last:
             if self._steps is not None:
                 self._steps.close()
@@ -65,11 +65,11 @@ def _writer(folder: Path, purge_step: int | None = None) -> Any:
 
 
 def _block(values: Mapping[str, Any]) -> str:
-    """As YAML, in Markdown that keeps it as it is."""
+    """Format as YAML in a Markdown code block."""
     text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def make(run: TrackedRun) -> TensorBoard:
-    """Open it for a run. Blocks for the import."""
+    """Open the tracker for a run. Blocks for the import."""
     return TensorBoard(run.folder / "tensorboard", run.config)

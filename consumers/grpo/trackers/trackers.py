@@ -1,4 +1,4 @@
-"""A run shown at every tracker of ``trainer.report_to``.
+"""Report a run to every tracker of ``trainer.report_to``.
 
     with Trainer(run="digits") as trainer:           # shows its rows, and what it reports
         for batch in trainer:
@@ -37,17 +37,17 @@ CLOSE_S, HURRY_S = 30.0, 5.0
 
 
 class Trackers:
-    """What a trainer's process tells of its run; of several ranks one has it.
+    """Reports a run's figures from the trainer's process; only one of several ranks has it.
 
-    A tracker that fails or is slow is warned of once, and neither stops nor slows whoever calls: what it is not told
-    is counted. A step that comes again, after a rewind or a new start from a checkpoint, has one meaning: TensorBoard
-    shows the later one (as of every step after it), the others the first one.
+    A tracker that fails or is slow is warned of once, and neither stops nor slows the caller: entries that are not
+    reported are counted. A repeated step, after a rewind or a restart from a checkpoint, is shown once: TensorBoard
+    shows the later values (also of every step after it), the others the first ones.
 
     Args:
         report_to: names; None takes ``trainer.report_to``.
 
     Raises:
-        ConfigError: a name is none, or its library is not installed.
+        ConfigError: an unknown name, or its library is not installed.
     """
 
     def __init__(self, config: Config, report_to: Sequence[str] | None = None) -> None:
@@ -63,20 +63,20 @@ class Trackers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Whoever fails is started again, and must not wait for long.
+        # A failed trainer is restarted, and must not wait for long.
         self.close(CLOSE_S if kind is None else HURRY_S)
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Entries that each tracker was not told."""
+        """Return the number of entries that each tracker did not get."""
         return {reporter.name: reporter.left_out for reporter in self._reporters}
 
     def metrics(self, step: int, values: Mapping[str, Any], batch: Batch | None = None) -> None:
-        """Show figures of a step under these names. Returns at once; what is no finite number is not shown.
+        """Report figures of a step under these names. Returns at once; values that are not finite numbers are skipped.
 
         Args:
-            step: counted from 1; of the trainer, whatever the versions are.
-            batch: what was trained: adds its staleness, rewards, lengths, shares (``rollout/...``).
+            step: the trainer's, counted from 1, independent of versions.
+            batch: the trained batch: adds its staleness, rewards, lengths, shares (``rollout/...``).
         """
         shown = names.numbers(values)
         if batch is not None:
@@ -85,24 +85,24 @@ class Trackers:
             reporter.metrics(step, shown)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Show a row of ``steps.jsonl``. Returns at once."""
+        """Report a row of ``steps.jsonl``. Returns at once."""
         if self._reporters:
             self.metrics(int(row["step"]), names.of_row(row))
 
     def evaluation(self, version: int, values: Mapping[str, Any], place: float | None = None) -> None:
-        """Show figures of an evaluation of ``version``, for instance ``eval/gsm8k``, all at once. Returns at once.
+        """Report figures of an evaluation of ``version``, for example ``eval/gsm8k``, all at once. Returns at once.
 
-        A version has one evaluation: one that was told before, or is older than one that was, is not told again.
+        A version has one evaluation: a repeated one, or one older than the last, is skipped.
 
         Args:
-            place: where it stands among the versions; None: at ``version``.
+            place: its position among versions; None: ``version``.
         """
         shown = names.numbers(values)
         for reporter in self._reporters:
             reporter.evaluation(version, shown, place)
 
     def evaluation_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Show rows of ``eval.jsonl``, those of one version together, at the mean version of their tokens.
+        """Report rows of ``eval.jsonl``, those of one version together, at the mean version of their tokens.
 
         Returns at once.
         """
@@ -122,13 +122,13 @@ class Trackers:
             self.evaluation(version, versions[version], sum(found) / len(found) if found else None)
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Show what the run came to, numbers and texts. Returns at once."""
+        """Report the final figures of the run, numbers and texts. Returns at once."""
         shown = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
         for reporter in self._reporters:
             reporter.summary(shown)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Blocks until every tracker has taken what it was given, at most ``timeout_s`` for all of them."""
+        """Block until every tracker has finished its queue, at most ``timeout_s`` for all of them."""
         until = time.monotonic() + timeout_s
         closed, self._closed = self._closed, True
         if self._reporters and not closed:
@@ -138,12 +138,12 @@ class Trackers:
 
 
 def is_open(config: Config) -> bool:
-    """Return whether this process has trackers of the run open."""
+    """Return whether this process has open trackers of the run."""
     return _open_of[config.run_dir.absolute()] > 0
 
 
 def check_trackers(report_to: Sequence[str]) -> None:
-    """Raise ConfigError for a tracker that there is not, or whose library is not installed."""
+    """Raise ConfigError for an unknown tracker, or a missing library."""
     for name in report_to:
         if name not in TRACKERS:
             raise ConfigError(f"There is no tracker {name!r}: choose {', '.join(TRACKERS)}.")
@@ -157,6 +157,6 @@ def _reporter(name: str, config: Config) -> Reporter:
 
 
 def _open(name: str, run: TrackedRun) -> Tracker:
-    # Here, in the tracker's thread: some of the libraries take seconds to import.
+    # Imported in the tracker's thread: some of the libraries take seconds.
     make: Callable[[TrackedRun], Tracker] = import_module(f"penstock.consumers.grpo.trackers.{name}").make
     return make(run)

@@ -1,7 +1,7 @@
-"""trackio: project TRACKIO_PROJECT (default penstock), below TRACKIO_DIR, where ``trackio show`` looks.
+"""trackio: project TRACKIO_PROJECT (default penstock), below TRACKIO_DIR, for ``trackio show``.
 
-A start after a kill goes on with the run of the same name, NAME and when it began. What was told cannot be taken back,
-so a step is told once. What the run came to stands as ``summary/...`` at its last step.
+A restart continues the run of the same name, NAME and its start time. Values cannot be removed, so each step is
+reported once. Final figures are ``summary/...`` at the last step.
 """
 
 import os
@@ -21,7 +21,7 @@ class Trackio:
         import trackio
 
         self._position = run.position
-        # Any: its methods have no types, and most who check have none of it.
+        # Any: its methods have no types, and it is usually not installed for type checks.
         self._run: Any = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", "penstock"),
             name=f"{run.name}-{run.position.id}",
@@ -46,5 +46,5 @@ class Trackio:
 
 
 def make(run: TrackedRun) -> Trackio:
-    """Open it for a run. Blocks for the import."""
+    """Open the tracker for a run. Blocks for the import."""
     return Trackio(run)

@@ -1,7 +1,7 @@
-"""Weights & Biases: WANDB_PROJECT (default penstock), WANDB_ENTITY, WANDB_MODE and its other variables say where.
+"""Weights & Biases: configured by WANDB_PROJECT (default penstock), WANDB_ENTITY, WANDB_MODE and its other variables.
 
-A start after a kill goes on with the same run, by its id; its rows are numbered on, with the trainer's ``step`` or the
-version of an evaluation as their axes. Rows cannot be taken back, so a step is told once.
+A restart continues the same run, by its id, and the numbers of its rows, with the trainer's ``step`` or the version of
+an evaluation as their axes. Rows cannot be removed, so each step is reported once.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.consumers.grpo.trackers.tracker import TrackedRun
 
-#: Longest wait for its server at either end of a run; what does not arrive stays in the run's folder, for `wandb sync`.
+#: Longest wait for its server at start and end; data not uploaded stay in the run's folder, for `wandb sync`.
 SERVER_S = 20.0
 
 
@@ -31,11 +31,11 @@ class Wandb:
             dir=str(run.folder),
             config=run.config,
             settings=wandb.Settings(
-                # What processes print is in the run's logs.
+                # The output of processes is in the run's logs.
                 console="off",
                 silent=True,
                 disable_git=True,
-                # Its own hook at the process's exit waits for these, after all of ours are over.
+                # Its own hook at the process's exit waits for these, after ours have run.
                 init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", SERVER_S)),
                 finish_timeout=float(os.environ.get("WANDB_FINISH_TIMEOUT", SERVER_S)),
             ),
@@ -52,7 +52,7 @@ class Wandb:
         self._log({**values, "eval/version": version})
 
     def _log(self, row: dict[str, float]) -> None:
-        # Numbered by us: offline nobody else knows how many rows earlier starts wrote.
+        # Numbered here: offline, W&B does not know how many rows earlier starts wrote.
         self._run.log(row, step=self._position.entries, commit=True)
         self._position.entries += 1
         self._position.save()
@@ -66,5 +66,5 @@ class Wandb:
 
 
 def make(run: TrackedRun) -> Wandb:
-    """Open it for a run. Blocks for the import, and for the server where it is online."""
+    """Open the tracker for a run. Blocks for the import, and for the server unless it is offline."""
     return Wandb(run)

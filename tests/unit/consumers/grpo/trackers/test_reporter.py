@@ -84,7 +84,7 @@ def test_one_that_fails_warns_once_and_is_told_the_rest(
     assert tracker.told == [(3, {"x": 3}), (4, {"x": 4}), ("close",)]
     assert made.left_out == 2
     first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith(f"one was not told: {type(error).__name__}")
+    assert first.startswith(f"one: entry not reported: {type(error).__name__}")
     assert last == "2 entries were left out at one"
 
 
@@ -174,7 +174,7 @@ def test_a_position_that_cannot_be_read_begins_another_run(
     path.write_bytes(content)
     position = Position.at(path)
     assert (position.step, position.entries) == (-1, 0)
-    assert "the run is told from here on as another one" in caplog.text
+    assert "reporting continues as a new run" in caplog.text
 
 
 def until(done: Any) -> None:
