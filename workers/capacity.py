@@ -1,16 +1,16 @@
-"""What a worker can draw: its rate while all of its slots are taken, which is no longer what trainers ask of it."""
+"""Measure the capacity of a worker: its token rate while all its slots are taken, whatever the demand of trainers."""
 
-#: A look counts half as much when the slots were full for so long since.
+#: Half-life of a measurement, in seconds with full slots.
 HALF_S = 120.0
-#: Below so many seconds with full slots it is not known yet.
+#: The rate is unknown below this many seconds with full slots.
 LEAST_S = 10.0
 
 
 class Capacity:
     """Tokens per second with full slots, over the last minutes in which they were full.
 
-    A rate over all of the time would be what the gate lets through: a fleet that divides its trainers' demand by that
-    wants to be larger than it is, however large it is.
+    A rate over all time would be the one the gate allows: a fleet that divides its trainers' demand by it would grow
+    without end.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Capacity:
         self._known_s = 0.0
 
     def add(self, seconds: float, tokens: float, *, full: bool) -> None:
-        """Take a look: ``tokens`` were drawn in the last ``seconds``; ``full``: in all of which no slot was free."""
+        """Add a measurement: ``tokens`` in the last ``seconds``; ``full``: no slot was free at any time in it."""
         if not full or seconds <= 0:
             return
         kept = 0.5 ** (seconds / HALF_S)
@@ -29,5 +29,5 @@ class Capacity:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate; 0 while it is not known."""
+        """The rate; 0 while it is unknown."""
         return self._tokens / self._seconds if self._known_s >= LEAST_S else 0.0

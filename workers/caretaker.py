@@ -1,10 +1,10 @@
-"""Starts the worker's engine, and brings it back whenever it is lost.
+"""Start the worker's engine, and restart it whenever it is lost.
 
 lost ─> at once ─> after 1, 2, 4 ... s ─> crash loop: every 30 s, jobs handed back, none leased, the reason published
   │          each time weights, then a token that belongs to no sample, then jobs
-  └ an external engine that does not answer: away, asked every few seconds, never counted as a failure
+  └ an external engine that does not respond: away, retried every few seconds, never counted as a failure
 
-Whatever the way, weights come before work (I9): the newest publication is loaded before the valves open.
+In all cases weights come before work (I9): the newest publication is loaded before the valves open.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from penstock.workers.weights.updates import Updates
 
 log = logging.getLogger(__name__)
 
-#: An engine that lived so long, or finished anything, has settled.
+#: An engine that lived this long, or finished anything, counts as stable.
 SETTLED_S = 60.0
-#: Tokens that an engine draws for nobody before it takes a suspect.
+#: Tokens that an engine generates as a test before it takes a suspect job.
 PROOF_TOKENS = 32
-#: Longest first token of an engine that was lost before.
+#: Longest first token of an engine after a restart.
 PROOF_S = 60.0
-#: Between two looks at how far a start is.
+#: Seconds between two checks of the phase of a start.
 PHASE_S = 1.0
 
 
 class Caretaker:
-    """Of one engine. ``first_start`` once, then ``run`` for ever.
+    """Supervises one engine. Call ``first_start`` once, then ``run``.
 
     Args:
         held: jobs of this worker, by name.
@@ -46,50 +46,50 @@ class Caretaker:
         self._waiting = waiting
         self._held = held
         self._restarts = Restarts(services.config.engine)
-        updates.let_go = self._let_go
+        updates.let_go = self._hand_back_all
 
     async def first_start(self) -> None:
-        """Start the engine with the current weights. Blocks until it serves; failures are tried again as later ones.
+        """Start the engine with the current weights. Blocks until it serves; failures are retried as after a crash.
 
         Raises:
-            ConfigError: its configuration cannot work.
+            ConfigError: its configuration is invalid.
         """
-        telling = asyncio.create_task(self._tell_phases(), name="phases")
+        reporting = asyncio.create_task(self._report_phases(), name="phases")
         try:
             await self._start()
         except EngineError as exc:
             log.error("the engine did not start: %s", exc)
             self._restarts.note_failure()
             self._services.lose_engine(self._services.births)
-            telling.cancel()
-            await self._bring_back(str(exc))
+            reporting.cancel()
+            await self._restart(str(exc))
             self._services.regain_engine()
         finally:
-            telling.cancel()
+            reporting.cancel()
         self._waiting.end()
 
-    async def _tell_phases(self) -> None:
-        """Name the wait for the first start, and how far that is, until it is cancelled."""
+    async def _report_phases(self) -> None:
+        """Report the wait for the first start, with its phase, until cancelled."""
         while True:
             phase = await asyncio.to_thread(self._services.engine.phase)
             self._waiting.blocked_on(phase)
             await asyncio.sleep(PHASE_S)
 
     async def run(self) -> None:
-        """Bring the engine back whenever it is lost, for ever."""
+        """Restart the engine whenever it is lost; never returns."""
         services = self._services
         while True:
             born, progress = time.monotonic(), services.tally.progress
-            reason = await self._death()
+            reason = await self._wait_until_lost()
             if time.monotonic() - born >= SETTLED_S or services.tally.progress > progress:
                 self._restarts.note_settled()
             self._restarts.note_failure()
             log.error("engine lost: %s", reason)
             services.tally.engine_restarts += 1
             services.lose_engine(services.births, reason)
-            had = services.engine.version
-            await self._bring_back(reason)
-            await self._give_back_newer(had)
+            last_version = services.engine.version
+            await self._restart(reason)
+            await self._hand_back_newer(last_version)
             services.regain_engine()
 
     async def _start(self) -> None:
@@ -102,7 +102,7 @@ class Caretaker:
             log.warning("answers end at %d tokens, the engine's context; rollout.max_context_tokens is %d",
                         engine.info.max_context, most)  # fmt: skip
 
-    async def _death(self) -> str:
+    async def _wait_until_lost(self) -> str:
         engine = self._services.engine
         watch = asyncio.create_task(engine.watch())
         seen = asyncio.create_task(self._services.engine_lost.wait())
@@ -114,17 +114,17 @@ class Caretaker:
                 task.cancel()
             await asyncio.gather(watch, seen, return_exceptions=True)
 
-    async def _bring_back(self, reason: str) -> None:
-        """Start it until it serves."""
+    async def _restart(self, reason: str) -> None:
+        """Start the engine until it serves."""
         services, away_since = self._services, time.monotonic()
         while True:
-            self._judge(reason)
+            self._check_crash_loop(reason)
             await self._wait(reason)
             try:
                 await self._start_again()
             except EngineError as exc:
                 if str(exc) != reason:
-                    log.error("the engine did not start, trying again: %s", exc)
+                    log.error("engine failed to start, retrying: %s", exc)
                 reason = str(exc)
                 if not services.engine.is_away:
                     self._restarts.note_failure()
@@ -138,28 +138,28 @@ class Caretaker:
     async def _start_again(self) -> None:
         services, engine = self._services, self._services.engine
         await engine.stop()
-        # A change of weights that was under way fails now, and must not touch the next engine.
+        # A weight update in progress fails now, and must not touch the next engine.
         async with services.valves.applying:
             await engine.stop()
             await self._start()
-            # Jobs are charged with the death of an engine: one that dies of everything must not take any.
+            # Jobs are charged with the death of an engine: a broken engine must not take any.
             await engine.prove(PROOF_S)
 
-    def _judge(self, reason: str) -> None:
-        """Publish a crash loop, and let other workers have what is held."""
+    def _check_crash_loop(self, reason: str) -> None:
+        """Publish a crash loop, and hand held jobs back to other workers."""
         services = self._services
         if self._restarts.is_loop and not services.crash_loop:
-            log.error("the engine is in a crash loop: it %s", self._restarts.said())
+            log.error("engine is in a crash loop: it %s", self._restarts.said())
             self._hand_back()
         services.crash_loop = shorten(reason) if self._restarts.is_loop else ""
 
     async def _wait(self, reason: str) -> None:
-        """Back off before a start, by name."""
+        """Back off before a start, and report the wait."""
         config, wait_s = self._services.config.engine, self._restarts.wait_s
         lines = shorten(reason).splitlines()
-        # The line that names an error says more than what a dying process writes after it.
-        said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
-        last = " ... ".join(dict.fromkeys((lines[0], said))) if lines else ""
+        # The line with the error says more than what a dying process writes after it.
+        error_line = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+        last = " ... ".join(dict.fromkeys((lines[0], error_line))) if lines else ""
         if self._services.engine.is_away:
             wait_s = max(wait_s, config.health_interval_s)
             self._waiting.blocked_on(EngineAway(config.url or self._services.engine.url, last))
@@ -170,11 +170,11 @@ class Caretaker:
         await self._updates.pause(wait_s)
 
     async def make_sure(self) -> bool:
-        """Before an engine that has finished nothing takes a suspect, where there is nothing else to take.
+        """Prepare an engine that has finished nothing to take a suspect job, if there is no other work.
 
-        On a publication on which engines have finished jobs it first draws tokens that belong to no sample; where none
-        has, a death is charged to the publication. False where there is no suspect, or the engine was lost. Blocks for
-        the tokens.
+        If engines have finished jobs on its publication, it first generates tokens that belong to no sample; otherwise
+        a crash is charged to the publication. Return False if no suspect waits, or the engine was lost. Blocks for the
+        tokens.
         """
         services = self._services
         keys, birth = services.keys, services.births
@@ -190,25 +190,25 @@ class Caretaker:
             await services.note_finished(birth, "")
         return birth == services.births and not services.engine_lost.is_set()
 
-    async def _let_go(self) -> None:
-        """Hand everything back, without a charge; blocks until that is done."""
+    async def _hand_back_all(self) -> None:
+        """Hand all jobs back without a charge; blocks until done."""
         self._hand_back()
         if tasks := [held.task for held in self._held.values() if held.task is not None]:
             await asyncio.wait(tasks)
 
     def _hand_back(self) -> None:
-        """Let other workers have what waits for this engine, without a charge."""
+        """Hand jobs that wait for this engine back, without a charge."""
         for held in list(self._held.values()):
             held.release()
 
-    async def _give_back_newer(self, had: int) -> None:
-        """T12: where the engine came back with older weights, or none, jobs of a newer version are handed back.
+    async def _hand_back_newer(self, last_version: int) -> None:
+        """Hand back jobs of newer versions if the engine returned with older weights, or none (T12).
 
         Args:
-            had: version that it had. What was begun on that is not gone on with by older weights.
+            had: version before the crash. Its samples must not be continued by older weights.
         """
         version = self._services.highest
-        is_older = self._services.engine.version < had
+        is_older = self._services.engine.version < last_version
         newer = [held for held in self._held.values() if is_older or version < max(0, held.lease.not_before)]
         for held in newer:
             held.release()

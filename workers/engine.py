@@ -1,7 +1,7 @@
-"""What a worker needs of an engine: tokens and scores, and the controls of its weights.
+"""The interface of an engine to a worker: tokens and scores, and control of its weights.
 
-One SGLang server (``workers/sglang/engine.py``) is one, several behind a router (``workers/router/engine.py``) are one
-together. Jobs, weights and the worker itself know no more than this.
+One SGLang server (``workers/sglang/engine.py``), or several behind a router (``workers/router/engine.py``). Jobs,
+weights and the worker itself use only this interface.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,51 +19,51 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 from penstock.weights.pictures import Images
 
-#: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
+#: Interval of aborts: one that overtakes its request has no effect, so it is repeated until every request has returned.
 ABORT_AGAIN_S = 0.05
-#: Numbers of experts, by position, layer and choice.
+#: Expert indices, by position, layer and rank among the chosen.
 Rows = NDArray[Any]
-#: Called with tokens while they are drawn: version at the sending of the request, ids, logprobs.
+#: Called with newly generated tokens: version when the request was sent, ids, logprobs.
 Heard = Callable[[int, list[int], list[float]], None]
 
 
 class Drafts(NamedTuple):
-    """What speculative decoding came to in one answer."""
+    """Counts of speculative decoding for one answer."""
 
-    #: Times that the model looked at a draft.
+    #: Times that the model checked a draft.
     checks: int
-    #: Tokens that were drafted, and those of them that it kept.
+    #: Drafted tokens, and those that it accepted.
     drafted: int
     right: int
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One answer of the engine: what it drew for one request."""
+    """The answer of the engine to one request."""
 
-    #: [T] as returned; a drawn eos is the last one.
+    #: [T] as returned; a generated eos is the last one.
     output_ids: list[int]
-    #: [T] log-probability with which each was drawn.
+    #: [T] log-probability of each.
     logprobs: list[float]
-    #: [T] weight version each was drawn with; where that cannot be proven, the older one (T6).
+    #: [T] weight version of each; the older one if it cannot be proven (T6).
     versions: list[int]
     #: stop | length | abort
     finish_reason: str
     #: Prompt tokens whose KV was found in the prefix cache.
     cached_tokens: int
-    #: 0 where the request was aborted before it ran.
+    #: 0 if the request was aborted before it started.
     prompt_tokens: int
-    #: What the engine said about an abort.
+    #: Why it was aborted.
     message: str = ""
-    #: [P + T - 1, layers, top_k] experts of every position but the last, where that was asked for; else None.
+    #: [P + T - 1, layers, top_k] experts of every position except the last, if requested; else None.
     experts: Rows | None = field(default=None, compare=False)
-    #: [T] True on tokens that a newer version than theirs may have drawn; empty: none is such a token.
+    #: [T] True for tokens that a newer version may have generated; empty: none.
     unproven: list[bool] = field(default_factory=list)
-    #: None where it was drawn without drafts.
+    #: None without speculative decoding.
     drafts: Drafts | None = None
-    #: Tokens that were drawn and are not among these: what they go by was of older weights.
+    #: Generated tokens that were discarded: their prefix was of older weights.
     num_thrown: int = 0
-    #: Nobody knows what was drawn: the answer was lost on its way.
+    #: The answer was lost on its way: the number of generated tokens is unknown.
     is_unheard: bool = False
 
 
@@ -71,75 +71,75 @@ class Segment:
 class Scores:
     """Log-probabilities of given tokens."""
 
-    #: [L - start] of each token given what stands before it, at temperature 1.
+    #: [L - start] of each token given those before it, at temperature 1.
     logprobs: list[float]
-    #: Version of the weights; -1: those the server started with. None: it was aborted, or weights changed meanwhile.
+    #: Version of the weights; -1: the initial ones. None: it was aborted, or weights changed meanwhile.
     version: int | None
-    #: [L - 1, layers, top_k] experts of every position but the last, where that was asked for.
+    #: [L - 1, layers, top_k] experts of every position except the last, if requested.
     experts: Rows | None = field(default=None, compare=False)
 
 
 class EngineInfo(Protocol):
-    """What is known of an engine that runs; before it was asked, what holds of any."""
+    """Properties of a running engine; defaults before it was queried."""
 
     @property
     def version(self) -> str:
-        """Its release; '' before it was asked."""
+        """Its release; '' before it was queried."""
 
     @property
     def max_context(self) -> int:
-        """Most tokens of prompt and answer together that it takes."""
+        """Most tokens of prompt and answer together."""
 
     @property
     def num_ranks(self) -> int:
-        """Processes that hold its weights, where they can be sent to it without the disk; else 0."""
+        """Processes that hold its weights, if they can be sent without the disk; else 0."""
 
     @property
     def saves_memory(self) -> bool:
-        """Whether it can give memory back while it lives."""
+        """Whether it can release memory while it runs."""
 
 
 class Engine(Protocol):
     """All methods belong to one event loop. Errors are those of penstock/errors.py, EngineError and below.
 
-    EngineDied means that it is lost: what ran on it returns by the same error, and it has to be started again.
+    EngineDied means that it is lost: all its requests raise the same error, and it must be started again.
     """
 
     config: EngineConfig
-    #: Named in errors.
+    #: Used in errors.
     name: str
-    #: Publication number of its weights; -1 when none was loaded.
+    #: Publication number of its weights; -1 if none was loaded.
     version: int
     #: Revision of that publication.
     rev: int
-    #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not continued (T1).
+    #: Ranges (first, last) of abandoned versions: their tokens are not continued (T1).
     abandoned: list[list[int]]
     #: scaled: logprobs are after temperature; original: before it.
     logprob_kind: LogprobKind
-    #: True while it belongs to somebody else and does not answer.
+    #: True while an external engine does not respond.
     is_away: bool
     #: True while its generation is frozen.
     paused: bool
-    #: True while weights are brought to it in another way than from a folder: they may be partly new.
+    #: True while it receives weights other than from a folder: they may be partly new.
     is_receiving: bool
-    #: Memory that it has given back: weights, cuda_graph, kv_cache.
+    #: Memory it has released: weights, cuda_graph, kv_cache.
     offloaded: set[str]
-    #: Answers so far that ended by an abort.
+    #: Number of aborted answers.
     num_aborted: int
-    #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn again.
+    #: Number of answers discarded because their prefix KV was of older weights; they are generated again.
     num_stale_prefixes: int
     #: Ids that end an answer of this model.
     eos_token_ids: frozenset[int]
-    #: Number of its ids; 0: unknown.
+    #: Size of the vocabulary; 0: unknown.
     vocab_size: int
-    #: Seed of the run, of which each sample has one of its own where the engine draws by seeds.
+    #: Seed of the run; each sample has its own, derived from it, if the engine samples by seeds.
     seed: int
-    #: Whether weights may change under running requests.
+    #: Whether weights may change during requests.
     changes_in_place: bool
 
     @property
     def info(self) -> EngineInfo:
-        """What is known of it."""
+        """Its properties."""
 
     @property
     def url(self) -> str:
@@ -147,58 +147,58 @@ class Engine(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Pid of its main process; None where it is somebody else's."""
+        """Pid of its main process; None if it is external."""
 
     @property
     def tells_routing(self) -> bool:
-        """Whether answers say which experts saw each token."""
+        """Whether answers include the expert routing of each token."""
 
     @property
     def num_running(self) -> int:
-        """Requests for tokens sent and not answered."""
+        """Requests for tokens that were sent and not answered."""
 
     def silent(self, limit_s: float | None) -> list[tuple[str, float]]:
-        """(name, seconds) of requests for tokens of which nothing was heard for ``limit_s``, longest first.
+        """Return (name, seconds) of requests for tokens that were silent for ``limit_s``, longest first.
 
         Args:
-            limit_s: None: for 10 s, of one that is older than three answers of all its tokens would take.
+            limit_s: None: 10 s, and older than three times the expected duration of an answer of all its tokens.
         """
 
     def describe(self) -> list[EnginePresence]:
-        """Its servers with their states, for presence; [] of one that is a single server."""
+        """Return its servers with their states, for presence; [] if it is a single server."""
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
-        """Say which servers it stands for, where it is several (``engine.router``). Returns at once."""
+        """Set the member servers of an engine behind a router (``engine.router``). Returns at once."""
 
     def phase(self) -> EngineStarting:
         """Return the phase of its start, if that is known. Blocks to read its log."""
 
     async def start(self, publication: Publication | None = None) -> None:
-        """Bring it up, and wait until it serves.
+        """Start it, and wait until it serves.
 
         Args:
-            publication: weights to start with; None: those of ``model.path``, as version -1.
+            publication: initial weights; None: those of ``model.path``, as version -1.
 
         Raises:
-            ConfigError: it cannot be started as it is configured.
+            ConfigError: its configuration is invalid.
             PublishError: the publication cannot be loaded; nothing was started.
             EngineDied, EngineError: it ended or did not answer in time; nothing is left running.
         """
 
     async def restart(self, publication: Publication | None) -> None:
-        """Stop whatever is left of it and start it with ``publication``; raises as :meth:`start`."""
+        """Stop what is left of it and start it with ``publication``; raises as :meth:`start`."""
 
     async def stop(self) -> None:
-        """End what was started; requests still running return as aborted or raise EngineDied."""
+        """Stop what was started; running requests return as aborted or raise EngineDied."""
 
     async def watch(self) -> str:
-        """Wait until it is lost; returns why."""
+        """Wait until it is lost; return why."""
 
     def last_words(self) -> str:
-        """How it ended, with the end of its log; '' while it runs, and where that is not known."""
+        """Return how it ended, with the end of its log; '' while it runs, or if unknown."""
 
     def unwatched(self) -> AbstractContextManager[None]:
-        """No health checks inside the ``with``: for what it cannot answer meanwhile, and has its own limit."""
+        """Suspend health checks inside the ``with``, for calls that block it and have their own limit."""
 
     async def generate(
         self,
@@ -210,45 +210,45 @@ class Engine(Protocol):
         interval: int = 1,
         images: Images | None = None,
     ) -> Segment:
-        """Draw tokens after ``input_ids``. Blocks until they are drawn, or :meth:`abort` ends it.
+        """Generate tokens after ``input_ids``. Blocks until they are complete, or :meth:`abort` ends it.
 
         Args:
             input_ids: [P] the whole sequence so far.
             sampling: SGLang's sampling parameters.
             rid: name for :meth:`abort`.
-            heard: called with tokens while they are drawn, in portions of ``interval``; those of the last portion may
-                not be reported before the answer is there.
-            images: of the prompt; None: it has none.
+            heard: called with streamed tokens, in portions of ``interval``; the last portion may only be in the
+                answer.
+            images: of the prompt; None if it has none.
 
         Raises:
             EngineDied: the connection was lost, or it has other weights than were loaded.
             EngineRefused: it can never answer this.
-            EngineError: it failed, or its answer cannot be read.
+            EngineError: it failed, or its answer is malformed.
         """
 
     async def score(
         self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False
     ) -> Scores:
-        """Log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
+        """Return log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
 
         Raises:
             EngineDied, EngineRefused, EngineError: as :meth:`generate`.
         """
 
     async def abort(self, rid: str) -> None:
-        """Ask for the end of the requests named ``rid``; they return with what they have. Returns at once."""
+        """Abort the requests named ``rid``; they return the tokens they have. Returns at once."""
 
     async def abort_all(self) -> None:
-        """Ask for the end of every request; each returns with what it has. Returns at once."""
+        """Abort every request; each returns the tokens it has. Returns at once."""
 
     async def pause(self) -> None:
-        """Freeze generation where it stands; KV is kept."""
+        """Freeze generation in place; KV is kept."""
 
     async def resume(self) -> None:
-        """Go on after :meth:`pause`."""
+        """Resume generation after :meth:`pause`."""
 
     async def verify(self, publication: Publication, *, files: bool = True) -> None:
-        """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread.
+        """Raise PublishError unless the publication is complete and fits the model. Reads its files in a thread.
 
         Args:
             files: False for weights that will not come from the disk: then only their index is read.
@@ -257,38 +257,38 @@ class Engine(Protocol):
     async def load(
         self, publication: Publication, receive: "Callable[[], Awaitable[Publication | None]] | None" = None
     ) -> float:
-        """Load verified weights; returns the seconds it took. It must be frozen, or without requests.
+        """Load verified weights; return the seconds it took. The engine must be frozen or idle.
 
         Args:
-            receive: brings the weights; where it returns a publication (this or a later one), or is None, that is
+            receive: transfers the weights; if it returns a publication (this or a later one), or is None, that is
                 loaded from its folder.
 
         Raises:
-            PublishError: it refused, or was not sent them, and goes on with the old weights.
-            EngineDied: it died of it, or did not answer within ``load_timeout_s``.
+            PublishError: it refused, or the transfer failed; it keeps the old weights.
+            EngineDied: it crashed, or did not respond within ``load_timeout_s``.
         """
 
     async def adopt(self, publication: Publication) -> None:
-        """Take the number of a publication whose weights are those that are loaded. Blocks for two round trips.
+        """Take the version of a publication whose weights are already loaded. Blocks for two round trips.
 
-        Requests continue, and find the prefixes that were cached before.
+        Requests continue, and cached prefixes stay valid.
 
         Raises:
             EngineDied: it was lost, or has other weights than were loaded.
-            EngineError: it cannot; it keeps the number that it has.
+            EngineError: it failed; the version is unchanged.
         """
 
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
-        """Draw tokens that belong to no sample, to see that it serves. Blocks for them; raises as :meth:`generate`."""
+        """Check that it generates, with tokens that belong to no sample. Blocks; raises as :meth:`generate`."""
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Give memory back to the GPU: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``."""
+        """Release GPU memory: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``."""
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory again. Weights have to be loaded after it."""
+        """Allocate memory again. Weights must be loaded afterwards."""
 
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache; False where something still runs, and nothing was done."""
+        """Empty the prefix cache; return False, and do nothing, if a request is running."""
 
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """A call to its server whose answer says ``success`` and ``message``: for transfers of weights."""
+        """Send a call whose answer has ``success`` and ``message``: for weight transfers."""

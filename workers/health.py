@@ -1,4 +1,4 @@
-"""When a lost engine is started again, and when its failures are a crash loop."""
+"""Decide when a lost engine is restarted, and when its failures are a crash loop."""
 
 import time
 from collections import deque
@@ -8,19 +8,19 @@ from penstock.config import EngineConfig
 from penstock.redaction import redact
 from penstock.system.backoff import pause_s
 
-#: Lines of a log that are shown with a reason.
+#: Lines of a log shown with a reason.
 SHOWN_LINES = 8
-#: Longest reason that is published, in characters.
+#: Longest published reason, in characters.
 SHOWN_CHARS = 2000
 
 
 class Restarts:
-    """Counts the failures of one worker's engine, and says how long to wait before the next start.
+    """Count the failures of one worker's engine, and compute the wait before the next start.
 
-    A failure is a start that failed, or a death before anything came to its end. The first is followed by a start at
-    once, the k-th by one after ``restart_wait_s * 2 ** (k - 2)``, at most ``max_restart_wait_s``.
-    ``crash_loop_failures`` of them within ``crash_loop_window_s`` are a crash loop, which ends when an engine has
-    settled, or when the failures are older than the window.
+    A failure is a start that failed, or a crash before anything was finished. The first is followed by a start at once,
+    the k-th by one after ``restart_wait_s * 2 ** (k - 2)``, at most ``max_restart_wait_s``.
+    ``crash_loop_failures`` of them within ``crash_loop_window_s`` are a crash loop, which ends when an engine is
+    stable, or when the failures are older than the window.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,11 +29,11 @@ class Restarts:
         self._failures: deque[float] = deque()
 
     def note_failure(self) -> None:
-        """The engine died before it had finished anything, or did not start."""
+        """Record that the engine failed to start, or crashed before it finished anything."""
         self._failures.append(self._clock())
 
     def note_settled(self) -> None:
-        """It lived long enough, or finished something: what was before does not count any more."""
+        """Record that the engine lived long enough, or finished something: earlier failures no longer count."""
         self._failures.clear()
 
     @property
@@ -55,12 +55,12 @@ class Restarts:
         return pause_s(self.count - 1, self._config.restart_wait_s, self._config.max_restart_wait_s)
 
     def said(self) -> str:
-        """The failures in words."""
+        """Describe the failures."""
         return f"failed {self.count} times in {self._config.crash_loop_window_s:g} s"
 
 
 def shorten(reason: str) -> str:
-    """The first line of a reason and its last ones, without passwords: what fits a table and a record."""
+    """Return the first and the last lines of a reason, without passwords, short enough for a table and a record."""
     lines = [line for line in redact(reason).splitlines() if line.strip()]
     if len(lines) > SHOWN_LINES + 1:
         lines = [lines[0], *lines[-SHOWN_LINES:]]

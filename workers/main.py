@@ -1,4 +1,4 @@
-"""A rollout worker: one engine, fed from the queue by pulling.
+"""A rollout worker: one engine that pulls jobs from the queue.
 
 | task | waits for | unblocked by |
 |---|---|---|
@@ -10,12 +10,12 @@
 | members | the list of a router's engines | `penstock fleet` |
 | checks | verdicts of the verifier pool, with reward.pool.kind rq | see rewards/pool/client.py |
 | presence | time | - |
-| logs | time | - (the engine's log begins anew when it is too long) |
+| logs | time | - (rotates the engine's log) |
 
-The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
-``worker.drain_timeout_s``. Either way prefixes are kept then and jobs handed back: without a charge by a worker that
-drains, and charged from the third worker on that dies of an error under them. Only a process that is killed leaves its
-leases to run out, unless its keeper (rewards/keeper.py) killed it because user code kept it from draining.
+The first task to fail ends the process with its error. SIGTERM drains: no new lease, and running samples have
+``worker.drain_timeout_s`` to finish. In both cases prefixes are kept and jobs handed back: without a charge if the
+worker drains, and charged from the third worker on that fails with an error while holding them. Only a killed process
+leaves its leases to run out, unless its keeper (rewards/keeper.py) killed it because user code blocked the drain.
 """
 
 import asyncio
@@ -80,18 +80,18 @@ HAND_BACK_S = 15.0
 
 
 class Worker:
-    """One worker process. ``run`` returns after ``drain``, or raises what killed a task."""
+    """One worker process. ``run`` returns after ``drain``, or raises the error that ended a task."""
 
     def __init__(self, config: Config, name: str, token: str = "") -> None:
         if config.redis.url is None:
             raise ConfigError("The worker needs redis.url: the address of the run's Redis.")
         self.config = config
         self.keys = Keys(config.run)
-        # Unique for ever, or a successor of this name would be taken for it.
+        # Never reused, or a successor of this name would be taken for it.
         self.name = unique_name(name, token or new_token())
         with contextlib.closing(Control(config.redis.url)) as control:
             control.do(lambda client: ensure_lanes(client, self.keys))
-        #: By task; the presence record has them.
+        #: By task; published in the presence record.
         self._waits: dict[str, Waiting] = {}
         self.control = AsyncControl(config.redis.url)
         self._reader = AsyncControl(config.redis.url, block_s=2.0)
@@ -99,8 +99,8 @@ class Worker:
         log_dir = config.run_dir / "logs"
         log_dir.mkdir(parents=True, exist_ok=True)
         self._engine_logs = engine_logs(log_dir, name)
-        self.services = self._shared(make_engine(config, name, log_dir))
-        # An engine of somebody else's, or several behind a router, are on GPUs that this process does not know.
+        self.services = self._make_services(make_engine(config, name, log_dir))
+        # An external engine, or several behind a router, use GPUs that this process does not know.
         mine = config.engine.url is None and config.engine.router is None
         self._gpus = GpuWatch(visible_to(config.engine)) if mine else None
         if self._gpus is not None:
@@ -108,7 +108,7 @@ class Worker:
         self.updates = Updates(self.services, self._reader, self._waiting("weights"))
         self.metrics = serve(config, "worker", name, WorkerCollector(self.services))
         self.held = HeldJobs(self.services)
-        self.heartbeat = self._beating(config.redis.url)
+        self.heartbeat = self._make_heartbeat(config.redis.url)
         self.caretaker = Caretaker(self.services, self.updates, self._waiting("engine"), self.held)
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -131,10 +131,10 @@ class Worker:
             waiting=self._waiting,
         )
 
-    def _shared(self, engine: Engine) -> Services:
-        """What the tasks share."""
+    def _make_services(self, engine: Engine) -> Services:
+        """Create the services that the tasks share."""
         config = self.config
-        # Before anything starts: what cannot be imported would fail every job of its dataset.
+        # Before anything starts: a failed import would fail every job of its dataset.
         rewards = Rewards(config.reward, self._checks(), allowed_rewards(config), args_of(config), waits=True)
         return Services(
             config=config,
@@ -155,7 +155,7 @@ class Worker:
             spans=open_spans(config, "worker", self.name),
         )
 
-    def _beating(self, url: str) -> Heartbeat:
+    def _make_heartbeat(self, url: str) -> Heartbeat:
         return Heartbeat(
             url,
             self.keys,
@@ -167,7 +167,7 @@ class Worker:
         )
 
     def _checks(self) -> "Checks | None":
-        """The way to the verifier pool, where rewards are computed there."""
+        """Return the client of the verifier pool, if rewards are computed there."""
         if self.config.reward.pool.kind == "process":
             return None
         from penstock.workers.rewards.pool.client import Checks
@@ -178,13 +178,13 @@ class Worker:
         return self._waits.setdefault(task, Waiting())
 
     def drain(self) -> None:
-        """Finish and leave. Safe in a signal handler of the loop, as is ``hurry``."""
+        """Finish running samples and leave. Safe in a signal handler of the loop, as is ``hurry``."""
         if not self._draining.is_set():
             log.info("draining: %d jobs are held", len(self.held))
             self._draining.set()
 
     def hurry(self) -> None:
-        """Leave, and hand back at once what still runs."""
+        """Leave, and hand running samples back at once."""
         self.drain()
         self._hurry.set()
 
@@ -203,9 +203,9 @@ class Worker:
         try:
             first: set[asyncio.Future[Any]] = {*tasks, self.held.failed, stop}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            self._raise_what_died(tasks)
+            self._raise_first_error(tasks)
             await self._finish(tasks)
-            self._raise_what_died(tasks)
+            self._raise_first_error(tasks)
         except BaseException as exc:
             death = format_exc(exc)
             raise
@@ -219,13 +219,13 @@ class Worker:
                 await asyncio.gather(*tasks, stop, return_exceptions=True)
                 await self._close()
 
-    def _raise_what_died(self, tasks: "list[asyncio.Task[None]]") -> None:
+    def _raise_first_error(self, tasks: "list[asyncio.Task[None]]") -> None:
         for done in (*tasks, self.held.failed):
             if done.done():
                 done.result()
 
     async def _serve(self) -> None:
-        """Start the engine with the current weights, then take jobs, updates and deaths as they come."""
+        """Start the engine with the current weights, then handle jobs, updates and crashes."""
         await self.caretaker.first_start()
         work: list[Coroutine[Any, Any, None]] = [self.intake.run(), self.updates.run(), self.caretaker.run()]
         names = ["intake", "weights", "engine"]
@@ -241,7 +241,7 @@ class Worker:
                 group.create_task(task, name=name)
 
     async def _finish(self, tasks: "list[asyncio.Task[None]]") -> None:
-        """Let what runs end, for as long as it may, or until ``hurry``."""
+        """Wait until held jobs end, at most ``worker.drain_timeout_s``, or until ``hurry``."""
         ended = asyncio.create_task(self._all_ended())
         hurry = asyncio.create_task(self._hurry.wait())
         first: set[asyncio.Future[Any]] = {ended, hurry, self.held.failed, *tasks}
@@ -256,7 +256,7 @@ class Worker:
         await self.held.ended()
 
     async def _hand_back(self, death: str) -> None:
-        """Keep prefixes, and hand back every job and every lease that no held job has.
+        """Keep prefixes, and hand back every job and every lease without a held job.
 
         Args:
             death: the error that ends this worker; '': it drains, and no job is charged.
@@ -267,7 +267,7 @@ class Worker:
                 await self._all_ended()
                 await self.intake.sweep_own(death)
         except TimeoutError:
-            log.error("%d jobs could not be handed back in %g s: their leases run out", len(self.held), HAND_BACK_S)
+            log.error("failed to hand back %d jobs in %g s: their leases run out", len(self.held), HAND_BACK_S)
 
     async def _close(self) -> None:
         await self.services.engine.stop()
@@ -286,7 +286,7 @@ class Worker:
 
 
 def unique_name(name: str, token: str) -> str:
-    """Return the name by which one process of a worker has leases."""
+    """Return the name under which one process of a worker holds leases."""
     return f"{name}.{token[:8]}"
 
 
@@ -319,9 +319,7 @@ def _hand_back_killed(config: Config, worker: str) -> None:
             control.call(scripts.note(keys, keys.workers, worker, b""))
         log.warning("%d jobs of the killed worker went back to the queue", len(jobs))
     except Exception as exc:
-        log.error(
-            "the jobs of the killed worker could not be handed back, and their leases run out: %s", format_exc(exc)
-        )
+        log.error("failed to hand back the jobs of the killed worker, their leases run out: %s", format_exc(exc))
 
 
 def main(config: Config, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Metrics of one worker: what it has done, and how it stands now."""
+"""Metrics of one worker: its totals and its current state."""
 
 from collections.abc import Iterator
 
@@ -8,70 +8,71 @@ from prometheus_client.registry import Collector
 from penstock.system.metrics.series import Series, counter, gauge, slime
 from penstock.workers.services import Services
 
-TOKENS = counter("worker_generated_tokens", "Tokens drawn, those that were lost again too.")
+TOKENS = counter("worker_generated_tokens", "Tokens generated, lost ones included.")
 SAMPLES = counter("worker_committed_samples", "Samples committed.")
 GROUPS = counter("worker_committed_groups", "Groups that became complete here.")
 COMMITTED = counter("worker_committed_tokens", "Generated tokens of committed samples.")
 CACHED = counter("worker_cached_tokens", "Tokens of committed samples that the engine had in its prefix cache.")
 CACHED_MEAN = slime(
-    "rollout/avg_cached_tokens_per_sample", "Cached tokens per committed sample, since this worker began."
+    "rollout/avg_cached_tokens_per_sample", "Cached tokens per committed sample, since this worker started."
 )
 PROMPT = counter(
-    "worker_prompt_tokens", "Prompt tokens of the engine's answers, those of prefixes that were sent again too."
+    "worker_prompt_tokens", "Prompt tokens of the engine's answers, prefixes that were sent again included."
 )
-PROMPT_CACHED = counter("worker_prompt_cached_tokens", "Those of them that the engine had in its prefix cache.")
+PROMPT_CACHED = counter("worker_prompt_cached_tokens", "Prompt tokens that the engine had in its prefix cache.")
 RESENT = counter(
     "worker_resent_requests",
-    "Answered requests that were sent again, with the tokens so far, after an answer that was aborted.",
+    "Answered requests that were sent again, with the tokens so far, after an aborted answer.",
 )
-HIT_RATE = slime("rollout/prefix_cache_hit_rate", "The second over the first, since this worker began.")
+HIT_RATE = slime(
+    "rollout/prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache, since this worker started."
+)
 REPETITIVE = counter(
     "worker_repetitive_samples",
-    "Committed samples of more than 10,000 characters the last of which say the same again.",
+    "Committed samples of more than 10,000 characters whose end repeats itself.",
 )
-REPETITION = slime("rollout/repetition_frac", "Share of them among the committed samples, since this worker began.")
+REPETITION = slime(
+    "rollout/repetition_frac", "Share of repetitive samples among the committed, since this worker started."
+)
 DRAFTED = counter("worker_drafted_tokens", "Tokens that speculative decoding drafted.")
-RIGHT_DRAFTS = counter("worker_right_draft_tokens", "Drafted tokens that the model kept.")
-DRAFT_CHECKS = counter("worker_draft_checks", "Times that the model looked at a draft.")
-ACCEPT_RATE = slime("rollout/spec_accept_rate", "Share of drafted tokens that it kept, since this worker began.")
-ACCEPT_LENGTH = slime("rollout/spec_accept_length", "Tokens drawn per look at a draft, since this worker began.")
-GENERATE = counter(
-    "worker_generate_seconds", "Time that requests of committed samples took at the engine, summed over samples."
-)
-REWARD = counter("worker_reward_seconds", "Time that their rewards took, summed over samples.")
+RIGHT_DRAFTS = counter("worker_right_draft_tokens", "Drafted tokens that the model accepted.")
+DRAFT_CHECKS = counter("worker_draft_checks", "Times that the model checked a draft.")
+ACCEPT_RATE = slime("rollout/spec_accept_rate", "Share of drafted tokens that it accepted, since this worker started.")
+ACCEPT_LENGTH = slime("rollout/spec_accept_length", "Tokens generated per check of a draft, since this worker started.")
+GENERATE = counter("worker_generate_seconds", "Time of committed samples' requests at the engine, summed over samples.")
+REWARD = counter("worker_reward_seconds", "Time of their rewards, summed over samples.")
 GROUP_REWARDS = counter("worker_group_rewards", "Rewards of whole groups (reward.group).")
 GROUP_REWARD = counter(
-    "worker_group_reward_seconds", "Time that they took, that of reading the samples included, summed over groups."
+    "worker_group_reward_seconds", "Time of group rewards, reading the samples included, summed over groups."
 )
-FAILURES = counter("worker_failed_jobs", "Tries of jobs that failed.", "reason")
-CRASHES = counter("worker_crashed_jobs", "Jobs charged with an engine's death, by lane after.", "to")
+FAILURES = counter("worker_failed_jobs", "Failed attempts of jobs.", "reason")
+CRASHES = counter("worker_crashed_jobs", "Jobs charged with an engine crash, by lane after.", "to")
 HANDED_BACK = counter("worker_handed_back_jobs", "Jobs handed back without a charge.")
-LOST_LEASES = counter("worker_lost_leases", "Leases that were taken over.")
+LOST_LEASES = counter("worker_lost_leases", "Leases that another worker took over.")
 RESTARTS = counter("worker_engine_restarts", "Restarts of the engine.")
 UPDATES = counter("worker_weight_updates", "Publications loaded into the running engine.")
-PAUSE = counter("worker_weight_pause_seconds", "Time without generation while weights loaded.")
-LOAD = counter("worker_weight_load_seconds", "Time that the engine took to load them; part of the pause.")
-WAIT = counter("worker_weight_wait_seconds", "Time in which running samples ended, or came back, before a load.")
+PAUSE = counter("worker_weight_pause_seconds", "Time without generation during weight updates.")
+LOAD = counter("worker_weight_load_seconds", "Time to load weights into the engine; part of the pause.")
+WAIT = counter("worker_weight_wait_seconds", "Time to drain or abort running samples before a load.")
 COPIES = counter(
     "worker_weight_copies",
-    "Copies of versions on this machine that the engine was given (trainer.transport delta), by how they came there: "
-    "whole, deltas, here.",
+    "Local copies of versions loaded into the engine (trainer.transport delta), by origin: whole, deltas, here.",
     "how",
 )
-COPY_BYTES = counter("worker_weight_copy_bytes", "Bytes of whole versions and deltas that came for them.")
-COPY = counter("worker_weight_copy_seconds", "Time until they were there; samples are generated meanwhile.")
-PREFIXES = counter("worker_prefix_checkpoints", "Prefixes of running samples that were kept in Redis.")
-PREFIX_BYTES = counter("worker_prefix_checkpoint_bytes", "Bytes written for them.")
+COPY_BYTES = counter("worker_weight_copy_bytes", "Bytes of complete versions and deltas fetched for them.")
+COPY = counter("worker_weight_copy_seconds", "Time to fetch them; samples are generated meanwhile.")
+PREFIXES = counter("worker_prefix_checkpoints", "Prefixes of running samples written to Redis.")
+PREFIX_BYTES = counter("worker_prefix_checkpoint_bytes", "Bytes of these prefixes.")
 VERSION = gauge("worker_weight_version", "Version of the engine's weights; -1: none.")
 RUNNING = gauge("worker_running_samples", "Samples that hold a slot.")
-SLOTS = gauge("worker_slots", "Samples generated at once, at most.")
+SLOTS = gauge("worker_slots", "Most samples generated at once.")
 GPU_USE = gauge(
     "worker_gpu_use_ratio",
-    "Share of the time in which a GPU of its engine ran something; absent where it does not tell.",
+    "Share of time a GPU of its engine was busy; absent if the driver does not report it.",
     "gpu",
 )
-GPU_USED = gauge("worker_gpu_memory_used_bytes", "Memory of a GPU of its engine that is used, by whoever.", "gpu")
-GPU_SIZE = gauge("worker_gpu_memory_size_bytes", "Memory that this GPU has.", "gpu")
+GPU_USED = gauge("worker_gpu_memory_used_bytes", "Used memory of a GPU of its engine, by all processes.", "gpu")
+GPU_SIZE = gauge("worker_gpu_memory_size_bytes", "Memory of this GPU.", "gpu")
 REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not answered.")
 
 SERIES = (
@@ -83,7 +84,7 @@ SERIES = (
 
 
 class WorkerCollector(Collector):
-    """Reads the worker's sums when it is scraped; nothing is counted twice. Called from the server's thread."""
+    """Read the worker's totals on each scrape; nothing is counted twice. Called in the server's thread."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -151,6 +152,6 @@ class WorkerCollector(Collector):
 
 
 def _share(series: Series, part: float, whole: float) -> Iterator[Metric]:
-    """Nothing where there is no whole."""
+    """Yield a ratio, unless its denominator is 0."""
     if whole:
         yield series.of(part / whole)

@@ -1,4 +1,4 @@
-"""What a worker shows of itself in Redis, for people, the live view and the launcher."""
+"""Publish the state of a worker in Redis, for people, the live view and the launcher."""
 
 import asyncio
 import contextlib
@@ -23,16 +23,16 @@ from penstock.workers.weights.updates import Updates
 log = logging.getLogger(__name__)
 
 PRESENCE_S = 0.5
-#: Between two looks at whether somebody asks what this worker reaches.
+#: Seconds between two checks whether `penstock doctor` asks what this worker can reach.
 ASKED_S = 2.0
 #: Tokens per second below which a worker is idle: a decayed mean never becomes 0.
 IDLE_TOKENS_PER_S = 0.01
-#: Longest try to take the record away at the end; the leader tidies up what is left.
+#: Longest attempt to remove the record at the end; the leader removes what is left.
 END_S = 2.0
 
 
 class Presence:
-    """Writes the worker's record, with its waits, until it is cancelled."""
+    """Write the worker's record, with its waits, until cancelled."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class Presence:
         self._next_question = 0.0
 
     async def run(self) -> None:
-        """Show the worker twice a second, for ever."""
+        """Publish the worker's state twice a second; never returns."""
         before, at = 0, time.monotonic()
         while True:
             self._services.show.clear()
             await self._services.commits.look()
             await self._note(pack(self.presence().to_record()))
             await self._services.tell_endings()
-            self._tell_silence()
-            self._tell_open_calls()
+            self._report_silence()
+            self._report_open_calls()
             await self._answer()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_S):
@@ -77,17 +77,17 @@ class Presence:
             now = time.monotonic()
             tokens = self._services.tally.generated_tokens
             rate = (tokens - before) / (now - at)
-            self._look_at_capacity(now - at, tokens - before)
+            self._measure_capacity(now - at, tokens - before)
             before, at = tokens, now
             self._tokens_per_s = smoothed(self._tokens_per_s, rate)
 
-    def _look_at_capacity(self, seconds: float, tokens: int) -> None:
+    def _measure_capacity(self, seconds: float, tokens: int) -> None:
         full = self._services.num_running >= self._services.config.worker.slots
         self._capacity.add(seconds, tokens, full=full and self._was_full)
         self._was_full = full
 
-    def _tell_silence(self) -> None:
-        """Name a request that hangs (I8), long before its time is over."""
+    def _report_silence(self) -> None:
+        """Report a request that hangs (I8), long before its timeout."""
         silent = self._services.engine.silent(self._services.config.engine.slow_request_s)
         if not silent:
             self._requests.end()
@@ -95,8 +95,8 @@ class Presence:
         rid, seconds = silent[0]
         self._requests.blocked_on(EngineSilent(rid, seconds, len(silent) - 1))
 
-    def _tell_open_calls(self) -> None:
-        """Name services and code of the user's that have not answered for longer than a moment (I8)."""
+    def _report_open_calls(self) -> None:
+        """Report services and user code that have not returned for longer than a moment (I8)."""
         for kind, question in self._services.open_calls.open().items():
             if question is not None and time.time() - question.since_s >= MOMENT_S:
                 self._waiting(kind).blocked_on(question.cause, question.since_s)
@@ -104,7 +104,7 @@ class Presence:
                 self._waiting(kind).end()
 
     async def _answer(self) -> None:
-        """Tell what this worker reaches, where somebody asks (``penstock doctor``)."""
+        """Report which parts this worker can reach, if ``penstock doctor`` asks."""
         if time.monotonic() < self._next_question:
             return
         self._next_question = time.monotonic() + ASKED_S
@@ -112,7 +112,7 @@ class Presence:
         self._responder.heard(await self._services.control.do(lambda client: client.hget(key, ASKED)))
 
     async def end(self) -> None:
-        """Take the record away; a Redis that is gone is not an error here."""
+        """Remove the record; a Redis that is down is not an error here."""
         try:
             async with asyncio.timeout(END_S):
                 await self._services.tell_endings()
@@ -126,7 +126,7 @@ class Presence:
 
     @property
     def state(self) -> WorkerState:
-        """What it is doing, the most telling first."""
+        """Its state; if several apply, the most specific one."""
         engine = self._services.engine
         if self._draining.is_set():
             return WorkerState.DRAINING
@@ -142,7 +142,7 @@ class Presence:
         return WorkerState.CANNOT_LOAD if self._updates.cannot_load else WorkerState.SERVING
 
     def presence(self) -> WorkerPresence:
-        """The worker as it stands."""
+        """Return the current record of the worker."""
         services, engine, tally = self._services, self._services.engine, self._services.tally
         return WorkerPresence(
             name=services.worker,
@@ -183,6 +183,6 @@ class Presence:
 
 
 def smoothed(mean: float, rate: float) -> float:
-    """Return the mean of a rate over the last few seconds, one look later; 0 for an idle worker."""
+    """Return the mean of a rate over the last few seconds, after one more measurement; 0 for an idle worker."""
     mean = 0.7 * mean + 0.3 * rate
     return mean if mean >= IDLE_TOKENS_PER_S else 0.0

@@ -1,4 +1,4 @@
-"""What the tasks of one worker share."""
+"""Services and totals that the tasks of one worker share."""
 
 import asyncio
 from collections import Counter
@@ -33,35 +33,35 @@ from penstock.workers.rewards.score import Rewards
 
 @dataclass(slots=True)
 class Tally:
-    """Running sums for presence and metrics."""
+    """Running totals for presence and metrics."""
 
     generated_tokens: int = 0
     committed_samples: int = 0
     committed_groups: int = 0
-    #: Of committed samples: generated tokens, and those that the engine had cached.
+    #: Generated tokens of committed samples, and their tokens that the engine had cached.
     committed_tokens: int = 0
     cached_tokens: int = 0
-    #: Of committed samples: time of their requests to the engine, and for their rewards, summed over samples.
+    #: Time of committed samples' requests at the engine, and of their rewards, summed over samples.
     generate_s: float = 0.0
     reward_s: float = 0.0
-    #: Rewards of whole groups, and the time they took, that of reading the samples included.
+    #: Rewards of whole groups, and their time, reading the samples included.
     group_rewards: int = 0
     group_reward_s: float = 0.0
-    #: Committed samples whose text repeats itself (``jobs/repetition.py``).
+    #: Committed samples with repetitive text (``jobs/repetition.py``).
     repetitive_samples: int = 0
     #: Answered requests that were sent again after an aborted answer.
     resent_requests: int = 0
-    #: Of all answers of the engine: tokens of their prompts, and those that it had cached.
+    #: Prompt tokens of all answers of the engine, and those that it had cached.
     prompt_tokens: int = 0
     prompt_cached_tokens: int = 0
-    #: Of answers that were drawn with drafts: tokens drawn, looks at drafts, tokens drafted, those that were right.
+    #: Answers with speculative decoding: tokens generated, draft checks, tokens drafted, tokens accepted.
     draft_answer_tokens: int = 0
     draft_checks: int = 0
     drafted_tokens: int = 0
     right_draft_tokens: int = 0
-    #: Tries that failed, by reason; crashes of the engine and lost leases are not among them.
+    #: Failed attempts, by reason; engine crashes and lost leases not included.
     failures: Counter[str] = field(default_factory=Counter)
-    #: Jobs that were charged with a death of the engine, by what became of them: resume, suspect, dead.
+    #: Jobs that were charged with an engine crash, by their next state: resume, suspect, dead.
     crashes: Counter[str] = field(default_factory=Counter)
     lost_leases: int = 0
     handed_back: int = 0
@@ -70,20 +70,20 @@ class Tally:
     weight_pause_s: float = 0.0
     weight_load_s: float = 0.0
     weight_wait_s: float = 0.0
-    #: Copies of versions on this machine that its engine was given (transport delta), by how they came to be there:
-    #: whole, deltas, here; the bytes that came for them, and the time until they were there.
+    #: Local copies of versions loaded into the engine (transport delta), by origin: whole, deltas, here; bytes fetched
+    #: for them, and the time it took.
     weight_copies: Counter[str] = field(default_factory=Counter)
     weight_copy_bytes: int = 0
     weight_copy_s: float = 0.0
-    #: Prefixes kept while they were drawn, and the bytes written for them.
+    #: Prefix checkpoints of running samples, and the bytes written for them.
     checkpoints: int = 0
     checkpoint_bytes: int = 0
 
     def answered(self, segment: Segment, is_resent: bool = False) -> None:
-        """Count an answer of the engine, whatever becomes of its sample.
+        """Count an answer of the engine, even if its sample is discarded.
 
         Args:
-            is_resent: its request was sent again, with the tokens so far, after an answer that was aborted.
+            is_resent: its request was sent again, with the tokens so far, after an aborted answer.
         """
         self.resent_requests += is_resent
         self.prompt_tokens += segment.prompt_tokens
@@ -95,7 +95,7 @@ class Tally:
             self.right_draft_tokens += drafts.right
 
     def committed(self, sample: Sample | None) -> None:
-        """Count a committed sample; None: it is not at hand any more."""
+        """Count a committed sample; None if it is no longer in memory."""
         self.committed_samples += 1
         if sample is not None:
             self.committed_tokens += sum(sample.generated)
@@ -110,13 +110,13 @@ class Tally:
 
     @property
     def progress(self) -> int:
-        """Grows with everything that comes to its end here."""
+        """Count of finished work: grows with every committed sample and dead letter."""
         return self.committed_samples + self.crashes[JobState.DEAD]
 
 
 @dataclass(slots=True)
 class Services:
-    """Handed to every task; none of them imports another."""
+    """Passed to every task, so that none imports another."""
 
     config: Config
     keys: Keys
@@ -135,47 +135,47 @@ class Services:
     endings: Endings
     #: Bounds the samples that are generated at once.
     slots: asyncio.Semaphore
-    #: Set by whoever sees the engine die first; the engine task restarts it.
+    #: Set by the first task that sees the engine die; the engine task restarts it.
     engine_lost: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Why, as whoever saw it die first put it.
+    #: The error of that task.
     loss: str = ""
-    #: Why the engine is not tried any more but now and then; '' unless it is in a crash loop.
+    #: Why the engine is restarted only now and then; '' unless it is in a crash loop.
     crash_loop: str = ""
     #: Starts of the engine so far.
     births: int = 0
-    #: Start of the engine that finished something since: a suspect that it dies of is the cause.
+    #: The start of the engine that last finished something: if it then crashes on a suspect, the job is the cause.
     sure_birth: int = -1
-    #: Of the engine that was lost last: publication (VERSION-REV, '' for none), name of its start, whether it was sure.
+    #: State of the engine lost last: publication (VERSION-REV, '' for none), name of its start, whether it was sure.
     died: tuple[str, str, bool] = ("", "", True)
-    #: Whether it was lost while weights were sent to it: no job is the cause of that.
+    #: Whether it was lost during a weight transfer: no job caused that.
     died_receiving: bool = False
-    #: Newest version that was set aside, where older weights serve in its stead as far as the bound allows; -1: none.
+    #: Newest version set aside while older weights serve as far as the bound allows; -1: none.
     stands_in_for: int = -1
-    #: The last publication on which this worker reported that something was finished.
+    #: The last publication on which this worker reported a finished request.
     proven: str = ""
-    #: Set whenever a sample was drawn or a job has ended: there may be room for another.
+    #: Set whenever a sample was generated or a job has ended: another may fit.
     room: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Set whenever weights were loaded or the engine is back: it may start jobs that it could not start before (T12).
+    #: Set whenever weights were loaded or the engine is back: it may start jobs it could not before (T12).
     may_start_more: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
-    #: What its jobs have asked of others and not heard of.
+    #: Open calls of its jobs to services and user code.
     open_calls: OpenCalls = field(default_factory=OpenCalls)
     repeats: Repeats = field(default_factory=Repeats)
-    #: Set where others wait for what presence shows.
+    #: Set if others wait for the next presence record.
     show: asyncio.Event = field(default_factory=asyncio.Event)
-    #: What it tells of its jobs, for OpenTelemetry.
+    #: Spans of its jobs, for OpenTelemetry.
     spans: Spans = field(default_factory=NoSpans)
     #: Samples that hold a slot now.
     num_running: int = 0
-    #: GPUs of the engine as they stood last; () where it is somebody else's, or there is nobody to ask.
+    #: Latest load of the engine's GPUs; () if it is external, or the load is unknown.
     gpus: Callable[[], Sequence[GpuLoad]] = tuple
 
-    #: Keeps requests back while the engine is being restarted, and for good when that is given up.
+    #: Blocks requests while the engine restarts.
     _shut: ExitStack = field(default_factory=ExitStack)
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Waits for a slot, and holds it."""
+        """Wait for a slot, and hold it inside the ``with``."""
         async with self.slots:
             self.num_running += 1
             try:
@@ -184,9 +184,9 @@ class Services:
                 self.num_running -= 1
 
     def lose_engine(self, birth: int, reason: str = "") -> None:
-        """Have the engine of start ``birth`` restarted; late news of an earlier one say nothing of this one.
+        """Request a restart of the engine of start ``birth``; reports about an earlier engine are ignored.
 
-        Requests are held back at once: who was not at the engine when it died must not be charged with its death.
+        Requests are blocked at once: jobs not at the engine when it died must not be charged with its crash.
         """
         if birth == self.births and not self.engine_lost.is_set():
             self._shut.enter_context(self.valves.requests.held(EngineRestarting()))
@@ -197,12 +197,12 @@ class Services:
 
     @property
     def is_sure(self) -> bool:
-        """True when the engine finished something since it started."""
+        """True if the engine has finished something since it started."""
         return self.sure_birth == self.births
 
     @property
     def publication(self) -> str:
-        """``VERSION-REV`` that the engine has; '' for none."""
+        """``VERSION-REV`` of the engine's weights; '' for none."""
         return publication_id(self.engine.version, self.engine.rev) if self.engine.version >= 0 else ""
 
     @property
@@ -211,17 +211,18 @@ class Services:
         return max(self.engine.version, self.stands_in_for)
 
     def present(self) -> tuple[str, str, bool]:
-        """As ``died``, of the engine that is there."""
+        """Return the same as ``died``, for the running engine."""
         return self.publication, f"{self.worker}/{self.births}", self.is_sure
 
     async def tell_endings(self) -> None:
-        """Record how jobs ended since the last call. Blocks for a round trip at most."""
+        """Record the outcomes of jobs since the last call. Blocks for a round trip at most."""
         await self.endings.tell(self.control, self.keys, self.config.reward.died_window)
 
     async def note_finished(self, birth: int, begun_on: str) -> None:
-        """The engine of start ``birth`` finished a request that began on publication ``begun_on``.
+        """Record that the engine of start ``birth`` finished a request that began on publication ``begun_on``.
 
-        What began and ended on one publication proves that engines live on it: reported once, in a round trip.
+        A request that began and ended on one publication proves that engines work with it: reported once, in a round
+        trip.
         """
         if birth != self.births or self.engine_lost.is_set():
             return
@@ -233,7 +234,7 @@ class Services:
         await self.control.call(scripts.note(self.keys, trials, f"ok:{begun_on}", b"1"))
 
     def regain_engine(self) -> None:
-        """Let requests through again."""
+        """Unblock requests."""
         self.engine_lost.clear()
         self._shut.close()
         self.may_start_more.set()

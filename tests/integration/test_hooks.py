@@ -49,7 +49,7 @@ async def test_a_reward_that_a_hook_sets_is_the_samples(client: redis.Redis, key
 @pytest.mark.parametrize(
     ("name", "reason", "says"),
     [
-        ("draws_by_itself", "hook_unproven", "changed tokens of what was drawn"),
+        ("draws_by_itself", "hook_unproven", "changed tokens of the generated sample"),
         ("adds_loss", "hook_unproven", "put loss on tokens that had none"),
         ("halves", "hook_unproven", "made a loss_mask that has no 0 or 1 for each"),
         ("exits", "hook_raised", "raised SystemExit: 3"),

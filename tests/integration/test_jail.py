@@ -244,7 +244,7 @@ def test_the_first_that_holds_is_taken_and_says_what_it_is(open_folder: Path, mo
     assert finding.find_jail(reward("auto")).describe().startswith("namespaces: ")
     with pytest.raises(ConfigError, match="bwrap: the program bwrap is not installed"):
         finding.find_jail(reward("bwrap"))
-    assert finding.find_jail(reward("none")).describe().startswith("none: nothing is shut off")
+    assert finding.find_jail(reward("none")).describe().startswith("none: no isolation")
     with pytest.raises(ConfigError, match="there is no /no/such/folder"):
         finding.find_jail(reward("auto", readable=["/no/such/folder"]))
     finding._found.cache_clear()

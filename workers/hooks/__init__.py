@@ -1,1 +1,1 @@
-"""Functions of the user's that a worker calls: before a sample's reward."""
+"""User functions that a worker calls: to generate samples, and before a sample's reward."""

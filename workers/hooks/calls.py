@@ -1,4 +1,4 @@
-"""Calls of a user's function, async or not, that neither end the worker nor hold it up."""
+"""Call a user function, async or not, so that it can neither end the worker nor block it."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ from penstock.workers.hooks.open_calls import CODE, calling
 
 
 async def called(work: Callable[[], Any], limit_s: float, call: CodeCalled) -> Any:
-    """What a user's function gives. A plain one is called in a thread of its own, an async one in this loop.
+    """Return the result of a user function. A plain one is called in a new thread, an async one in this loop.
 
     Args:
         work: calls it.
         call: the function and the sample or group, named in waits and errors.
 
     Raises:
-        HookError: it raised, tried to exit, or took longer than ``limit_s``; a thread is left behind then.
+        HookError: it raised, tried to exit, or took longer than ``limit_s``; then its thread keeps running.
     """
     what = call.label
     try:
@@ -43,15 +43,15 @@ async def _answer(work: Callable[[], Any], what: str) -> Any:
 
 
 async def _in_thread(work: Callable[[], Any], what: str) -> Any:
-    """A daemon thread of its own: one that hangs cannot be killed, and must neither use up a pool nor hold up the end.
+    """Call ``work`` in a new daemon thread: one that hangs cannot be killed, and must block neither pool nor exit.
 
-    What an async function gives here is its coroutine, which runs in the loop.
+    An async function returns its coroutine here, which then runs in the loop.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(set_: Callable[[Any], None], value: Any) -> None:
-        # The waiter may have given up.
+        # The caller may have timed out.
         if not future.done():
             set_(value)
 
@@ -59,7 +59,7 @@ async def _in_thread(work: Callable[[], Any], what: str) -> Any:
         set_: Callable[[Any], None]
         try:
             value, set_ = work(), future.set_result
-        # SystemExit too: the thread would end, and nobody hear of it.
+        # SystemExit too: it would end the thread without a result.
         except BaseException as exc:
             value, set_ = Raised(f"raised {format_exc(exc)}"), future.set_exception
             value.__cause__ = exc

@@ -1,7 +1,7 @@
-"""What a custom generate function made of a sample, held against what the engine drew for it (T6, T8).
+"""Verify a sample of a custom generate function against what the engine generated for it (T6, T8).
 
-A token counts as generated where one of the sample's own requests drew it after exactly the tokens before it. It has
-the logprob and version of that draw, whatever the function wrote down. Loss on any other token is refused.
+A token counts as generated if one of the sample's own requests generated it after exactly the tokens before it. It gets
+the logprob and version of that request, whatever the function claims. Loss on any other token is refused.
 """
 
 import math
@@ -16,15 +16,15 @@ from penstock.text import safe_repr, utf8_safe
 from penstock.workers.hooks.draws import Draw
 from penstock.workers.jobs.routed_experts import keep_rows
 
-#: A logprob that was written down differs from the drawn one by less.
+#: Largest difference between a claimed logprob and the engine's.
 CLOSE = 1e-4
 
 
 def settle(sample: Sample, made: Any, draws: Sequence[Draw], *, max_context: int, what: str) -> None:
-    """Fill ``sample`` with what ``made``, a sample of slime's form, claims and ``draws`` prove.
+    """Fill ``sample`` with what ``made``, a slime sample, claims and ``draws`` prove.
 
     Raises:
-        HookError: hook_unproven where it claims what was not drawn; hook_raised where it is no finished sample.
+        HookError: hook_unproven if loss is claimed on tokens not generated; hook_raised if it is no finished sample.
     """
     tokens, length = _sequence(made, max_context, what)
     at = len(tokens) - length
@@ -46,20 +46,20 @@ def settle(sample: Sample, made: Any, draws: Sequence[Draw], *, max_context: int
 
 
 def _sequence(made: Any, max_context: int, what: str) -> tuple[list[int], int]:
-    """[P + R] its tokens, and R."""
+    """[P + R] Return its tokens, and R."""
     status = getattr(getattr(made, "status", None), "value", None)
     if status not in (SampleStatus.PENDING, SampleStatus.COMPLETED, SampleStatus.TRUNCATED):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave its sample up: its status is {safe_repr(status)}.")
-    # Before anything is taken over: what fails leaves its sample as it was.
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} did not finish its sample: its status is {safe_repr(status)}.")
+    # Before anything is assigned: a failure must leave the sample unchanged.
     if not isinstance(made.response, str):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave a response that is no text.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave a response that is not text.")
     tokens, length = made.tokens, made.response_length
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 2**31 for token in tokens):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave tokens that are no list of token ids.")
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave tokens that are not a list of token ids.")
     if type(length) is not int or not 0 < length < len(tokens):
         raise HookError(
             JobFailure.HOOK_RAISED,
-            f"{what} gave {len(tokens)} tokens with response_length {safe_repr(length)}: there must be a prompt and a "
+            f"{what} gave {len(tokens)} tokens with response_length {safe_repr(length)}: a sample needs a prompt and a "
             "response.",
         )
     if len(tokens) > max_context:
@@ -71,9 +71,9 @@ def _sequence(made: Any, max_context: int, what: str) -> tuple[list[int], int]:
 
 
 def _proofs(tokens: list[int], draws: Sequence[Draw]) -> list[tuple[Draw, int] | None]:
-    """Of each token the draw that made it, with its index there; the longest stretch of one draw goes first."""
+    """Return for each token the request that generated it and its index there; the longest match goes first."""
     found: list[tuple[Draw, int] | None] = [None] * len(tokens)
-    stretches = []
+    matches = []
     for draw in draws:
         begin = draw.sample.prompt_length
         if tokens[:begin] == draw.input_ids:
@@ -81,8 +81,8 @@ def _proofs(tokens: list[int], draws: Sequence[Draw]) -> list[tuple[Draw, int] |
             end = begin + next(
                 (i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens) - begin, len(draw.output_ids))
             )
-            stretches.append((bool(draw.unfit), begin - end, begin, end, draw))
-    for _, _, begin, end, draw in sorted(stretches, key=lambda one: one[:2]):
+            matches.append((bool(draw.unfit), begin - end, begin, end, draw))
+    for _, _, begin, end, draw in sorted(matches, key=lambda one: one[:2]):
         for i in range(begin, end):
             found[i] = found[i] or (draw, i)
     return found
@@ -104,7 +104,7 @@ def _logprobs(made: Any, length: int, what: str) -> list[Any] | None:
     if not isinstance(claimed, list) or len(claimed) != length:
         raise HookError(
             JobFailure.HOOK_UNPROVEN,
-            f"{what} gave rollout_log_probs that are no list of one for each of {length} tokens.",
+            f"{what} gave rollout_log_probs that are not a list with one for each of {length} tokens.",
         )
     return claimed
 
@@ -113,8 +113,8 @@ def _check(proof: tuple[Draw, int] | None, claimed: Any, what: str) -> None:
     if proof is None:
         raise HookError(
             JobFailure.HOOK_UNPROVEN,
-            f"{what} bears loss, and no request of this sample drew it after the tokens before it: ask with the tokens "
-            "as they stand, and set loss_mask 0 on what was not drawn.",
+            f"{what} bears loss, and no request of this sample generated it after the tokens before it: send the "
+            "tokens unchanged, and set loss_mask 0 on tokens that the engine did not generate.",
         )
     draw, index = proof
     if draw.unfit:
@@ -124,12 +124,12 @@ def _check(proof: tuple[Draw, int] | None, claimed: Any, what: str) -> None:
     if claimed is not None and not close:
         raise HookError(
             JobFailure.HOOK_UNPROVEN,
-            f"{what} is said to have log-probability {safe_repr(claimed)}, and was drawn with {drawn}.",
+            f"{what} claims log-probability {safe_repr(claimed)}, but was sampled with {drawn}.",
         )
 
 
 def _describe(sample: Sample, made: Any, used: Sequence[Draw]) -> None:
-    """Text, turns, times and counts."""
+    """Set text, turns, times and counts."""
     inner = [draw.sample for draw in used]
     is_cut = made.status.value == SampleStatus.TRUNCATED
     if made.status.value == SampleStatus.PENDING:

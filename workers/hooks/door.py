@@ -1,7 +1,7 @@
-"""An address on loopback at which one sample's requests are answered as SGLang's ``/generate`` does.
+"""Serve the requests of one sample on a loopback address, in the form of SGLang's ``/generate``.
 
-slime's functions ask ``http://{args.sglang_router_ip}:{args.sglang_router_port}/generate``. Each sample has an address
-of its own, so that whatever is drawn there is known to be drawn for it.
+slime's functions send requests to ``http://{args.sglang_router_ip}:{args.sglang_router_port}/generate``. Each sample
+has its own address, so that all tokens generated there belong to it.
 """
 
 import logging
@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, EngineError
 from penstock.weights.http.bad_requests import BAD_REQUESTS
 from penstock.workers.hooks.draws import Draws
 
-#: Most bytes of a request.
+#: Largest request in bytes.
 MAX_BYTES = 16 * 1024 * 1024
 HOST = "127.0.0.1"
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def door(draws: Draws) -> AsyncIterator[int]:
-    """The port at which ``draws`` can be asked, inside the ``async with``."""
+    """Serve ``draws`` inside the ``async with``; yield the port."""
     app = web.Application(client_max_size=MAX_BYTES)
 
     async def generate(request: web.Request) -> web.Response:
@@ -47,11 +47,11 @@ async def door(draws: Draws) -> AsyncIterator[int]:
 
 
 async def _answer(draws: Draws, body: Any) -> dict[str, Any]:
-    """Raises ConfigError where it is no request for one answer."""
+    """Answer a request. Raises ConfigError if it does not ask for one answer."""
     if not isinstance(body, dict):
         raise ConfigError("a request is a map with input_ids or text.")
     if body.get("stream") or isinstance(body.get("rid"), list):
-        raise ConfigError("answers are given whole and one by one: leave stream out, and ask for one prompt at a time.")
+        raise ConfigError("answers are complete and single: leave stream out, and ask for one prompt at a time.")
     asked, sampling = body.get("input_ids", body.get("text")), body.get("sampling_params") or {}
     if not isinstance(asked, (list, str)) or not isinstance(sampling, dict):
         raise ConfigError("give input_ids, a list of token ids, or text, and sampling_params as a map.")

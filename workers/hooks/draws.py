@@ -1,6 +1,6 @@
-"""The engine as a custom generate function sees it: what it draws for one sample is kept, so that claims can be proven.
+"""The engine as seen by a custom generate function: answers for a sample are recorded, so that claims can be verified.
 
-function ─> handle, or its address (door.py) ─> generate_sample on the worker's own engine ─> Draw, kept
+function ─> handle, or its address (door.py) ─> generate_sample on the worker's own engine ─> Draw, recorded
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
 
-#: Most requests of one sample.
+#: Most requests per sample.
 MAX_REQUESTS = 1024
 
 
@@ -31,9 +31,9 @@ MAX_REQUESTS = 1024
 class Draw:
     """One answer of the engine."""
 
-    #: What was asked and drawn: its tokens, logprobs and versions.
+    #: Prompt and answer, with logprobs and versions.
     sample: Sample
-    #: Why nothing of it may be trained on (T6, T7); '' where it may.
+    #: Why it must not be trained on (T6, T7); '' if it may.
     unfit: str
 
     @property
@@ -45,7 +45,7 @@ class Draw:
         return self.sample.tokens[self.sample.prompt_length :]
 
     def answer(self, sampling: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-        """As SGLang answers ``/generate`` with ``return_logprob``."""
+        """Return the answer in the form of SGLang's ``/generate`` with ``return_logprob``."""
         sample, at, ids = self.sample, self.sample.prompt_length, self.output_ids
         text = sample.text
         if sampling.get("no_stop_trim"):
@@ -64,11 +64,11 @@ class Draw:
 
 
 class Draws:
-    """Asks the worker's engine for one sample, and remembers the answers.
+    """Send requests for one sample to the worker's engine, and record the answers.
 
     Args:
-        job, k: whose sample it is.
-        account: is told of all tokens that are drawn, as thrown away, until a claim says otherwise.
+        job, k: of the sample.
+        account: counts all generated tokens, as discarded, until a claim is verified.
         slot: held around each request.
     """
 
@@ -87,38 +87,37 @@ class Draws:
     ) -> None:
         self.made: list[Draw] = []
         self.tokenizer = tokenizer
-        #: What ended the engine under it; set once.
+        #: Error that ended the engine during a request; set once.
         self.lost: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self._engine, self._valves = engine, valves
         self._job, self._k = job, k
-        # A lease that is used up hands back a prefix, and a custom function has none.
+        # A used-up lease hands back a prefix, which a custom function does not have.
         self._rollout = rollout.model_copy(update={"lease_tokens": None})
         self._sampling = sampling_for(job, rollout)
         self._account, self._answered, self._slot = account, answered, slot
-        self._asked = 0
-        #: Texts whose tokens are known: what was asked and drawn, so that a text that goes on from it is not tokenized
-        #: again (T8).
+        self._num_requests = 0
+        #: Text -> its tokens, of prompts and answers, so that a text that continues one is not tokenized again (T8).
         self._texts: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Who asks at the door comes from nowhere; inside the sample's valve they all are.
+        #: Requests of the door run in tasks outside the sample; this context puts them inside its valve.
         self._context = contextvars.copy_context()
 
     async def generate(
         self, input_ids: list[int] | str, sampling_params: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Draw after ``input_ids``, or after a text. Blocks until it is drawn, through aborts and changes of weights.
+        """Generate after ``input_ids``, or after a text. Blocks until done, through aborts and weight changes.
 
         Args:
-            input_ids: [P] the whole sequence so far. A text that begins with what was asked and drawn before keeps
+            input_ids: [P] the whole sequence so far. A text that begins with an earlier prompt and answer keeps
                 those tokens; the rest is encoded without special tokens.
-            sampling_params: SGLang's; they go before the run's and the job's.
+            sampling_params: SGLang's; they override the run's and the job's.
 
         Returns:
             SGLang's answer: ``text``, ``output_ids``, ``meta_info`` with ``output_token_logprobs`` and
             ``finish_reason`` (stop or length).
 
         Raises:
-            ConfigError: it cannot be asked so.
+            ConfigError: the request is invalid.
             EngineError: as ``Engine.generate``; the sample fails with it.
         """
         work = self._generate(input_ids, dict(sampling_params or {}))
@@ -128,7 +127,7 @@ class Draws:
         return await task
 
     async def close(self) -> None:
-        """End requests that are still on their way; what they drew is accounted for. Blocks for it."""
+        """Cancel requests in flight and account for their tokens. Blocks until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -136,7 +135,7 @@ class Draws:
         self.lost.cancel()
 
     async def _generate(self, asked: list[int] | str, sampling: dict[str, Any]) -> dict[str, Any]:
-        number, self._asked = self._asked, self._asked + 1
+        number, self._num_requests = self._num_requests, self._num_requests + 1
         what = f"sample {self._job.id}/{self._k}, request {number}"
         if number >= MAX_REQUESTS:
             raise ConfigError(f"{what}: a sample may ask for tokens {MAX_REQUESTS} times.")
@@ -146,7 +145,7 @@ class Draws:
             raise ConfigError(f"{what}: {exc}.") from exc
         ids = self._encoded(asked) if isinstance(asked, str) else _ids(asked, what)
         unfit = self._unfit(self._sampling | sampling)
-        # What may not be trained on is drawn all the same: a lane without rules for it.
+        # Tokens that must not be trained on are generated all the same: in a lane without rules for sampling.
         job = Job(
             f"{self._job.id}/{self._k}", 1, prompt_ids=ids, sampling=self._sampling | sampling,
             lane=Lane.SCORE if unfit else self._job.lane,
@@ -179,11 +178,11 @@ class Draws:
                 self.lost.set_result(exc)
             raise
         finally:
-            told = self._account
-            told.behind_stop += account.behind_stop
-            told.rewound += account.rewound
-            told.lost_turn += account.lost_turn + sum(sample.generated)
-            told.unheard += account.unheard
+            total = self._account
+            total.behind_stop += account.behind_stop
+            total.rewound += account.rewound
+            total.lost_turn += account.lost_turn + sum(sample.generated)
+            total.unheard += account.unheard
 
     def _encoded(self, text: str) -> list[int]:
         known = max((one for one in self._texts if text.startswith(one)), key=len, default="")
@@ -191,17 +190,17 @@ class Draws:
         return [*self._texts.get(known, ()), *rest]
 
     def _unfit(self, sampling: dict[str, Any]) -> str:
-        """Why what is drawn so may not be trained on; '' where it may, or is not for training."""
+        """Return why tokens of this sampling must not be trained on; '' if they may, or are not for training."""
         if self._job.lane != Lane.TRAIN:
             return ""
         if (hidden := hidden_by(NEUTRAL | sampling)) is not None:
             return f"{hidden[0]} = {hidden[1]!r} draws from another distribution than the logprobs describe"
         if temperature_of(sampling) != self._sampling["temperature"]:
-            return f"it was drawn at another temperature than the job's {self._sampling['temperature']:g}"
+            return f"it was sampled at another temperature than the job's {self._sampling['temperature']:g}"
         return ""
 
 
 def _ids(asked: Any, what: str) -> list[int]:
     if not isinstance(asked, list) or not asked or not all(type(token) is int and token >= 0 for token in asked):
-        raise ConfigError(f"{what}: input_ids is a list of token ids, and not empty.")
+        raise ConfigError(f"{what}: input_ids must be a list of token ids, and not empty.")
     return list(asked)

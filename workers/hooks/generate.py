@@ -1,4 +1,4 @@
-"""How a worker makes samples: by turns of the engine, or by a function of ``hooks.generate``, ``eval``, ``rollout``."""
+"""Generate samples: by turns of the engine, or by a function of ``hooks.generate``, ``eval`` or ``rollout``."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,10 +16,10 @@ from penstock.workers.jobs.valves import Valves
 
 
 class Generating:
-    """How one worker makes samples.
+    """Generates the samples of one worker.
 
     Raises:
-        ConfigError: a function cannot be imported, or cannot be called as it is.
+        ConfigError: a function cannot be imported, or has an unsupported signature.
     """
 
     def __init__(self, config: Config) -> None:
@@ -30,7 +30,7 @@ class Generating:
         self._maker_of_eval = makers.get("eval") or self._maker
 
     def makes_groups(self, job: Job) -> bool:
-        """Whether all samples of ``job`` are made together (``make_group``)."""
+        """Return whether all samples of ``job`` are generated together (``make_group``)."""
         maker = self._maker_of(job)
         return maker is not None and maker.of_groups
 
@@ -50,12 +50,12 @@ class Generating:
         account: Drawn | None = None,
         answered: Callable[[Segment, bool], None] | None = None,
     ) -> None:
-        """Make ``sample``; arguments, waits and errors are those of ``generate_sample``.
+        """Generate ``sample``; arguments, waits and errors are those of ``generate_sample``.
 
-        A custom function begins anew where an earlier try left tokens; one that makes groups is given a group of one.
+        A custom function starts over, without tokens of an earlier attempt; one for groups gets a group of one.
 
         Raises:
-            HookError: the function raised, hung (``hooks.generate_timeout_s``), or claims what was not drawn.
+            HookError: the function raised, hung (``hooks.generate_timeout_s``), or claims tokens not generated.
         """
         job, account = sample.job, account or Drawn()
         maker = self._maker_of(job)
@@ -78,7 +78,7 @@ class Generating:
         answered: Callable[[Segment, bool], None],
         slot: Slot,
     ) -> None:
-        """Make ``samples`` of a job that ``makes_groups``; as ``Maker.make``."""
+        """Generate ``samples`` of a job that ``makes_groups``; as ``Maker.make``."""
         maker = self._maker_of(samples[0].job)
         assert maker is not None
         await maker.make(engine, valves, samples, tokenizer=tokenizer, accounts=accounts, answered=answered, slot=slot)

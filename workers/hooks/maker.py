@@ -1,6 +1,6 @@
-"""A function of the user's that makes samples by asking the worker's own engine: each by itself, or a group together.
+"""Generate samples with a user function that calls the worker's own engine: one sample each, or a group together.
 
-args, sample(s), sampling_params ─> function ─> what it made ─> claim.py ─> each sample, proven token by token
+args, sample(s), sampling_params ─> function ─> its samples ─> claim.py ─> each sample, verified token by token
                                        └─> engine.generate of a sample's args, or /generate at its address ─> draws.py
 """
 
@@ -35,9 +35,9 @@ from penstock.workers.jobs.routed_experts import check_rows
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
 
-#: Where slime keeps the client that its functions ask with.
-_THEIR_HTTP = "slime.utils.http_utils"
-#: The key of section ``hooks`` whose function makes a group at once.
+#: slime's module with the HTTP client of its functions.
+_SLIME_HTTP = "slime.utils.http_utils"
+#: The key of section ``hooks`` whose function generates a whole group.
 GROUP = "rollout"
 
 Slot = Callable[[], AbstractAsyncContextManager[object]]
@@ -45,31 +45,31 @@ Slot = Callable[[], AbstractAsyncContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A sample that the function is asked for."""
+    """A sample in progress."""
 
     sample: Sample
     account: Drawn
-    #: As the function is given it.
+    #: The object passed to the function.
     given: Any
-    #: What asks the engine for it.
+    #: Engine handle of the sample.
     draws: Draws
     #: With the sample's own engine and address.
     args: Namespace
 
 
 class Maker:
-    """The function that one key of section ``hooks`` names.
+    """The user function of one key of section ``hooks``.
 
     Args:
         key: generate, eval or rollout.
 
     Raises:
-        ConfigError: the function cannot be imported, or cannot be called as it is.
+        ConfigError: the function cannot be imported, or has an unsupported signature.
     """
 
     def __init__(self, key: str, path: str, config: Config) -> None:
         self._hook = load_hook(key, path)
-        #: Whether it makes the samples of a group at once.
+        #: Whether it generates the samples of a group together.
         self.of_groups = key == GROUP
         self._config = config
         self._args = args_of(config)
@@ -86,15 +86,15 @@ class Maker:
         answered: Callable[[Segment, bool], None] | None = None,
         slot: Slot = nullcontext,
     ) -> None:
-        """Make ``samples``, of one job. What an earlier try left of them is thrown away.
+        """Generate ``samples``, of one job. Tokens of an earlier attempt are discarded.
 
         Args:
-            accounts: of each sample, told of what was drawn for it.
+            accounts: token usage of each sample, updated.
             slot: held around each request.
 
         Raises:
             ConfigError: the job names an environment.
-            HookError: the function raised, hung (``hooks.generate_timeout_s``), or claims what was not drawn.
+            HookError: the function raised, hung (``hooks.generate_timeout_s``), or claims tokens not generated.
             EngineDied, EngineError: as ``Engine.generate``.
         """
         job = samples[0].job
@@ -110,7 +110,7 @@ class Maker:
                 await stack.enter_async_context(self._begun(engine, valves, sample, account, tokenizer, answered, slot))
                 for sample, account in zip(samples, accounts, strict=True)
             ]
-            made = await self._ask(begun)
+            made = await self._call(begun)
         for one, answer in zip(begun, made, strict=True):
             self._take(one, answer, engine)
 
@@ -126,7 +126,7 @@ class Maker:
         slot: Slot,
     ) -> AsyncIterator[_Begun]:
         account.lost_turn += sum(sample.generated)
-        _empty(sample)
+        _reset(sample)
         draws = Draws(engine, valves, sample.job, sample.k, tokenizer=tokenizer, rollout=self._config.rollout,
                       account=account, answered=answered, slot=slot)  # fmt: skip
         try:
@@ -137,8 +137,8 @@ class Maker:
         finally:
             await draws.close()
 
-    async def _ask(self, begun: Sequence[_Begun]) -> list[Any]:
-        """What the function gives for each."""
+    async def _call(self, begun: Sequence[_Begun]) -> list[Any]:
+        """Call the function; return its result for each sample."""
         job, hook = begun[0].sample.job, self._hook
         sampling = copy_plain(sampling_for(job, self._config.rollout)) | {
             "no_stop_trim": True,
@@ -155,16 +155,16 @@ class Maker:
             call = CodeCalled("hook", hook.name, "group", job.id)
         for one in begun:
             one.sample.started_s = time.time()
-        self._ready_slime(begun[0].args)
+        self._open_slime_client(begun[0].args)
 
         async def work() -> Any:
             return await hook.function(args, given, sampling, **named)
 
-        answer = await self._while_there(begun, called(work, self._config.hooks.generate_timeout_s, call))
+        answer = await self._or_engine_error(begun, called(work, self._config.hooks.generate_timeout_s, call))
         return _checked(answer if self.of_groups else [answer], begun, call.label)
 
-    async def _while_there(self, begun: Sequence[_Begun], asking: Any) -> Any:
-        """What ``asking`` gives; ends with the engine's error where that is lost under it."""
+    async def _or_engine_error(self, begun: Sequence[_Begun], asking: Any) -> Any:
+        """Return the result of ``asking``; raise the engine's error if the engine is lost first."""
         task, lost = asyncio.ensure_future(asking), [one.draws.lost for one in begun]
         try:
             await asyncio.wait({task, *lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,34 +176,33 @@ class Maker:
             task.cancel()
 
     def _take(self, one: _Begun, made: Any, engine: Engine) -> None:
-        """What was made of a sample becomes the sample."""
+        """Verify the result of one sample and copy it into the sample."""
         sample, rollout = one.sample, self._config.rollout
         context = min(rollout.max_context_tokens, engine.info.max_context)
         settle(sample, made, one.draws.made, max_context=context, what=f"sample {sample.id}: {self._hook.name}")
         sample.seen, sample.reward, sample.drawn_s = made, made.reward, time.time()
-        # It is the sample's now, and was counted as thrown away while it was drawn.
+        # These tokens were counted as discarded when they were generated.
         one.account.lost_turn -= sum(sample.generated)
         if rollout.mask_offpolicy_in_partial_rollout:
             mask_offpolicy(sample)
         if engine.tells_routing:
             check_rows(sample)
 
-    def _ready_slime(self, args: Namespace) -> None:
-        """slime's functions ask with a client that its own manager opens before."""
+    def _open_slime_client(self, args: Namespace) -> None:
+        """Open the HTTP client of slime's functions, as its own manager would."""
         if self._is_ready:
             return
         self._is_ready = True
-        if (open_client := getattr(sys.modules.get(_THEIR_HTTP), "init_http_client", None)) is not None:
+        if (open_client := getattr(sys.modules.get(_SLIME_HTTP), "init_http_client", None)) is not None:
             open_client(args)
 
 
 def _checked(answers: Any, begun: Sequence[_Begun], what: str) -> list[Any]:
-    """Raise HookError where what was given is not a sample for each that was asked for."""
+    """Return the results as a list; raise HookError unless there is one sample for each that was requested."""
     if not isinstance(answers, (list, tuple)) or len(answers) != len(begun):
         raise HookError(
             JobFailure.HOOK_RAISED,
-            f"{what} gave {safe_repr(answers)}, and was asked for a list of {len(begun)} samples: "
-            "return one for each that "
+            f"{what} gave {safe_repr(answers)} instead of a list of {len(begun)} samples: return one for each that "
             "it was given, in their order.",
         )
     for answer, one in zip(answers, begun, strict=True):
@@ -221,7 +220,7 @@ def _prompt(job: Job, tokenizer: Tokenizer) -> str:
     return job.prompt if job.prompt is not None else tokenizer.decode(list(job.prompt_ids or ()))
 
 
-def _empty(sample: Sample) -> None:
+def _reset(sample: Sample) -> None:
     for values in (sample.tokens, sample.logprobs, sample.generated, sample.loss_mask, sample.versions, sample.turns):
         values.clear()
     sample.text, sample.finish_reason, sample.num_turns, sample.num_unproven = "", "", 1, 0

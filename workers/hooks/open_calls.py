@@ -1,7 +1,7 @@
-"""What a worker has asked of others and not heard of yet: services over HTTP, code of the user's. It becomes waits.
+"""Calls of a worker that have not returned yet: to HTTP services and user code. They are reported as waits.
 
-Whoever works for others makes ``OpenCalls`` and ``hears`` around that work; what is asked inside, however deep, is
-noted in it. Where nobody hears, nothing is noted.
+Code that works for others creates ``OpenCalls`` and enters ``hears`` around that work; calls inside, however deep, are
+recorded in it. Without it, nothing is recorded.
 """
 
 import itertools
@@ -18,81 +18,81 @@ Call = CodeCalled | ServiceCalled
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """What one kind of question waits for."""
+    """The open calls of one kind."""
 
-    #: The oldest one, how many more there are, and how the last try failed.
+    #: The oldest call, how many more there are, and how the last attempt failed.
     cause: Call
-    #: When the oldest was asked (Unix time).
+    #: When the oldest call began (Unix time).
     since_s: float
 
 
 class OpenCalls:
-    """Open questions of one worker, by kind. Of an event loop; none of its methods blocks."""
+    """Open calls of one worker, by kind. Belongs to one event loop; none of its methods blocks."""
 
     def __init__(self) -> None:
         self._serial = itertools.count()
-        #: Kind -> question -> what was called, and when (Unix time).
+        #: Kind -> serial number -> what was called, and when (Unix time).
         self._open: dict[str, dict[int, tuple[Call, float]]] = {}
-        #: Kind -> how its last try failed.
+        #: Kind -> how its last attempt failed.
         self._troubles: dict[str, str] = {}
 
     @contextmanager
     def hears(self) -> Iterator[None]:
-        """What is asked inside of the ``with``, and in tasks that are made there, is noted here."""
-        token = _hearing.set(self)
+        """Record calls made inside the ``with``, and in tasks created there."""
+        token = _recorder.set(self)
         try:
             yield
         finally:
-            _hearing.reset(token)
+            _recorder.reset(token)
 
     @contextmanager
     def of(self, kind: str, call: Call) -> Iterator[None]:
-        """A question is open inside of the ``with``."""
-        serial, questions = next(self._serial), self._open.setdefault(kind, {})
-        questions[serial] = call, time.time()
+        """Record a call as open inside the ``with``."""
+        serial, calls = next(self._serial), self._open.setdefault(kind, {})
+        calls[serial] = call, time.time()
         try:
             yield
         finally:
-            questions.pop(serial, None)
+            calls.pop(serial, None)
 
     def fail(self, kind: str, trouble: str) -> None:
-        """A try of a question failed, or '': one was answered."""
+        """Record that an attempt of a call failed; '': one succeeded."""
         self._troubles[kind] = trouble
 
     def open(self) -> Mapping[str, OpenCall | None]:
-        """Every kind that was ever asked; None where nothing is open."""
-        return {kind: self._oldest(kind, questions) for kind, questions in self._open.items()}
+        """Return every kind ever called; None if none of its calls is open."""
+        return {kind: self._oldest(kind, calls) for kind, calls in self._open.items()}
 
-    def _oldest(self, kind: str, questions: Mapping[int, tuple[Call, float]]) -> OpenCall | None:
-        if not questions:
+    def _oldest(self, kind: str, calls: Mapping[int, tuple[Call, float]]) -> OpenCall | None:
+        if not calls:
             return None
-        call, since_s = next(iter(questions.values()))
-        return OpenCall(replace(call, more=len(questions) - 1, error=self._troubles.get(kind, "")), since_s)
+        call, since_s = next(iter(calls.values()))
+        return OpenCall(replace(call, more=len(calls) - 1, error=self._troubles.get(kind, "")), since_s)
 
 
-#: Kind of what a user's code was called for, and rewards of our own in processes of theirs.
+#: Kind of calls of user code, and of our own rewards in their processes.
 CODE = "code"
 
-_hearing: ContextVar[OpenCalls | None] = ContextVar("penstock_open_calls", default=None)
+_recorder: ContextVar[OpenCalls | None] = ContextVar("penstock_open_calls", default=None)
 
 
 @contextmanager
 def calling(kind: str, call: Call) -> Iterator[None]:
-    """A question is open inside of the ``with``, for whoever hears.
+    """Record a call as open inside the ``with``, if ``OpenCalls.hears`` is active.
 
     Args:
-        kind: what questions are counted together, of few: a key of the configuration, say.
+        kind: calls that are counted together, of few kinds: a key of the configuration, say.
         call: what is called.
     """
-    asked = _hearing.get()
-    if asked is None:
+    recorder = _recorder.get()
+    if recorder is None:
         yield
         return
-    with asked.of(kind, call):
+    with recorder.of(kind, call):
         yield
 
 
 def note_trouble(kind: str, trouble: str) -> None:
-    """A try of such a question failed, and how; '': one was answered."""
-    if (asked := _hearing.get()) is not None:
-        asked.fail(kind, trouble)
+    """Record that an attempt of such a call failed, and how; '': one succeeded."""
+    if (recorder := _recorder.get()) is not None:
+        recorder.fail(kind, trouble)

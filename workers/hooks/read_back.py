@@ -1,4 +1,4 @@
-"""Read back what user code set on its copy of a sample. Its other changes are ignored."""
+"""Read the fields that user code set on its copy of a sample. Other changes are ignored."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from penstock.text import safe_repr
 
 
 def field_of(given: Sample, name: str) -> Any:
-    """Return a field of a copy, or None where user code deleted it."""
+    """Return a field of a copy, or None if user code deleted it."""
     return getattr(given, name, None)
 
 
 def read_seen(given: Sample, sample: Sample) -> None:
-    """Keep what functions of slime's form wrote on their sample for later ones of this worker."""
+    """Keep what slime functions wrote to their sample for later ones of this worker."""
     seen = field_of(given, "seen")
     if isinstance(seen, sample_class()):
         sample.seen = seen
@@ -35,7 +35,7 @@ def read_mask(mask: Any, before: list[int]) -> list[int]:
 def read_back(given: Sample, sample: Sample) -> None:
     """Set ``reward``, ``reward_info``, ``loss_mask`` and ``sides`` as an environment set them on its copy.
 
-    A field that is None or was deleted stays as it was. ``sample`` is unchanged where one is refused.
+    A field that is None or was deleted keeps its value. ``sample`` is unchanged if a field is refused.
 
     Raises:
         ValueError: a field is not of its type, or the mask puts loss on tokens that had none.

@@ -1,46 +1,46 @@
-"""The same traceback again and again: logged whole once, then once a minute with how often it came."""
+"""Log a repeated traceback in full once, then once a minute with its count."""
 
 import logging
 import time
 from dataclasses import dataclass
 
-#: Between two entries of the same failure.
+#: Seconds between two log entries of the same failure.
 EVERY_S = 60.0
-#: Failures that are distinguished; beyond, the oldest is forgotten.
+#: Failures that are distinguished; beyond that, the oldest is forgotten.
 MOST = 256
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Told:
+class _Logged:
     at: float
     since: int = 0
 
 
 class Repeats:
-    """Warnings of one worker."""
+    """Rate-limited warnings of one worker."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, ...], _Told] = {}
+        self._logged: dict[tuple[str, ...], _Logged] = {}
 
     def warn(self, failure: BaseException | None, message: str, reason: str = "") -> None:
-        """Log ``message`` with the traceback of ``failure``, unless the like of it was logged within a minute."""
-        key, now = (reason, *_place_of(failure)), time.monotonic()
-        told = self._told.get(key)
-        if told is not None and now - told.at < EVERY_S:
-            told.since += 1
+        """Log ``message`` with the traceback of ``failure``, unless a similar failure was logged within a minute."""
+        key, now = (reason, *_key_of(failure)), time.monotonic()
+        logged = self._logged.get(key)
+        if logged is not None and now - logged.at < EVERY_S:
+            logged.since += 1
             return
-        more = f" ({told.since} more like it since the last entry)" if told is not None and told.since else ""
-        self._told.pop(key, None)
-        if len(self._told) >= MOST:
-            del self._told[next(iter(self._told))]
-        self._told[key] = _Told(now)
+        more = f" ({logged.since} more like it since the last entry)" if logged and logged.since else ""
+        self._logged.pop(key, None)
+        if len(self._logged) >= MOST:
+            del self._logged[next(iter(self._logged))]
+        self._logged[key] = _Logged(now)
         log.warning("%s%s", message, more, exc_info=failure)
 
 
-def _place_of(failure: BaseException | None) -> tuple[str, ...]:
-    """What distinguishes one failure from another: types and lines, down to what caused it."""
+def _key_of(failure: BaseException | None) -> tuple[str, ...]:
+    """Return the key of a failure: types and lines, along the chain of its causes."""
     found: list[str] = []
     while failure is not None and len(found) < 16:
         at = failure.__traceback__

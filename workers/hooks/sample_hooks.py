@@ -1,4 +1,4 @@
-"""``hooks.sample``: functions of the user's that are asked with each drawn sample before its reward."""
+"""``hooks.sample``: user functions called with each generated sample before its reward."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ from penstock.workers.hooks.calls import called
 from penstock.workers.hooks.read_back import field_of, read_mask, read_seen
 from penstock.workers.rewards.outcomes import number_of
 
-#: What stays as it was drawn.
-_DRAWN = ("tokens", "logprobs", "generated", "versions", "prompt_length")
+#: Fields that hooks must not change.
+_FIXED = ("tokens", "logprobs", "generated", "versions", "prompt_length")
 
 
 class SampleHooks:
     """The hooks of one worker.
 
     Raises:
-        ConfigError: one cannot be imported, or cannot be called as it is.
+        ConfigError: one cannot be imported, or has an unsupported signature.
     """
 
     def __init__(self, config: Config) -> None:
@@ -33,29 +33,29 @@ class SampleHooks:
         self._key = config.reward.key
 
     async def apply(self, sample: Sample) -> None:
-        """Ask all of them, in order. Waits for at most ``hooks.timeout_s`` each.
+        """Call all of them, in order. Waits for at most ``hooks.timeout_s`` each.
 
-        A reward that one of them sets is the sample's.
+        A reward that one of them sets becomes the sample's.
 
         Raises:
-            HookError: one raised or hung, or changed what was drawn.
-            RewardError: a reward that was set is no number.
+            HookError: one raised, timed out, or changed generated tokens.
+            RewardError: a reward that was set is not a number.
         """
         for hook in self._hooks:
             await self._apply(hook, sample, CodeCalled("hook", hook.name, "sample", sample.id))
 
     async def _apply(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
         what = call.label
-        # A copy: what is kept of a sample whose hook fails, or still runs, must be what was drawn.
+        # A copy: if the hook fails or keeps running, the sample must be unchanged.
         given = sample.copy_for_user()
         if hook.form.is_slime:
-            await self._ask_slime(hook, given, call)
+            await self._call_slime(hook, given, call)
         else:
             await called(lambda: hook.function(given), self._limit_s, call)
-        if changed := [name for name in _DRAWN if field_of(given, name) != getattr(sample, name)]:
+        if changed := [name for name in _FIXED if field_of(given, name) != getattr(sample, name)]:
             raise HookError(
                 JobFailure.HOOK_UNPROVEN,
-                f"{what} changed {', '.join(changed)} of what was drawn: it may take loss off tokens, no more.",
+                f"{what} changed {', '.join(changed)} of the generated sample: it may only take loss off tokens.",
             )
         try:
             mask = read_mask(field_of(given, "loss_mask"), sample.loss_mask)
@@ -68,7 +68,7 @@ class SampleHooks:
         sample.loss_mask = mask
         read_seen(given, sample)
 
-    async def _ask_slime(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
+    async def _call_slime(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
         made, at = seen(sample), sample.prompt_length
         tokens, length = list(made.tokens), made.response_length
         named = hook.named(rollout_id=None, evaluation=sample.job.lane == Lane.EVAL)
@@ -79,7 +79,7 @@ class SampleHooks:
             )
         made = sample.seen = made if answer is None else answer
         if made.tokens != tokens or made.response_length != length:
-            raise HookError(JobFailure.HOOK_UNPROVEN, f"{call.label} changed tokens that were drawn.")
+            raise HookError(JobFailure.HOOK_UNPROVEN, f"{call.label} changed generated tokens.")
         given = [0] * length if made.remove_sample else made.loss_mask
         if given is not None:
             sample.loss_mask = [*sample.loss_mask[:at], *given]

@@ -1,4 +1,4 @@
-"""Which rewards a job may name, and the user's own by name."""
+"""Determine which rewards a job may name, and import user rewards by name."""
 
 import inspect
 from argparse import Namespace
@@ -18,7 +18,7 @@ _SLIME = Form(("args", "sample"))
 
 
 def allowed_rewards(config: Config) -> frozenset[str]:
-    """Rewards that jobs of this configuration may name, beside the quick ones by name, which are always there."""
+    """Return the rewards that jobs of this configuration may name, besides the quick built-in ones."""
     datasets = [*config.data.train, *config.data.eval]
     named = {*config.reward.names, *config.reward.pool.functions, *config.worker.rewards}
     named |= {one.reward for one in datasets if one.reward is not None}
@@ -26,10 +26,10 @@ def allowed_rewards(config: Config) -> frozenset[str]:
 
 
 def import_reward(name: str, args: Namespace | None = None) -> Callable[[Sample], Any]:
-    """The reward ``module:function``, one of slime's signature (args, sample, **kwargs) among them. Raises ConfigError.
+    """Import the reward ``module:function``; slime's signature (args, sample, **kwargs) works too. Raises ConfigError.
 
     Args:
-        args: what a function of slime's signature is given first.
+        args: first argument of functions with slime's signature.
     """
     if ":" not in name:
         raise ConfigError(f"reward.function {name!r} is not a reward: use {', '.join(REWARDS)} or module:function.")

@@ -1,6 +1,6 @@
-"""Functions of the user's as coroutines: async ones in the worker's loop, others in a thread of their own.
+"""Call user functions as coroutines: async ones in the worker's loop, others in a thread of their own.
 
-Those with a parameter ``judges`` are given the frozen models of the configuration.
+A function with a parameter ``judges`` gets the frozen models of the configuration.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class NotJudged(RewardError):
-    """A judge that a reward asked gave no answer.
+    """A judge that a reward called gave no answer.
 
     Args:
-        away: its name, where it is away; '': it is there.
+        away: its name if it is unreachable; else ''.
     """
 
     def __init__(self, outcome: str, message: str, away: str = "") -> None:
@@ -36,11 +36,11 @@ class NotJudged(RewardError):
 def awaiting(
     function: Callable[..., Any], name: str, of: Callable[[T], str], judges: Judges
 ) -> Callable[[T], Awaitable[Any]]:
-    """The function to be awaited; NotJudged comes out of it where a judge that it asks gives no answer.
+    """Return ``function`` as an async one; it raises NotJudged if a judge it calls gives no answer.
 
     Args:
-        name: how the configuration calls it.
-        of: what it is called with, in a word or two.
+        name: its name in the configuration.
+        of: describes the argument, in a word or two.
 
     Raises:
         ConfigError: it has a parameter ``judges``, and is not async.
@@ -50,7 +50,7 @@ def awaiting(
             raise ConfigError(f"reward {name} has a parameter judges, which are asked with await: make it async.")
 
         async def ask(given: T) -> Any:
-            what = of(given)  # the function may overwrite what it is given
+            what = of(given)  # the function may change its argument
             try:
                 return await function(given, judges=judges)
             except JudgeError as exc:
@@ -69,10 +69,10 @@ def awaiting(
 
 
 async def patiently(work: Callable[[], Awaitable[T]], judges: Judges) -> T:
-    """What ``work`` gives. Where judges are waited for it is asked again, each time that it fails because one is away.
+    """Return the result of ``work``. If judges are waited for, repeat it whenever it fails with an unreachable judge.
 
     Raises:
-        NotJudged, TimeoutError: as ``work``, where no judge is away, or none is waited for.
+        NotJudged, TimeoutError: as ``work``, unless a judge is unreachable and waited for.
     """
     while True:
         try:
@@ -82,19 +82,19 @@ async def patiently(work: Callable[[], Awaitable[T]], judges: Judges) -> T:
                 raise
             await judges[exc.away].wait_if_away()
         except TimeoutError:
-            # Its time was spent at a judge, perhaps, that hears and says nothing.
+            # The time may have passed at a judge that accepts requests and does not answer.
             if not (judges.waits and await judges.wait_if_away()):
                 raise
 
 
 async def _in_thread(call: Callable[[], Any], of: str, name: str) -> Any:
-    """Call in a thread of its own. One that hangs cannot be killed: it is left behind, and a daemon so that it does
-    not hold up the worker's end; a pool's threads would be used up by it."""
+    """Call in a new daemon thread. One that hangs cannot be killed: it is abandoned, and must block neither a pool nor
+    the worker's exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(set_: Callable[[Any], None], value: Any) -> None:
-        # The waiter may have given up.
+        # The caller may have timed out.
         if not future.done():
             set_(value)
 
@@ -102,7 +102,7 @@ async def _in_thread(call: Callable[[], Any], of: str, name: str) -> Any:
         try:
             value: Any = call()
             set_ = future.set_result
-        # SystemExit too: the thread would end, and nobody hear of it.
+        # SystemExit too: it would end the thread without a result.
         except BaseException as exc:
             value, set_ = _raised(exc), future.set_exception
         # The loop may be closed by now.

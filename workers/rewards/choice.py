@@ -1,4 +1,4 @@
-"""Which rewards a sample gets, and with what weight."""
+"""Select the rewards of a sample, with their weights."""
 
 from collections.abc import Mapping
 
@@ -8,16 +8,16 @@ from penstock.protocol.records.job import Job
 from penstock.text import safe_repr
 from penstock.workers.rewards.kinds.registry import NAMES
 
-#: Entry of a prompt's metadata that names a reward (slime's).
+#: Metadata entry of a prompt that names its reward (slime's).
 BY_METADATA = "rm_type"
 
 
 def chosen(job: Job, config: RewardConfig) -> Mapping[str, float]:
-    """Reward -> weight for samples of a job: the job's own, else the run's where it is the user's function, else the
-    one that the metadata name (``reward.by_metadata``), else the run's. Imports nothing.
+    """Return reward -> weight for samples of a job: the job's own; else the run's if it is a user function; else the
+    one named in the metadata (``reward.by_metadata``); else the run's. Imports nothing.
 
     Raises:
-        ConfigError: the metadata name no reward of penstock's own.
+        ConfigError: the metadata name a reward that is not built in.
     """
     if job.reward:
         return {job.reward: 1.0}
@@ -27,7 +27,7 @@ def chosen(job: Job, config: RewardConfig) -> Mapping[str, float]:
 
 
 def _named(job: Job) -> str:
-    """The name; '' where there is none."""
+    """Return the reward named in the metadata; '' if there is no such entry."""
     found = job.metadata.get(BY_METADATA)
     name = found.strip() if isinstance(found, str) else found
     if name is None or name == "":

@@ -1,11 +1,11 @@
-"""Frozen models that score what the policy drew: log-probabilities of each sample's tokens, kept beside it as sides.
+"""Frozen models score the samples of the policy: log-probabilities of each sample's tokens, stored as side arrays.
 
-    a sample of training, its reward known ─> rollout.teacher: one prefill ─> sides["teacher_logprobs"] ─> commit
-                                              rollout.reference: another   ─> sides["reference_logprobs"]
+    a rewarded training sample ─> rollout.teacher: one prefill ─> sides["teacher_logprobs"] ─> commit
+                                  rollout.reference: another   ─> sides["reference_logprobs"]
 
-They are asked in the lease of the job, before the commit: a sample without them is never committed (T17). A model that
-is away (refused, silent, 5xx) is waited for by name, with the samples in hand and at nobody's charge; one that refuses
-a sample, or answers what is no answer, has its job tried again with what was drawn.
+They are called during the job's lease, before the commit: a sample without them is never committed (T17). A model that
+is unreachable (refused, silent, 5xx) is waited for and reported, with the samples in memory and without a charge. If
+one refuses a sample or answers garbage, the job is retried with the tokens generated so far.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ from penstock.weights.tokenizer import check_same_ids
 from penstock.workers.rewards.service import Service, ServiceFailed
 from penstock.workers.sglang.segment import read_scored
 
-#: Of a scoring, what makes it one.
+#: Request fields of a scoring.
 _SCORING: Mapping[str, Any] = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True}
 #: Key of section ``rollout`` -> side array.
 SIDES: Mapping[str, str] = {"teacher": TEACHER_LOGPROBS, "reference": REFERENCE_LOGPROBS}
 
 
 class FrozenModels:
-    """Those of one worker's configuration. Of an event loop: whoever makes them closes them there.
+    """The models of one worker's configuration. Belongs to one event loop, in which it must be closed.
 
-    Reads the models' tokenizers. Raises ConfigError where one has no address here, or other ids than the policy.
+    Reads the models' tokenizers. Raises ConfigError if one has no address, or other token ids than the policy.
     """
 
     def __init__(self, config: Config) -> None:
@@ -45,7 +45,7 @@ class FrozenModels:
         }
 
     def check(self, job: Job, temperature: float) -> None:
-        """Raise ConfigError where a job is drawn at a temperature that nobody can score at."""
+        """Raise ConfigError if the models cannot score a job: it has images, or another temperature than 1."""
         if self._models and job.lane == Lane.TRAIN and job.images:
             raise ConfigError(
                 f"job {job.id} has images, and the models of section rollout that score its tokens see tokens alone: "
@@ -53,42 +53,42 @@ class FrozenModels:
             )
         if self._models and job.lane == Lane.TRAIN and temperature != 1:
             raise ConfigError(
-                f"job {job.id} is drawn at temperature {temperature:g}, and the models of section rollout that score "
-                "its tokens do so at 1 alone: draw it at 1."
+                f"job {job.id} samples at temperature {temperature:g}, and the models of section rollout that score "
+                "its tokens do so at 1 alone: sample at 1."
             )
 
     def scores(self, sample: Sample) -> bool:
-        """Is there anything to ask of this sample? Those of training alone are scored."""
+        """Return whether this sample is scored: only training samples are."""
         return bool(self._models) and sample.job.lane == Lane.TRAIN
 
     async def score(self, sample: Sample) -> None:
-        """Set the side arrays of a sample that ``scores`` says yes of. Waits for all models, and for one that is away
+        """Set the side arrays of a sample that ``scores`` accepts. Waits for all models, and for an unreachable one
         until it is back.
 
         Raises:
-            FrozenModelError: one that is there gave no log-probabilities.
+            FrozenModelError: a reachable model gave no log-probabilities.
         """
         for side, model in self._models.items():
             sample.sides[side] = await model.logprobs(sample.tokens, sample.prompt_length, sample.id)
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for model in self._models.values():
             await model.close()
 
 
 class FrozenModel:
-    """One of them.
+    """One frozen model.
 
     Args:
         key: of section ``rollout``.
-        vocab_size: ids that it has; 0: not known.
+        vocab_size: size of its vocabulary; 0: unknown.
     """
 
     def __init__(self, key: str, config: ScoringModelConfig, vocab_size: int) -> None:
         if config.url is None:
             raise ConfigError(
-                f"rollout.{key} {config.name} has no address here: workers that the fleet starts know those of its "
+                f"rollout.{key} {config.name} has no address: workers that the fleet starts get the addresses of its "
                 "models; set its url for others."
             )
         self._what = f"rollout.{key} {config.name}"
@@ -97,28 +97,28 @@ class FrozenModel:
         self._service = Service(config, f"rollout.{key}", self._what)
 
     async def logprobs(self, tokens: list[int], start: int, what: str) -> NDArray[np.float32]:
-        """[L - start] log-probability of each token from ``start`` on given those before it, at temperature 1.
+        """[L - start] Return log-probabilities of tokens from ``start`` on given those before each, at temperature 1.
 
-        Waits for tries and pauses, within its limits; while the model does not answer at all, without an end.
+        Waits for attempts and pauses, within its limits; without limit while the model does not respond at all.
 
         Args:
             tokens: [L] ids, of the policy and of this model alike.
             start: 1 <= start <= L.
-            what: id of the sample, for the sentence.
+            what: id of the sample, for errors.
 
         Raises:
-            FrozenModelError: it gave none.
+            FrozenModelError: it gave no log-probabilities.
         """
-        # An id that a server does not have kills it.
+        # An id outside a server's vocabulary crashes it.
         if self._vocab_size and max(tokens) >= self._vocab_size:
             raise FrozenModelError(
-                f"sample {what} holds id {max(tokens)}, and {self._what} has ids below {self._vocab_size}: the policy "
-                "drew what no text has."
+                f"sample {what} has id {max(tokens)}, and {self._what} has ids below {self._vocab_size}: the policy "
+                "sampled an id that stands for no text."
             )
         if start == len(tokens):
             return np.zeros(0, np.float32)
         question = {"input_ids": tokens, "logprob_start_len": start - 1, **_SCORING}
-        # Two tokens, which every model that is there scores.
+        # Two tokens, which any reachable model can score.
         probe = {"input_ids": tokens[:2], "logprob_start_len": 0, **_SCORING}
         try:
             answer = await self._service.ask(self._url, question, probe=probe, waits=True)
@@ -130,11 +130,11 @@ class FrozenModel:
         return np.array(found, np.float32)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._service.close()
 
 
 def check_ids(config: Config) -> None:
-    """Raise ConfigError where a model that scores samples has other token ids than the policy. Reads tokenizers."""
+    """Raise ConfigError if a model that scores samples has other token ids than the policy. Reads tokenizers."""
     for key, model in config.rollout.scoring_models().items():
         check_same_ids(config.model.path, config.folder_of(model), f"rollout.{key} {model.name}")

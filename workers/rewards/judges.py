@@ -1,12 +1,12 @@
-"""Frozen models that rewards and environments ask: they judge what the policy answered.
+"""Judges: frozen models that rewards and environments call to rate the answers of the policy.
 
-A function or a class that has a parameter ``judges`` is given them, by the names of the configuration::
+A function or class with a parameter ``judges`` gets them, by their names in the configuration::
 
     async def liked(sample: Sample, judges: Judges) -> float:
         [score] = await judges["taste"].classify(sample.job.prompt + sample.text)
         return score
 
-Addresses come from the configuration of the worker alone: its own, or the plan of the fleet that started it.
+Addresses come only from the worker's own configuration, or from the plan of the fleet that started it.
 """
 
 import inspect
@@ -25,12 +25,12 @@ from penstock.workers.rewards.service import PathMissing, Service, ServiceAway, 
 PARAMETER = "judges"
 #: Most numbers of one classification.
 MAX_CLASSES = 65_536
-#: What SGLang calls the model of a server where nobody names one.
+#: SGLang's default model name.
 MODEL = "default"
-#: Of what a judge says, where nobody says otherwise: its likeliest answer, of this many tokens.
+#: Default sampling: greedy, this many tokens.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
 
-#: Path -> a question that a model which is there answers.
+#: Path -> a request that any reachable model can answer.
 _PROBES: Mapping[str, dict[str, Any]] = {
     "/generate": {"text": ".", "sampling_params": {**SAMPLING, "max_new_tokens": 1}},
     "/classify": {"text": "."},
@@ -42,7 +42,7 @@ Prompt = str | Sequence[int]
 
 
 class JudgeAway(JudgeError):
-    """It answers nothing, whatever it is asked.
+    """The judge is unreachable: it answers no request.
 
     Args:
         judge: its name.
@@ -54,25 +54,25 @@ class JudgeAway(JudgeError):
 
 
 class Judge:
-    """One frozen model. It was asked with the policy's own words: take what it answers with care."""
+    """One frozen model. Its input is text of the policy, so do not trust its output."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self.name = config.name
         self._url = config.url
         self._service = Service(config, f"reward.judges.{config.name}")
-        #: It has no /classify, as a router, and answered at /v1/embeddings.
+        #: True if it has no /classify, as a router, and answered at /v1/embeddings.
         self._is_routed = False
-        #: Questions that it has not answered yet.
+        #: Number of open requests.
         self.num_open = 0
-        #: Path that was asked last.
+        #: Path of the latest request.
         self._path = "/generate"
 
     async def classify(self, prompt: Prompt) -> list[float]:
-        """[C] what a reward model or a classifier gives for a text; a reward model gives one, before any softmax.
+        """[C] Return the output of a reward model or classifier; a reward model gives one number, before any softmax.
 
-        SGLang's /classify is asked, and where there is none, as at a router, /v1/embeddings, which gives the same.
+        Uses SGLang's /classify, or /v1/embeddings, which gives the same, if that does not exist (as at a router).
 
-        Waits for tries and pauses, within its limits.
+        Waits for attempts and pauses, within its limits.
 
         Raises:
             JudgeError: it gave none; ``outcome`` is reward_timeout, reward_raised, reward_too_large or
@@ -89,26 +89,26 @@ class Judge:
         return [float(value) for value in found]
 
     async def generate(self, prompt: Prompt, **sampling: Any) -> str:
-        """What a language model says to a prompt, whose template is applied (SGLang's /generate).
+        """Return the answer of a language model to a prompt with its template applied (SGLang's /generate).
 
-        Waits for tries and pauses, within its limits.
+        Waits for attempts and pauses, within its limits.
 
         Args:
-            sampling: SGLang's names, over temperature 0 and 256 tokens.
+            sampling: SGLang's names; default temperature 0 and 256 tokens.
 
         Raises:
-            JudgeError: it said nothing; ``outcome`` is reward_timeout, reward_raised or reward_too_large.
-            ValueError: SGLang has no such parameter of sampling, or not with this value.
+            JudgeError: it gave no text; ``outcome`` is reward_timeout, reward_raised or reward_too_large.
+            ValueError: SGLang has no such sampling parameter, or not with this value.
         """
         check_sampling(sampling)
-        answer = await self._ask("/generate", _asked(prompt) | {"sampling_params": {**SAMPLING, **sampling}})
-        said = answer.get("text") if isinstance(answer, dict) else None
-        if not isinstance(said, str):
+        answer = await self._ask("/generate", _request(prompt) | {"sampling_params": {**SAMPLING, **sampling}})
+        text = answer.get("text") if isinstance(answer, dict) else None
+        if not isinstance(text, str):
             raise self._failed(JobFailure.REWARD_RAISED, f"it gave {safe_repr(answer)}, no text")
-        return said
+        return text
 
     async def wait_if_away(self) -> bool:
-        """Wait until it answers; whether it did not at first."""
+        """Wait until it responds; return whether it did not at first."""
         url, probe = f"{self._url}{self._path}", _PROBES[self._path]
         if await self._service.answers(url, probe):
             return False
@@ -116,18 +116,18 @@ class Judge:
         return True
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._service.close()
 
     async def _classified(self, prompt: Prompt) -> Any:
-        asked = _asked(prompt)
+        request = _request(prompt)
         if not self._is_routed:
             try:
-                return await self._ask("/classify", asked, may_miss=True)
+                return await self._ask("/classify", request, may_miss=True)
             except PathMissing:
                 pass
-        # Not /v1/classify, whose answer is a softmax: 1 for whatever a reward model of one number says.
-        [given] = asked.values()
+        # Not /v1/classify, whose answer is a softmax: always 1 for a reward model with one output.
+        [given] = request.values()
         answer = await self._ask("/v1/embeddings", {"model": MODEL, "input": given, "encoding_format": "float"})
         self._is_routed = True
         return answer.get("data") if isinstance(answer, dict) else answer
@@ -135,7 +135,7 @@ class Judge:
     async def _ask(self, path: str, question: dict[str, Any], *, may_miss: bool = False) -> Any:
         if self._url is None:
             raise ConfigError(
-                f"Judge {self.name} has no address here: workers that the fleet starts know those of its models; set "
+                f"Judge {self.name} has no address: workers that the fleet starts get the addresses of its models; set "
                 "its url in reward.judges for others."
             )
         self._path = path
@@ -158,10 +158,10 @@ class Judge:
 class Judges(Mapping[str, Judge]):
     """The judges of a configuration (``reward.judges``), by name.
 
-    Of an event loop: whoever makes them closes them, in the loop that asked.
+    Belongs to one event loop, in which it must be closed.
 
     Args:
-        waits: a reward whose judge is away is computed again when that is back, in place of failing.
+        waits: repeat a reward whose judge was unreachable once that is back, instead of failing.
     """
 
     def __init__(self, configs: Iterable[JudgeConfig], *, waits: bool = False) -> None:
@@ -169,10 +169,10 @@ class Judges(Mapping[str, Judge]):
         self._judges = {one.name: Judge(one) for one in configs}
 
     def __getitem__(self, name: str) -> Judge:
-        """Raises ConfigError where there is none of that name."""
+        """Return a judge. Raises ConfigError if the name does not exist."""
         if name not in self._judges:
-            there = ", ".join(self._judges) or "none"
-            raise ConfigError(f"There is no judge {name!r}: reward.judges has {there}.")
+            known = ", ".join(self._judges) or "none"
+            raise ConfigError(f"no judge {name!r}: choose one of reward.judges ({known}), or add it there.")
         return self._judges[name]
 
     def __contains__(self, name: object) -> bool:
@@ -185,26 +185,26 @@ class Judges(Mapping[str, Judge]):
         return len(self._judges)
 
     async def wait_if_away(self) -> bool:
-        """Wait until all that have open questions answer; whether one did not at first."""
-        asked = [judge for judge in self._judges.values() if judge.num_open]
-        return any([await judge.wait_if_away() for judge in asked])
+        """Wait until all judges with open requests respond; return whether one did not at first."""
+        request = [judge for judge in self._judges.values() if judge.num_open]
+        return any([await judge.wait_if_away() for judge in request])
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for judge in self._judges.values():
             await judge.close()
 
 
 def takes_judges(code: Callable[..., Any]) -> bool:
-    """Whether a function, or a class where one is made, has a parameter for judges."""
+    """Return whether a function, or the constructor of a class, has a parameter for judges."""
     try:
         return PARAMETER in inspect.signature(code).parameters
-    # Some of C's have no signature.
+    # Some functions written in C have no signature.
     except (TypeError, ValueError):
         return False
 
 
-def _asked(prompt: Prompt) -> dict[str, Any]:
+def _request(prompt: Prompt) -> dict[str, Any]:
     return {"text": utf8_safe(prompt)} if isinstance(prompt, str) else {"input_ids": [int(token) for token in prompt]}
 
 

@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from penstock.system.processes import adopt_orphans, die_with_parent
 
-#: A kept process is killed so long after its limit: it has handed back its jobs and ended its engine by then.
+#: A kept process is killed this long after its limit: by then it has handed back its jobs and stopped its engine.
 KILL_S = 20.0
 #: Signals that ask to end, once: service managers send them to every process of the tree.
 END = (signal.SIGTERM, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What a reward comes to: a number with what was said beside it, or a named outcome (T11)."""
+"""Convert the result of a reward: to a number with more entries, or to a named failure (T11)."""
 
 import math
 import numbers
@@ -12,18 +12,18 @@ from penstock.text import TooMuch, format_exc, safe_repr, to_plain, utf8_safe
 
 __all__ = ["Raised", "keyed", "number_of", "too_long", "words"]
 
-#: Most bytes of what a reward says beside its number: it travels in the sample's record.
+#: Most bytes of a reward's other entries, which are stored in the sample's record.
 MAX_INFO_BYTES = 256 * 1024
 #: Largest reward: trainers compute in float32.
 MAX_REWARD = 3.4e38
 
 
 def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict[str, Any]]:
-    """The number that a reward gave, and the rest of its dict as plain values.
+    """Return the number that a reward gave, and the rest of its dict as plain values.
 
     Raises:
-        RewardError: reward_not_a_number, also where what it gave raises when it is read; reward_too_large where what
-            it says beside the number has more than ``MAX_INFO_BYTES``.
+        RewardError: reward_not_a_number, also if reading the value raises; reward_too_large if the other entries have
+            more than ``MAX_INFO_BYTES``.
     """
     info: dict[str, Any] = {}
     try:
@@ -42,7 +42,7 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
         raise
     except TooMuch as exc:
         raise _too_large(sample, name, str(exc)) from exc
-    # What a user's type does when it is read is the user's code.
+    # Reading a value of a user's type runs user code.
     except BaseException as exc:
         raise RewardError(
             JobFailure.REWARD_NOT_A_NUMBER,
@@ -59,7 +59,7 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
 
 
 def keyed(value: Any, key: str) -> Any:
-    """What a reward of penstock's own gave, its ``score`` as the entry ``key`` where it has none of that name."""
+    """Rename ``score`` in the result of a built-in reward to ``key``, unless it has an entry of that name."""
     if isinstance(value, dict) and key not in value:
         return {key if name == "score" else name: entry for name, entry in value.items()}
     return value
@@ -74,7 +74,7 @@ def _too_large(sample: str, name: str, what: str) -> RewardError:
 
 
 def _number(value: Any) -> float | None:
-    """``value`` as a finite number; None where it is not one."""
+    """Return ``value`` as a finite number; None if it is not one."""
     # numpy's bool is not a number.
     if type(value).__name__ == "bool":
         value = bool(value)
@@ -92,5 +92,5 @@ def too_long(sample: str, name: str, limit_s: float) -> str:
 
 
 def words(exc: BaseException) -> str:
-    """What became of a reward that raised, here or in a verifier, as it goes on after "reward NAME"."""
+    """Describe the exception of a reward, here or in a verifier, to follow "reward NAME"."""
     return utf8_safe(str(exc)) if isinstance(exc, Raised) else f"raised {format_exc(exc)}"

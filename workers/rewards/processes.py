@@ -1,12 +1,11 @@
-"""Slow rewards in processes of their own, because a check may hang in C and must be killed then.
+"""Run slow rewards in separate processes, because a check may hang in C and must be killed then.
 
-Limits that libraries set themselves are wall-clock alarms: on a busy machine they would turn right answers into wrong
-ones. Here the limit is CPU time, kept by the kernel: an answer that uses it up is worth 0 (SIGXCPU), a label that does
-is no answer's fault (SIGPROF), and a check that merely waited is the caller's time-out (T11). The wait for a free
-process counts for none of them.
+Time limits of libraries are wall-clock alarms: on a busy machine they would turn right answers into wrong ones. Here
+the limit is CPU time, enforced by the kernel: an answer that uses it up is worth 0 (SIGXCPU), a label that uses it up
+is not the answer's fault (SIGPROF), and a check that merely waits ends by the caller's timeout (T11). The wait for a
+free process counts toward none of them.
 
-Run as ``python -m penstock.workers.rewards.processes CPU_S CONFIG`` this is one such process: a JSON line in, a
-JSON line out.
+``python -m penstock.workers.rewards.processes CPU_S CONFIG`` runs one such process: a JSON line in, a JSON line out.
 """
 
 import asyncio
@@ -30,31 +29,31 @@ from penstock.workers.rewards.kinds.kind import Kind
 from penstock.workers.rewards.kinds.question import Question
 from penstock.workers.rewards.kinds.registry import kind_of
 
-#: Address space of a process; an answer such as 9**9**9 must not take the machine along.
+#: Address space of a process; an answer such as 9**9**9 must not exhaust the machine.
 MAX_BYTES = 4 * 1024**3
-#: Most characters of an answer that slow rewards look at, from its end: that is where results stand.
+#: Characters at the end of an answer that slow rewards check: results are at the end.
 MAX_TEXT = 256 * 1024
 #: Checks after which a process is replaced: sympy caches without bound.
 MAX_CHECKS = 2000
-#: Longest answer of a process.
+#: Longest output line of a process.
 _MAX_LINE = 1024 * 1024
-#: Longest wait for a process to end that has closed its output.
+#: Longest wait for a process to end after it has closed its output.
 _END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    #: What the reward gave.
+    #: The result of the reward.
     value: Any
     #: The check used up its CPU time, and is worth 0.
     out_of_time: bool = False
 
 
 class CheckProcesses:
-    """Processes that compute slow rewards, started when first needed.
+    """Processes that compute slow rewards, started on first use.
 
     Args:
-        config: what programs of answers are worth, and where they run.
+        config: scores of programs in answers, and their jail.
     """
 
     def __init__(self, num_processes: int, *, cpu_s: int, config: RewardConfig | None = None) -> None:
@@ -62,22 +61,22 @@ class CheckProcesses:
         self.config = config or RewardConfig()
         #: Held by each check.
         self.free = asyncio.Semaphore(num_processes)
-        #: Processes that check nothing now.
+        #: Processes without a check.
         self.idle: list[_Process] = []
 
     async def check(self, name: str, question: Question) -> Checked:
-        """What the slow reward ``name`` gives. Waits without a limit of its own.
+        """Return the result of the slow reward ``name``. Waits without a limit of its own.
 
-        Cancelling it kills the process that checks.
+        Cancellation kills the process of the check.
 
         Raises:
-            ValueError: the label is not one for this reward, or takes longer to be read than its time.
-            RuntimeError: the process died of something other than its CPU limit.
+            ValueError: the label is invalid for this reward, or takes longer to read than its time limit.
+            RuntimeError: the process ended for another reason than its CPU limit.
         """
-        asked: dict[str, Any] = {"reward": name, "label": question.label, "text": question.text[-MAX_TEXT:]}
+        request: dict[str, Any] = {"reward": name, "label": question.label, "text": question.text[-MAX_TEXT:]}
         if (kind := kind_of(name)) and kind.reads_metadata:
-            asked["metadata"] = question.metadata
-        line = _line(name, asked)
+            request["metadata"] = question.metadata
+        line = _line(name, request)
         async with self.free:
             process = self.idle.pop() if self.idle else await _Process.start(self.cpu_s, self.config)
             try:
@@ -106,10 +105,10 @@ class CheckProcesses:
             await self.idle.pop().leave()
 
 
-def _line(name: str, asked: dict[str, Any]) -> bytes:
-    """A request as a process reads it. Raises ValueError where metadata are no JSON, as bytes are not."""
+def _line(name: str, request: dict[str, Any]) -> bytes:
+    """Encode a request for a process. Raises ValueError if metadata cannot be JSON, as bytes cannot."""
     try:
-        return json.dumps(asked).encode() + b"\n"
+        return json.dumps(request).encode() + b"\n"
     except TypeError as exc:
         raise ValueError(f"reward {name}: the metadata hold what is no JSON ({exc}): take it out") from exc
 
@@ -121,10 +120,10 @@ class _Process:
 
     @classmethod
     async def start(cls, cpu_s: int, config: RewardConfig) -> "_Process":
-        told = config.model_dump_json(include={"code", "jail"})
+        options = config.model_dump_json(include={"code", "jail"})
         return cls(
             await asyncio.create_subprocess_exec(
-                *python_command("penstock.workers.rewards.processes", str(cpu_s), told),
+                *python_command("penstock.workers.rewards.processes", str(cpu_s), options),
                 env=python_environment(os.environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -135,7 +134,7 @@ class _Process:
         )
 
     async def ask(self, line: bytes) -> Any:
-        """The answer to a request, or None where the process is gone."""
+        """Send a request; return the answer, or None if the process is gone."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.num_checks += 1
@@ -146,9 +145,9 @@ class _Process:
         return json.loads(line) if line.endswith(b"\n") else None
 
     async def end(self) -> int:
-        """Exit code of a process that closed its output; one that does not end by itself is killed.
+        """Return the exit code of a process that closed its output; kill it if it does not exit.
 
-        ``asyncio`` loses the code of a dead process that is killed once more: it says 255 then.
+        ``asyncio`` loses the code of a dead process that is killed again: it reports 255 then.
         """
         try:
             async with asyncio.timeout(_END_S):
@@ -157,7 +156,7 @@ class _Process:
             return await self.kill()
 
     async def leave(self) -> int:
-        """Let one that checks nothing end by itself."""
+        """Let an idle process exit."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return await self.end()
@@ -172,7 +171,7 @@ def serve(cpu_s: int, config: RewardConfig) -> None:
     """Answer requests from stdin until it closes."""
     import resource
 
-    # What libraries print must not stand between the answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -195,14 +194,14 @@ def _answer(request: dict[str, Any], cpu_s: int, config: RewardConfig, answers: 
 
 
 def check(kind: Kind, question: Question, cpu_s: int, workshop: Workshop | None = None) -> Any:
-    """What a slow reward gives; ValueError where the label is not one for it, JailError where no program can be run.
+    """Compute a slow reward; raises ValueError if the label is invalid, JailError if no program can be run.
 
-    The kernel ends this process where the label takes more than ``cpu_s`` of CPU time (SIGPROF), or the answer
+    The kernel ends this process if the label takes more than ``cpu_s`` of CPU time (SIGPROF), or the answer does
     (SIGXCPU).
     """
     import resource
 
-    # That of the check before would end this one at its label, and blame its answer.
+    # The limit of the previous check could end this one while it reads its label, and blame its answer.
     resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     import_package(kind)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
@@ -217,7 +216,7 @@ def check(kind: Kind, question: Question, cpu_s: int, workshop: Workshop | None 
 
 
 def import_package(kind: Kind) -> None:
-    """Import what a reward needs beforehand, at the expense of no answer."""
+    """Import the packages of a reward first, so that no answer is charged with the time."""
     if kind.package:
         # math-verify warns that its own limits are off, which they are on purpose.
         logging.getLogger(kind.package).setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""``remote_rm``: a reward that a service computes, asked over HTTP.
+"""``remote_rm``: a reward computed by an HTTP service.
 
 The address comes from the run's own configuration alone.
 """
@@ -12,18 +12,18 @@ from penstock.workers.rewards.service import Service, ServiceFailed
 
 
 class RemoteReward:
-    """The way to the service, for one worker."""
+    """Client of the service, for one worker."""
 
     def __init__(self, config: RemoteConfig) -> None:
         self.config = config
         self._service = Service(config, "reward.remote")
 
     async def ask(self, sample: Sample, response: str) -> Any:
-        """What the service gives for ``response``. Waits for ``max_attempts`` tries and the pauses between them.
+        """Return the service's result for ``response``. Waits for ``max_attempts`` and the pauses between them.
 
         Raises:
-            RewardError: reward_too_large (the request, or the answer), reward_timeout (the last try took too long),
-                reward_raised (the last try failed, the service redirects, or the label holds NaN or an infinity).
+            RewardError: reward_too_large (the request, or the answer), reward_timeout (the last attempt timed out),
+                reward_raised (the last attempt failed, the service redirects, or the label has NaN or an infinity).
         """
         assert self.config.url is not None
         job = sample.job
@@ -36,5 +36,5 @@ class RemoteReward:
             raise RewardError(exc.outcome, f"sample {sample.id}: remote_rm: {exc}.") from exc
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._service.close()

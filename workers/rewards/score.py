@@ -1,8 +1,8 @@
-"""Rewards of samples behind one async interface; one that fails has a named outcome, never a number (T11).
+"""Rewards of samples behind one async interface; a failure has a named outcome, never a number (T11).
 
-A reward is one of penstock's own by name (kinds/), or ``module:function`` of the user's. A job's own reward goes
-before the run's, if the worker's configuration names it: nothing else is imported. With ``reward.pool.kind: rq`` all
-but the quick ones by name are asked of the verifier pool (pool/client.py).
+A reward is built in (kinds/), or ``module:function`` of the user. A job's own reward overrides the run's if the
+worker's configuration names it: nothing else is imported. With ``reward.pool.kind: rq`` all but the quick built-in ones
+are computed by the verifier pool (pool/client.py).
 """
 
 import logging
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class _Found(NamedTuple):
-    """What one reward said of a sample."""
+    """The result of one reward for a sample."""
 
     number: float
     info: dict[str, Any]
@@ -63,14 +63,14 @@ class Rewards:
     """Scores samples of one worker.
 
     Args:
-        checks: the way to the verifier pool; None: rewards are computed here.
+        checks: client of the verifier pool; None: rewards are computed here.
         allowed: rewards that jobs may name beside the run's and the built-in ones, from the worker's own configuration.
-            A job travels through Redis, and whoever writes there must not choose what is imported here.
-        args: what functions of slime's signature are given first; None: nothing is in it.
-        waits: a judge that is away is waited for, without an end.
+            Jobs come from Redis, and a client of that Redis must not choose what is imported here.
+        args: first argument of functions with slime's signature; None: empty.
+        waits: wait without limit for unreachable judges.
 
     Raises:
-        ConfigError: the run's reward, or one of ``allowed``, is not there, or needs what is not installed.
+        ConfigError: the run's reward, or one of ``allowed``, does not exist, or needs a package that is not installed.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Rewards:
         self.config = config
         self._args = args
         self.checks = checks
-        #: For slow rewards by name; None before the first check.
+        #: Processes of slow built-in rewards; None before the first check.
         self.processes: CheckProcesses | None = None
         self.remote = RemoteReward(config.remote)
-        #: For rewards, and for environments of the same worker.
+        #: Judges for rewards, and for environments of the same worker.
         self.judges = Judges(config.judges, waits=waits)
         self.group = GroupReward(config, self.judges)
         self._repeats = Repeats()
-        #: For rewards given by import path, with ``own_process``.
+        #: Process of rewards given by import path, with ``own_process``.
         self._process: RewardProcess | None = None
-        self._apart: set[str] = set()
+        self._in_process: set[str] = set()
         if config.own_process:
             self._process = RewardProcess(args or Namespace(), timeout_s=config.timeout_s, key=config.key)
         if checks is None:
@@ -109,24 +109,24 @@ class Rewards:
         if config.remote.url is None or MASK in config.remote.url:
             own = [name for name in own if not is_remote(name)]
         names = dict.fromkeys((*config.names, *allowed, *own))
-        #: That ask judges: of the worker's loop, with a verifier pool too, for they wait and compute nothing.
-        self._asking: set[str] = set()
+        #: Rewards that call judges run in the worker's loop, with a verifier pool too: they wait and compute nothing.
+        self._with_judges: set[str] = set()
         self._functions = {name: self._load(name) for name in names}
 
     async def score(self, sample: Sample) -> None:
-        """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample, and its side array of the rewards of steps.
+        """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample, and its side array of step rewards.
 
-        Waits for at most ``timeout_s`` per try and part, beside waits for a free verifier of the pool, and for judges
-        that are away.
-        Of several parts ``reward_info`` has each one's number (``parts``), and what it said beside it (``said``).
+        Waits for at most ``timeout_s`` per attempt and part, besides waits for a free verifier of the pool, and for
+        unreachable judges.
+        With several parts ``reward_info`` has the number of each (``parts``), and its other entries (``said``).
 
-        A bool counts as 1 or 0. A reward that raises is tried ``max_attempts`` times; one that hangs, gives no finite
-        number, or is a quick one by name that refuses the label, is not tried again.
+        A bool counts as 1 or 0. A reward that raises has ``max_attempts``; a timeout, a result that is not a finite
+        number, and a quick built-in reward that refuses the label, are not retried.
 
         Raises:
             ConfigError: as :meth:`check`.
             RewardError: ``outcome`` is reward_raised, reward_timeout, reward_not_a_number or reward_too_large; the
-                sample is unchanged but for ``reward_s``.
+                sample is unchanged except for ``reward_s``.
         """
         started = time.monotonic()
         self.check(sample.job)
@@ -139,7 +139,7 @@ class Rewards:
             sample.reward_s = time.monotonic() - started
 
     def take(self, sample: Sample) -> None:
-        """Read a reward that a hook or an environment has set, as one of a reward function is read.
+        """Validate a reward that a hook or an environment has set, like that of a reward function.
 
         Raises:
             RewardError: reward_not_a_number, reward_too_large.
@@ -151,7 +151,7 @@ class Rewards:
         sample.reward, sample.reward_info = number, info
 
     async def close(self) -> None:
-        """End the processes of slow rewards; checks that the pool still has are withdrawn."""
+        """End the processes of slow rewards; withdraw open checks from the pool."""
         if self.checks is not None:
             await self.checks.close()
         await self.remote.close()
@@ -191,11 +191,11 @@ class Rewards:
     async def _try(self, function: RewardFunction, sample: Sample, name: str) -> Any:
         for attempt in range(1, self.config.max_attempts + 1):
             try:
-                # A verifier's time begins when it does; a service has limits of its own.
+                # A verifier has its own time limit, from its start; so has a service.
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
                 with calling(CODE, CodeCalled("reward", name, "sample", sample.id)):
-                    if name in self._apart:
+                    if name in self._in_process:
                         return await function(sample)
                     return await patiently(lambda: self._call(function, sample, name), self.judges)
             except RewardError:
@@ -215,10 +215,10 @@ class Rewards:
         return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
 
     def _is_local(self, name: str) -> bool:
-        return self.checks is None or is_quick(name) or name in self._asking
+        return self.checks is None or is_quick(name) or name in self._with_judges
 
     def check(self, job: Job) -> None:
-        """Raise ConfigError where a job names a reward that this worker may not run. Imports nothing."""
+        """Raise ConfigError if a job names a reward that this worker may not run. Imports nothing."""
         for name in chosen(job, self.config).keys() - self._functions.keys():
             raise ConfigError(
                 f"job {job.id} names reward {safe_repr(name)}, and a worker imports only what its own configuration "
@@ -227,29 +227,29 @@ class Rewards:
 
     def _load(self, name: str) -> RewardFunction:
         if is_remote(name):
-            return self._asked(is_boxed=name.startswith(BOXED))
+            return self._remote(is_boxed=name.startswith(BOXED))
         kind = kind_of(name)
-        # Without judges nothing asks one, and nothing of the pool's is imported here.
+        # Without judges no function calls one, and functions of the pool are not imported here.
         function = import_reward(name, self._args) if kind is None and (self.checks is None or self.judges) else None
         if function is not None and self.checks is not None and takes_judges(function):
-            self._asking.add(name)
+            self._with_judges.add(name)
         elif self.checks is not None and (kind is None or kind.is_slow):
             return self.checks.asking(name)
         if kind is None:
             assert function is not None
             if self._process is not None and not takes_judges(function):
-                self._apart.add(name)
+                self._in_process.add(name)
                 return self._process.asking(name)
-            return self._own(function, name)
+            return self._user(function, name)
         return self._slow(name) if kind.is_slow else self._quick(kind, name)
 
-    def _own(self, function: Callable[..., Any], name: str) -> RewardFunction:
-        """Call a function of the user's with a copy of the sample."""
-        asked: RewardFunction = awaiting(function, name, lambda one: f"sample {one.id}", self.judges)
+    def _user(self, function: Callable[..., Any], name: str) -> RewardFunction:
+        """Call a user function with a copy of the sample."""
+        as_async: RewardFunction = awaiting(function, name, lambda one: f"sample {one.id}", self.judges)
 
         async def call(sample: Sample) -> Any:
             given = sample.copy_for_user()
-            value = await asked(given)
+            value = await as_async(given)
             read_seen(given, sample)
             return value
 
@@ -259,13 +259,13 @@ class Rewards:
         async def call(sample: Sample) -> Any:
             try:
                 return keyed(kind.judge(Question.of(sample)), self.config.key)
-            # It is pure: what it says of a label it would say again.
+            # It is deterministic: a retry would fail too.
             except ValueError as exc:
                 raise RewardError(JobFailure.REWARD_RAISED, f"sample {sample.id}: reward {name} {words(exc)}") from exc
 
         return call
 
-    def _asked(self, is_boxed: bool) -> RewardFunction:
+    def _remote(self, is_boxed: bool) -> RewardFunction:
         async def call(sample: Sample) -> Any:
             return await self.remote.ask(sample, (last_box(sample.text) or "") if is_boxed else sample.text)
 

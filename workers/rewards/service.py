@@ -1,6 +1,6 @@
-"""JSON asked of a service over HTTP: limits, tries, pauses; bodies are bounded, and redirects refused.
+"""JSON requests to an HTTP service with limits, retries and pauses; bodies are bounded, and redirects refused.
 
-A redirect would send answers to where no configuration names.
+A redirect would send answers to an address that no configuration names.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Beside 5xx, what a server says that would answer another time: request timeout, too many requests.
+#: Statuses besides 5xx that are worth a retry: request timeout, too many requests.
 _BUSY = (408, 429)
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class Limits(Protocol):
-    """What a configuration says of a service."""
+    """Limits of a service in its configuration."""
 
     @property
     def timeout_s(self) -> float: ...
@@ -44,7 +44,7 @@ class ServiceFailed(Exception):
     """The service gave no answer.
 
     Args:
-        outcome: what that is to a reward.
+        outcome: named failure of the reward.
         message: why, without a full stop.
     """
 
@@ -54,18 +54,18 @@ class ServiceFailed(Exception):
 
 
 class PathMissing(ServiceFailed):
-    """The service answers, and has nothing at this path."""
+    """The service responds, but this path does not exist."""
 
 
 class ServiceAway(ServiceFailed):
-    """It answers nothing, whatever it is asked: refused, silent, or failing with a status of 5xx."""
+    """The service is unreachable: refused, silent, or failing with a status of 5xx, whatever the request."""
 
 
 class _Failed(Exception):
-    """One try came to nothing.
+    """One attempt failed.
 
     Args:
-        is_away: the service may be at fault, and not the question.
+        is_away: the service may be the cause, not the request.
     """
 
     def __init__(self, message: str, *, is_away: bool = False) -> None:
@@ -74,18 +74,18 @@ class _Failed(Exception):
 
 
 def _try_failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """Exceptions after which a try is made again; aiohttp is imported only by a process that asks a service."""
+    """Return the exceptions that are worth a retry; aiohttp is imported only by processes that call a service."""
     import aiohttp
 
     return (_Failed, aiohttp.ClientError, TimeoutError, OSError, *more)
 
 
 class Service:
-    """The way to one service, for one worker.
+    """Client of one service, for one worker.
 
     Args:
-        key: where the configuration has its limits and its address.
-        called: how waits name it; '': by its key.
+        key: the configuration section with its limits and its address.
+        called: its name in waits; '': ``key``.
     """
 
     def __init__(self, limits: Limits, key: str, called: str = "") -> None:
@@ -94,28 +94,28 @@ class Service:
         self._called = called or key
         self._free = asyncio.Semaphore(limits.concurrency)
         self._session: aiohttp.ClientSession | None = None
-        #: It was away when it was asked last.
+        #: Whether it was unreachable at the latest request.
         self._is_away = False
 
     async def ask(
         self, url: str, question: Any, *, may_miss: bool = False, probe: Any = None, waits: bool = False
     ) -> Any:
-        """What the service answers to a POST. Waits for ``max_attempts`` tries and the pauses between them.
+        """Return the service's answer to a POST. Waits for ``max_attempts`` and the pauses between them.
 
-        That it is asked is noted, for whoever hears (``hooks/open_calls.py``).
+        The call is recorded for waits (``hooks/open_calls.py``).
 
         Args:
-            may_miss: status 404 is no failed try, but PathMissing at once.
-            probe: a question that it answers whenever it is there. Asked where the last try was refused, took too long,
-                or failed with a status of 5xx: where that is answered, ``question`` has one try more, and where it is
-                not, the service is away. None: that is not asked, and no service is away.
-            waits: a service that is away is waited for, without an end.
+            may_miss: status 404 raises PathMissing at once instead of counting as a failed attempt.
+            probe: a request that the service can always answer. It is sent if the last attempt was refused, timed out,
+                or failed with a status of 5xx: if it is answered, ``question`` has one more attempt; if not, the
+                service counts as unreachable. None: no probe, and the service never counts as unreachable.
+            waits: wait for an unreachable service without limit.
 
         Raises:
-            ServiceAway: the service is away, and ``waits`` is False.
+            ServiceAway: the service is unreachable, and ``waits`` is False.
             PathMissing: see ``may_miss``.
-            ServiceFailed: reward_too_large (the question, or the answer), reward_timeout (the last try took too long),
-                reward_raised (the last try failed, the service redirects, or the question is no JSON).
+            ServiceFailed: reward_too_large (the request, or the answer), reward_timeout (the last attempt timed out),
+                reward_raised (the last attempt failed, the service redirects, or the request cannot be JSON).
         """
         limits = self._limits
         body, probing = _body(question), _body(probe)
@@ -131,7 +131,7 @@ class Service:
                     if attempt >= limits.max_attempts:
                         if probe is None or is_last or not _is_away(exc):
                             raise self._failed(ServiceFailed, attempt, exc) from exc
-                        is_last = await self._is_there(url, probing)
+                        is_last = await self._is_reachable(url, probing)
                         if not (is_last or waits):
                             raise self._failed(ServiceAway, attempt, exc) from exc
                 if not is_last:
@@ -142,24 +142,24 @@ class Service:
         return kind(outcome, f"{tries} tries failed, the last with {_why(last)}")
 
     async def answers(self, url: str, probe: Any) -> bool:
-        """Whether it answers ``probe``, as of ``ask``. Waits for one try."""
+        """Return whether it answers ``probe``, as in ``ask``. Waits for one attempt."""
         with calling(self._key, ServiceCalled(self._called, redact(url))):
-            return await self._is_there(url, _body(probe))
+            return await self._is_reachable(url, _body(probe))
 
-    async def _is_there(self, url: str, probe: bytes) -> bool:
-        """Whether it answers a question that nothing is wrong with."""
+    async def _is_reachable(self, url: str, probe: bytes) -> bool:
+        """Return whether it answers a valid request."""
         try:
             await self._try(url, probe, may_miss=False)
         except _try_failures(ServiceFailed) as exc:
             is_away = _is_away(exc)
             if is_away and not self._is_away:
                 self._is_away = True
-                log.warning("%s at %s does not answer, and is waited for: %s", self._called, redact(url), _why(exc))
+                log.warning("%s at %s is unreachable, waiting for it: %s", self._called, redact(url), _why(exc))
             return not is_away
         return True
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -170,18 +170,18 @@ class Service:
                 answer = await self._post(url, body, may_miss=may_miss)
         except _try_failures() as exc:
             note_trouble(self._key, _why(exc))
-            # One that comes as the time of a try runs out may be taken for that, and what waits would go on for ever.
+            # A cancellation that arrives as the timeout expires may look like one, and the wait would never end.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from exc
             raise
         note_trouble(self._key, "")
         if self._is_away:
             self._is_away = False
-            log.warning("%s at %s answers again", self._called, redact(url))
+            log.warning("%s at %s responds again", self._called, redact(url))
         return answer
 
     async def _pause(self, attempt: int) -> None:
-        """Spread, so that a service that comes back is not asked by all at once."""
+        """Wait, with jitter, so that a service that comes back does not get all requests at once."""
         await asyncio.sleep(min(2.0 ** min(attempt, 32), self._limits.max_pause_s) * random.uniform(0.5, 1.0))
 
     async def _post(self, url: str, body: bytes, *, may_miss: bool) -> Any:
@@ -193,7 +193,7 @@ class Service:
                     "leads",
                 )
             if answer.status == 404 and may_miss:
-                raise PathMissing(JobFailure.REWARD_RAISED, f"{redact(url)} is not there (404)")
+                raise PathMissing(JobFailure.REWARD_RAISED, f"{redact(url)} does not exist (404)")
             if answer.status != 200:
                 raise _Failed(f"status {answer.status}", is_away=answer.status in _BUSY or answer.status >= 500)
             text = bytearray()
@@ -216,8 +216,8 @@ class Service:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None),
-                # A server closes a connection that it was done with when it likes, after a 500 say; a question that
-                # was just sent on it would be a failed try, and a service that is there would look away.
+                # A server may close a kept connection at any time, for instance after a 500; a request just sent on
+                # it would fail, and a running service would look unreachable.
                 connector=aiohttp.TCPConnector(force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
@@ -227,7 +227,7 @@ class Service:
 
 
 def _is_away(failure: Exception) -> bool:
-    """Whether a try may have failed by the service alone."""
+    """Return whether an attempt may have failed because of the service alone."""
     if isinstance(failure, _Failed):
         return failure.is_away
     import aiohttp

@@ -1,4 +1,4 @@
-"""Rewards of steps: what a reward says of tokens of the response, beside its number for the whole answer.
+"""Rewards of steps: what a reward gives for tokens of the response, besides its number for the whole answer.
 
     {"score": 1.0, "step_rewards": [[12, 0.5], [40, 1.0]]}     steps that end with tokens 12 and 40 of the response
     {"score": 1.0, "token_rewards": [0.0, 0.1, ...]}           every token of the response is a step
@@ -27,10 +27,10 @@ Steps = dict[int, float]
 
 
 def take_out(info: dict[str, Any], sample: Sample, name: str) -> Steps | None:
-    """Remove what ``info``, a reward's entries, says of steps; None where it says nothing.
+    """Remove the step rewards from ``info``, a reward's entries, and return them; None if it has none.
 
     Raises:
-        RewardError: reward_not_a_number where that is not a finite number for tokens of the response, in order.
+        RewardError: reward_not_a_number if they are not finite numbers for tokens of the response, in order.
     """
     found = {key: info.pop(key) for key in (STEP_REWARDS, TOKEN_REWARDS) if key in info}
     if not found:
@@ -41,21 +41,21 @@ def take_out(info: dict[str, Any], sample: Sample, name: str) -> Steps | None:
             JobFailure.REWARD_NOT_A_NUMBER, f"{what} {STEP_REWARDS} and {TOKEN_REWARDS}: give one of them."
         )
     length = len(sample.tokens) - sample.prompt_length
-    ((key, said),) = found.items()
-    pairs = _pairs_of_tokens(said, length) if key == TOKEN_REWARDS else _pairs(said, length)
+    ((key, value),) = found.items()
+    pairs = _pairs_of_tokens(value, length) if key == TOKEN_REWARDS else _pairs(value, length)
     if pairs is None:
         like = f"one finite number for each of the {length} tokens of its response"
         if key == STEP_REWARDS:
             like = f"pairs of a token's index in its response, below {length} and rising, and a finite number"
-        raise RewardError(JobFailure.REWARD_NOT_A_NUMBER, f"{what} {key} {safe_repr(said)}, which are not {like}.")
+        raise RewardError(JobFailure.REWARD_NOT_A_NUMBER, f"{what} {key} {safe_repr(value)}, which are not {like}.")
     return dict(pairs)
 
 
 def keep(sample: Sample, steps: Steps | None) -> None:
-    """Set the sample's side array, which somebody else may have set where ``steps`` is None.
+    """Set the sample's side array of step rewards; if ``steps`` is None, check the one user code may have set.
 
     Raises:
-        RewardError: reward_not_a_number where it is none then: whoever trains on it would stop at its whole batch.
+        RewardError: reward_not_a_number if it is invalid: a trainer would stop at its whole batch.
     """
     if steps is not None:
         sample.sides[STEP_REWARDS] = as_array(steps)
@@ -72,31 +72,31 @@ def keep(sample: Sample, steps: Steps | None) -> None:
 
 
 def added(steps: Steps, more: Steps, weight: float) -> Steps:
-    """``steps``, and ``weight`` times those of another part of the reward."""
+    """Return the sum of ``steps`` and ``weight`` times those of another part of the reward."""
     return steps | {at: steps.get(at, 0.0) + weight * number for at, number in more.items()}
 
 
 def as_array(steps: Steps) -> NDArray[np.float32]:
-    """[S, 2] index and reward of each, in their order."""
+    """[S, 2] Return index and reward of each step, in order."""
     with np.errstate(over="ignore"):  # infinite then, and refused
         return np.array(sorted(steps.items()), np.float32).reshape(len(steps), 2)
 
 
-def _pairs_of_tokens(said: Any, length: int) -> list[tuple[int, float]] | None:
-    if not isinstance(said, list) or len(said) != length or not all(map(_is_number, said)):
+def _pairs_of_tokens(value: Any, length: int) -> list[tuple[int, float]] | None:
+    if not isinstance(value, list) or len(value) != length or not all(map(_is_number, value)):
         return None
-    return [(at, float(number)) for at, number in enumerate(said)]
+    return [(at, float(number)) for at, number in enumerate(value)]
 
 
-def _pairs(said: Any, length: int) -> list[tuple[int, float]] | None:
-    if not isinstance(said, list) or not all(isinstance(one, list) and len(one) == 2 for one in said):
+def _pairs(value: Any, length: int) -> list[tuple[int, float]] | None:
+    if not isinstance(value, list) or not all(isinstance(one, list) and len(one) == 2 for one in value):
         return None
-    indices = [one[0] for one in said]
-    if not all(type(at) is int and 0 <= at < length for at in indices) or not all(_is_number(one[1]) for one in said):
+    indices = [one[0] for one in value]
+    if not all(type(at) is int and 0 <= at < length for at in indices) or not all(_is_number(one[1]) for one in value):
         return None
     if any(later <= earlier for earlier, later in pairwise(indices)):
         return None
-    return [(at, float(number)) for at, number in said]
+    return [(at, float(number)) for at, number in value]
 
 
 def _is_number(value: Any) -> bool:

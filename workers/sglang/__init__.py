@@ -1,1 +1,1 @@
-"""SGLang: its servers, and the client that draws from one."""
+"""SGLang: its servers, and the client that generates with one."""

@@ -1,7 +1,7 @@
-"""Arguments of ``sglang.launch_server``: checked against the installed release before anything is started.
+"""Check arguments of ``sglang.launch_server`` against the installed release before anything is started.
 
-The environment of the engine is asked for its own parser, once for each installation; the answer is kept in
-``$XDG_CACHE_HOME/penstock`` (``~/.cache/penstock``), because importing sglang takes seconds.
+Its own parser is run once per installation. The result is cached in ``$XDG_CACHE_HOME/penstock``
+(``~/.cache/penstock``), because importing sglang takes seconds.
 """
 
 import difflib
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 #: Longest import of sglang; minutes on a cold network file system.
 PROBE_TIMEOUT_S = 600.0
-#: Longest answer of the probe that is read. 0.5.20 has 495 arguments in 60 kB.
+#: Longest probe output that is read. 0.5.20 has 495 arguments in 60 kB.
 MAX_BYTES = 4 << 20
 
 _MARK = "penstock-arguments:"
 
-#: Says which installation it is, without importing it.
+#: Identifies the installation without importing it.
 _WHICH = """
 import importlib.metadata, importlib.util, os
 spec = importlib.util.find_spec("sglang")
-if spec is None or spec.origin is None:
+if not (spec and spec.origin):
     raise SystemExit("No module named sglang")
 path = os.path.join(os.path.dirname(spec.origin), "srt", "server_args.py")
 print(MARK, importlib.metadata.version("sglang"), path, os.stat(path).st_mtime_ns)
@@ -64,13 +64,13 @@ class Argument:
     takes: Literal["nothing", "one", "optional", "many"]
     #: Name of the type that reads it: int, float, str, or a function of SGLang's.
     kind: str
-    #: What it may be; empty: anything.
+    #: Allowed values; empty: any.
     choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An installed SGLang and what its command line knows, by name without dashes in front."""
+    """An installed SGLang and the arguments of its command line, by name without leading dashes."""
 
     version: str
     arguments: Mapping[str, Argument]
@@ -80,12 +80,12 @@ _known: dict[str, Installation] = {}
 
 
 def check_arguments(config: EngineConfig) -> Installation:
-    """Refuse ``engine.args`` that the installed SGLang would not take. Blocks: 0.1 s, or seconds the first time.
+    """Refuse ``engine.args`` that the installed SGLang would reject. Blocks: 0.1 s, or seconds the first time.
 
     Raises:
         ConfigError: no interpreter, no sglang, one that is too old, a variable that is masked in a saved file, an
-            argument that penstock gives itself, one that
-            it does not know (with the name that was probably meant), or a value that it cannot take.
+            argument that penstock sets itself, one that SGLang does not have (with the closest name), or an invalid
+            value.
     """
     refuse_ours(config)
     refuse_masked(config)
@@ -102,19 +102,19 @@ def check_arguments(config: EngineConfig) -> Installation:
 
 
 def installation(config: EngineConfig) -> Installation:
-    """The SGLang in the environment of ``engine.python``. Blocks as :func:`check_arguments`, and raises as it."""
+    """Return the SGLang in the environment of ``engine.python``. Blocks and raises as :func:`check_arguments`."""
     check_python(config)
-    which = _ask(config, _WHICH, 180.0)
-    # Arguments may differ by platform, which the environment variables choose.
-    choice = build_environment(config).get("SGLANG_USE_CPU_ENGINE", "")
-    key = hashlib.sha256(f"{Path(config.python).absolute()} {which} {choice}".encode()).hexdigest()[:32]
+    which = _run_script(config, _WHICH, 180.0)
+    # Arguments may differ by platform, which environment variables select.
+    platform = build_environment(config).get("SGLANG_USE_CPU_ENGINE", "")
+    key = hashlib.sha256(f"{Path(config.python).absolute()} {which} {platform}".encode()).hexdigest()[:32]
     if key not in _known:
         _known[key] = _from_cache(key) or _from_parser(config, which.split()[0], key)
     return _known[key]
 
 
-def _ask(config: EngineConfig, script: str, timeout_s: float) -> str:
-    """Run a script in the engine's environment; what it printed behind the mark."""
+def _run_script(config: EngineConfig, script: str, timeout_s: float) -> str:
+    """Run a script in the engine's environment; return what it printed after the mark."""
     command = [str(Path(config.python).absolute()), "-P", "-c", f"MARK = {_MARK!r}\n{script}"]
     try:
         done = subprocess.run(
@@ -127,14 +127,14 @@ def _ask(config: EngineConfig, script: str, timeout_s: float) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise ConfigError(f"engine.python {config.python} does not list the arguments of SGLang: {exc}.") from exc
-    said = done.stderr.decode(errors="replace").strip()
-    if "No module named sglang" in said or "No module named 'sglang'" in said:
+    errors = done.stderr.decode(errors="replace").strip()
+    if "No module named sglang" in errors or "No module named 'sglang'" in errors:
         raise ConfigError(
             "engine.python has no sglang: run `make engine`, or name the interpreter of an environment that has it."
         )
     lines = [line for line in done.stdout[:MAX_BYTES].decode(errors="replace").splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not lines:
-        tail = "\n".join(said.splitlines()[-5:])
+        tail = "\n".join(errors.splitlines()[-5:])
         raise ConfigError(
             f"engine.python {config.python}: its sglang cannot be imported (exit code {done.returncode}); repair the "
             f"environment:\n{tail}"
@@ -143,8 +143,8 @@ def _ask(config: EngineConfig, script: str, timeout_s: float) -> str:
 
 
 def _from_parser(config: EngineConfig, version: str, key: str) -> Installation:
-    log.info("asking SGLang %s for its arguments", version)
-    found = json.loads(_ask(config, _LIST, PROBE_TIMEOUT_S))
+    log.info("reading the arguments of SGLang %s", version)
+    found = json.loads(_run_script(config, _LIST, PROBE_TIMEOUT_S))
     arguments = {name: Argument(takes, kind, tuple(choices)) for names, takes, kind, choices in found for name in names}
     installed = Installation(version, arguments)
     _to_cache(key, installed)
@@ -170,7 +170,7 @@ def _from_cache(key: str) -> Installation | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        log.warning("%s cannot be read and is written again: %r", _cache_file(key), exc)
+        log.warning("argument cache %s is unreadable and will be rewritten: %r", _cache_file(key), exc)
         return None
 
 
@@ -186,11 +186,11 @@ def _to_cache(key: str, installed: Installation) -> None:
             json.dump(value, file)
         os.replace(file.name, path)
     except OSError as exc:
-        log.warning("the arguments of SGLang are not kept in %s and are asked again next time: %s", path, exc)
+        log.warning("failed to cache the arguments of SGLang in %s: %s", path, exc)
 
 
 def _mistake(name: str, value: Any, installed: Installation) -> str | None:
-    """A sentence on what is wrong with one argument, or None."""
+    """Describe what is wrong with one argument, or return None."""
     key = f"engine.args.{name}"
     argument = installed.arguments.get(name)
     if argument is None:
@@ -229,7 +229,7 @@ def _wrong_value(argument: Argument, value: Any) -> str | None:
 def _suggestion(name: str, installed: Installation) -> str:
     if (renamed := RENAMED.get(name)) in installed.arguments:
         return f"; it is called {renamed} now."
-    # What argparse itself would take for an abbreviation; then what looks alike.
+    # Candidates for abbreviations first, as in argparse; then similar names.
     close = [one for one in installed.arguments if one.startswith(name)][:3]
     close = close or difflib.get_close_matches(name, installed.arguments, 3, 0.6)
     return f"; did you mean {' or '.join(close)}?" if close else "."

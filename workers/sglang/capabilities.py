@@ -1,14 +1,14 @@
-"""What each release of SGLang can do: one table, read from the released packages 0.5.17 to 0.5.23.
+"""Capabilities of each SGLang release: one table, read from the released packages 0.5.17 to 0.5.23.
 
-Seen running: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19,
-0.5.21 and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). 0.5.18 and 0.5.22 were read. The release is
-that which ``/server_info`` reports, so the table holds for external servers as for spawned ones.
+Tested: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19, 0.5.21 and
+0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). Of 0.5.18 and 0.5.22 only the code was read. The release
+is the one that ``/server_info`` reports, so the table applies to external servers as to spawned ones.
 
 | from   | what changed for penstock                                                                             |
 |--------|-------------------------------------------------------------------------------------------------------|
 | 0.5.17 | oldest supported: pause modes, weight_version, /server_info, /model_info, /v1/loads, /weights_checker |
-| 0.5.18 | leaves what it imported out of later passes of Python's collector; 0.5.17 is asked to           |
-| 0.5.19 | answers carry ``weight_versions``, the spans of tokens drawn under each version                       |
+| 0.5.18 | excludes its imports from Python's garbage collection; 0.5.17 needs a request to do so                |
+| 0.5.19 | answers carry ``weight_versions``, the spans of tokens generated under each version                   |
 | 0.5.20 | arguments that were deprecated before are gone (see ``RENAMED``)                                      |
 | 0.5.21 | /get_load is gone; pushed weights name ``selector`` instead of ``disable_draft_model``                |
 | 0.5.22 | a flush that is refused after an update fails the call; before, it ended the scheduler                |
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """One row: what servers from ``since`` on can do, until the next row."""
+    """One row: capabilities of releases from ``since`` up to the next row."""
 
     since: tuple[int, ...]
-    #: Answers say which tokens were drawn under which weights; before, only the version at the end.
+    #: Answers say which weights generated which tokens; before, only the version at the end.
     reports_spans: bool
-    #: Argument with which a stream sends each token once; without it every line repeats the whole answer.
+    #: Argument that makes a stream send each token once; without it every event repeats the whole answer.
     incremental_streaming_flag: str = "incremental-streaming-output"
 
 
@@ -41,10 +41,10 @@ _V19 = replace(_V17, since=(0, 5, 19), reports_spans=True)
 
 #: Oldest first.
 TABLE = (_V17, _V19)
-#: Newest release that was read for the table.
+#: Newest release the table covers.
 NEWEST = (0, 5, 23)
 
-#: Arguments that a newer release no longer knows, and what says the same there (and in 0.5.17 already).
+#: Arguments removed in a newer release, and their replacements (which 0.5.17 already has).
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         "cuda-graph-bs": "cuda-graph-bs-decode",
@@ -72,13 +72,13 @@ RENAMED: Mapping[str, str] = MappingProxyType(
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """The numbers of a version such as "0.5.20.post1", without what follows them."""
+    """Return the numbers of a version such as "0.5.20.post1", without its suffix."""
     match = re.match(r"\d{1,9}(?:\.\d{1,9})*", version)
     return tuple(map(int, match.group().split("."))) if match else ()
 
 
 def capabilities_of(version: str) -> Capabilities:
-    """The row of a release; the newest one, with a warning, where the release is newer than the table.
+    """Return the row of a release; the newest row, with a warning, if the release is newer than the table.
 
     Raises:
         ConfigError: the release is older than 0.5.17, or is not a release.
@@ -91,7 +91,7 @@ def capabilities_of(version: str) -> Capabilities:
         )
     if release[:3] > NEWEST:
         log.warning(
-            "SGLang %s is newer than %s, the newest that penstock knows: it is taken to do what that one does",
+            "SGLang %s is newer than %s, the newest release penstock knows: assuming that it behaves the same",
             version,
             ".".join(map(str, NEWEST)),
         )

@@ -1,6 +1,6 @@
-"""What one engine is asked for over SGLang's HTTP interface: tokens and scores. Its controls are ``controls.py``.
+"""Request tokens and scores from one engine over SGLang's HTTP interface. Its controls are in ``controls.py``.
 
-Tried on releases 0.5.17 to 0.5.23. Versions of tokens come from the spans that an answer reports, else from the version
+Tested with releases 0.5.17 to 0.5.23. Token versions come from the spans that an answer reports, else from the version
 that was loaded when its request was sent.
 """
 
@@ -32,33 +32,33 @@ from penstock.workers.sglang.stream import UNHEARD, Answer, check_length, most_t
 
 
 class SglangClient(SglangControls):
-    """Requests for tokens, wherever they go; what they promise is in workers/engine.py."""
+    """Requests for tokens, to one server or several; workers/engine.py documents the methods."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
         super().__init__(config, model, name=name, log_dir=log_dir)
-        #: Answers so far that ended by an abort.
+        #: Number of aborted answers.
         self.num_aborted = 0
-        #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn again.
+        #: Number of answers discarded because their prefix KV was of older weights; they are generated again.
         self.num_stale_prefixes = 0
-        #: Seed of the run. Where the server draws by seeds, each sample has one of its own, made of this and its id.
+        #: Seed of the run. If the server samples by seeds, each sample has its own, made of this and its id.
         self.seed = 0
 
     @property
     def tells_routing(self) -> bool:
-        """Whether answers say which experts saw each token."""
+        """Whether answers include the expert routing of each token."""
         return self.routing is not None
 
     @property
     def num_running(self) -> int:
-        """Requests for tokens sent and not answered."""
+        """Requests for tokens that were sent and not answered."""
         return len(self.under_way)
 
     def silent(self, limit_s: float | None) -> list[tuple[str, float]]:
-        """(name, seconds) of requests for tokens that hang, longest first; as ``UnderWay.silent``."""
+        """Return (name, seconds) of requests for tokens that hang, longest first; see ``UnderWay.silent``."""
         return self.under_way.silent(limit_s)
 
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
-        """Draw tokens that belong to no sample, to see that it serves. Blocks until they are there.
+        """Check that the server generates, with tokens that belong to no sample. Blocks until they arrive.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
@@ -82,14 +82,14 @@ class SglangClient(SglangControls):
         interval: int = 1,
         images: Images | None = None,
     ) -> Segment:
-        """As the Protocol says.
+        """Implement ``Engine.generate``.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
-            EngineRefused: an id is not in the model's vocabulary, the server refused the request, or it makes other
-                room for the images than their processor here.
-            EngineError: an HTTP error, or an answer without ids, with other than one finite logprob per id, or
-                with spans that do not cover it.
+            EngineRefused: an id is not in the model's vocabulary, the server refused the request, or its number of
+                image tokens differs from that of the processor here.
+            EngineError: an HTTP error, or an answer without ids, without exactly one finite logprob per id, or with
+                spans that do not cover it.
         """
         self._check_ids(input_ids, rid)
         wire_rid = self.under_way.wire_rid(rid)
@@ -106,7 +106,7 @@ class SglangClient(SglangControls):
         if self.routing is not None:
             body |= ASK
         if self.info.shares_prefixes:
-            # Without spans nobody knows whether it waited in the server's queue while weights changed.
+            # Without spans a request may have waited in the server's queue while weights changed.
             alone = self.changes_in_place and not self.info.reports_spans
             body["extra_key"] = f"{self._namespace}.{wire_rid}" if alone else self._namespace
         sent = self.version
@@ -119,12 +119,12 @@ class SglangClient(SglangControls):
             segment = self.segment_of(answer, sent, rid)
             self.under_way.answered(wire_rid, len(segment.output_ids))
         check_length(len(segment.output_ids), most_tokens(body), rid)
-        # 0: it was aborted before it ran.
+        # 0: it was aborted before it started.
         if images is not None and segment.prompt_tokens not in (0, len(input_ids)):
             raise EngineRefused(
                 f"{rid}: the engine made {segment.prompt_tokens} tokens of a prompt with images, and the processor of "
-                f"model.path {len(input_ids)}: bring the sizes in its preprocessor_config.json to what the engine "
-                "reads (min_pixels and max_pixels), or images to sizes that both leave alone."
+                f"model.path {len(input_ids)}: set the sizes in its preprocessor_config.json to those the engine "
+                "reads (min_pixels and max_pixels), or use images of a size that neither resizes."
             )
         return segment
 
@@ -153,9 +153,9 @@ class SglangClient(SglangControls):
         versions, unproven = provenance.versions(meta, len(drawn.ids))
         if provenance.has_stale_prefix(meta):
             self.num_stale_prefixes += 1
-            return _thrown(drawn, STALE_PREFIX)
-        if self.routing is not None and drawn.ids and _was_aborted_untold(drawn):
-            return _thrown(drawn, NO_ROUTING)
+            return _discarded(drawn, STALE_PREFIX)
+        if self.routing is not None and drawn.ids and _was_aborted_in_queue(drawn):
+            return _discarded(drawn, NO_ROUTING)
         return Segment(
             output_ids=drawn.ids,
             logprobs=drawn.logprobs,
@@ -171,14 +171,14 @@ class SglangClient(SglangControls):
         )
 
     def _experts(self, drawn: Drawn, rid: str) -> Rows | None:
-        """The routing of the whole sequence; a request that was aborted may have been before it ran."""
-        if self.routing is None or _was_aborted_untold(drawn):
+        """Return the routing of the whole sequence; None if the request was aborted before it started."""
+        if self.routing is None or _was_aborted_in_queue(drawn):
             return None
         num_tokens = count_of(drawn.meta, "prompt_tokens", rid) + len(drawn.ids)
         return self.routing.read(drawn.meta.get(ROUTED_EXPERTS), num_tokens, rid)
 
     def _check_ids(self, input_ids: list[int], rid: str) -> None:
-        """The scheduler of SGLang dies of an id that is not in the vocabulary, with every request that it holds."""
+        """Refuse an id outside the vocabulary, which would crash SGLang's scheduler with all its requests."""
         if input_ids and self.vocab_size and not 0 <= min(input_ids) <= max(input_ids) < self.vocab_size:
             wrong = next(token for token in input_ids if not 0 <= token < self.vocab_size)
             raise EngineRefused(
@@ -193,17 +193,17 @@ class SglangClient(SglangControls):
         )
 
     async def abort(self, rid: str) -> None:
-        """Ask for the end of the requests named ``rid``; they return with what they have. Returns at once."""
+        """Abort the requests named ``rid``; they return the tokens they have. Returns at once."""
         for wire_rid in self.under_way.named(rid):
             await self.call("POST", "/abort_request", {"rid": wire_rid})
 
     async def score(
         self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False
     ) -> Scores:
-        """Log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
+        """Return log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
 
         Args:
-            with_routing: ask for the experts too, where ``routing`` says that answers hold them.
+            with_routing: also return the experts, if ``routing`` is set.
 
         Raises:
             EngineError: ``start`` is not in 1..L-1 (the first token has none), or the engine failed.
@@ -237,11 +237,11 @@ class SglangClient(SglangControls):
         return Scores(logprobs, sent if proven else None, experts)
 
 
-def _thrown(drawn: Drawn, why: str) -> Segment:
-    """Tokens that are to be drawn anew."""
+def _discarded(drawn: Drawn, why: str) -> Segment:
+    """Return an empty segment in place of tokens that must be generated again."""
     return Segment([], [], [], FinishReason.ABORT, 0, 0, why, num_thrown=len(drawn.ids))
 
 
-def _was_aborted_untold(drawn: Drawn) -> bool:
-    """Servers tell no routing of a request that is aborted in their queue, where it may wait again after tokens."""
+def _was_aborted_in_queue(drawn: Drawn) -> bool:
+    """Return whether a request was aborted without routing, as servers do with requests in their queue."""
     return drawn.reason == FinishReason.ABORT and drawn.meta.get(ROUTED_EXPERTS) is None

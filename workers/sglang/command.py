@@ -1,4 +1,4 @@
-"""How an SGLang server is started: its command line, its environment variables, its interpreter."""
+"""Build the start of an SGLang server: its command line, its environment variables, its interpreter."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError
 from penstock.redaction import MASK
 
-#: Arguments that penstock gives itself, and what to set instead.
+#: Arguments that penstock sets itself, and what to set instead.
 _OURS = {
     "model": "model.path",
     "model_path": "model.path",
@@ -28,23 +28,23 @@ _OURS = {
     "preferred_sampling_params": "rollout.sampling and rollout.eval_sampling",
 }
 
-#: What the tower for images made of a file would be kept over updates of weights, which clear all other caches: images
-#: seen before would go on as the old weights see them (T6; SGLang 0.5.20).
+#: The vision tower's cache would survive weight updates, which clear all other caches: cached images would keep the
+#: embeddings of old weights (T6; SGLang 0.5.20).
 _NO_OLD_IMAGES = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
 
-#: Below 1 they keep tokens of a draft model more often than the model itself draws them.
+#: Below 1 these accept tokens of a draft model more often than the model would sample them.
 _ACCEPTS_DRAFTS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 
 
 def build_command(config: EngineConfig, model: ModelConfig, *, path: str, version: int, port: int) -> list[str]:
-    """Command line of the server.
+    """Build the command line of the server.
 
     Args:
-        path: folder of the weights to start with.
+        path: folder of the initial weights.
         version: their publication number; -1: none, the server then reports "default".
 
     Raises:
-        ConfigError: ``engine.args`` holds an argument that penstock gives itself.
+        ConfigError: ``engine.args`` has an argument that penstock sets itself.
     """
     refuse_ours(config)
     given = {name.replace("-", "_"): value for name, value in config.args.items()}
@@ -70,7 +70,7 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
 
 
 def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
-    """The configuration with a switch of the server on, for one that is spawned and does not say otherwise."""
+    """Return the configuration with a server switch on, unless the server is external or the switch is set."""
     names = {name.replace("_", "-") for name in config.args}
     if config.url is not None or flag in names:
         return config
@@ -78,7 +78,7 @@ def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
 
 
 def refuse_ours(config: EngineConfig) -> None:
-    """Raise ConfigError where ``engine.args`` holds an argument that penstock gives itself."""
+    """Raise ConfigError if ``engine.args`` has an argument that penstock sets itself."""
     given = {name.replace("-", "_") for name in config.args}
     for name, instead in _OURS.items():
         if name in given:
@@ -87,7 +87,7 @@ def refuse_ours(config: EngineConfig) -> None:
 
 
 def refuse_masked(config: EngineConfig) -> None:
-    """Raise ConfigError where a saved configuration shows of a variable only that it was set."""
+    """Raise ConfigError if a saved configuration has a masked environment variable instead of its value."""
     if masked := [name for name, value in config.env.items() if value == MASK]:
         raise ConfigError(
             f"engine.env.{masked[0]} is masked in this file: give it again, as "
@@ -96,17 +96,17 @@ def refuse_masked(config: EngineConfig) -> None:
 
 
 def refuse_hiding(where: str, args: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a server's arguments, with underscores, make it draw what its logprobs hide (T7).
+    """Raise ConfigError if a server's arguments (with underscores) make its logprobs differ from its sampling (T7).
 
     Args:
-        where: whose they are, for the error.
+        where: origin of the arguments, for the error.
     """
     for name in _ACCEPTS_DRAFTS:
         value = args.get(name)
         if value not in (None, 1):
             raise ConfigError(
-                f"{where}: {name.replace('_', '-')} {value} takes drafts that the model would not have drawn, and the "
-                "logprobs do not show it: remove it."
+                f"{where}: {name.replace('_', '-')} {value} accepts drafts that the model would not have sampled, and "
+                "the logprobs do not show it: remove it."
             )
 
 
@@ -115,27 +115,27 @@ def _text(value: Any) -> str:
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:
-    """Environment variables of the server: the worker's, with ``engine.env`` on top, less what is masked there.
+    """Return the environment variables of the server: the worker's, overridden by ``engine.env``, without masked ones.
 
-    Those of the worker's Python are left out, for an interpreter of another environment: it would find our packages
+    Variables of the worker's Python are omitted for an interpreter of another environment: it would find our packages
     before its own.
     """
     hidden = set() if is_own_python(config.python) else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    # Its own tools (ninja, ...) stand beside its interpreter.
+    # Its own tools (ninja, ...) are next to its interpreter.
     environment["PATH"] = str(Path(config.python).absolute().parent) + os.pathsep + environment.get("PATH", "")
-    # /health then answers at once; penstock asks the scheduler itself (Engine.healthy).
+    # /health then answers at once; penstock queries the scheduler itself (Engine.healthy).
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
     if str(config.args.get("device", "")) == "cpu":
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
-    # Not that of whoever started the worker: what is recorded is what the engine returns.
+    # Not the variable of the shell that started the worker: the recorded kind must be the one the engine returns.
     original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
     given = {name: value for name, value in config.env.items() if value != MASK}
     return environment | given | original | _NO_OLD_IMAGES
 
 
 def is_own_python(python: str) -> bool:
-    """Whether an interpreter is the one that runs this: the same file in the same folder (environments link theirs)."""
+    """Return whether an interpreter is this one: the same file in the same folder (environments link theirs)."""
     mine, other = Path(sys.executable).absolute(), Path(python).absolute()
     return mine.parent == other.parent and mine.resolve() == other.resolve()
 

@@ -1,7 +1,6 @@
-"""The controls of one engine over SGLang's HTTP interface: its weights, its memory, its health.
+"""Control one engine over SGLang's HTTP interface: its weights, its memory, its health.
 
-One server (``engine.py``), or several behind a router (``workers/router``), which answer to the same calls. Knows
-nothing of Redis.
+One server (``engine.py``), or several behind a router (``workers/router``) with the same calls. Independent of Redis.
 """
 
 import asyncio
@@ -35,16 +34,16 @@ from penstock.workers.sglang.under_way import UnderWay
 from penstock.workers.weights.folders import FolderToCome
 from penstock.workers.weights.verify import verify_publication
 
-#: Most ranges of versions with the same weights that are remembered.
+#: Most ranges of versions with the same weights to remember.
 MAX_SAME = 64
 
 
 class SglangControls(ABC):
-    """What an engine is told, wherever it goes; what that promises is in workers/engine.py.
+    """Control calls to an engine of one or several servers; workers/engine.py documents them.
 
     Args:
-        config: where it is, or how to spawn it.
-        model: folder of config, tokenizer and first weights.
+        config: its address, or how to spawn it.
+        model: folder of config, tokenizer and initial weights.
         name: used in errors and in the name of the log.
         log_dir: a spawned server logs to ``engine-NAME.log`` in it.
     """
@@ -54,41 +53,41 @@ class SglangControls(ABC):
         self.model = model
         self.name = name
         self.log_dir = log_dir
-        #: Publication number of its weights; -1 when none was loaded.
+        #: Publication number of its weights; -1 if none was loaded.
         self.version = -1
         #: Revision of that publication.
         self.rev = 0
-        #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not continued (T1).
+        #: Ranges (first, last) of abandoned versions: their tokens are not continued (T1).
         self.abandoned: list[list[int]] = []
-        #: What the server says about itself.
+        #: Properties that the server reports.
         self.info = ServerInfo()
         #: True while an external server does not answer.
         self.is_away = False
-        #: scaled: logprobs are after temperature; original: before it. A spawned server is given it; a server at a
-        #: URL is asked when it is met.
+        #: scaled: logprobs are after temperature; original: before it. Set by penstock for a spawned server, detected
+        #: for a server at a URL.
         self.logprob_kind: LogprobKind = config.logprob_kind or "scaled"
-        #: Whether weights may change under running requests; what is cached is then shared less where the server does
-        #: not tell which weights a request began with.
+        #: Whether weights may change during requests; fewer cached prefixes are then shared if the server does not
+        #: report which weights a request began with.
         self.changes_in_place = True
-        #: What the model routes, where answers are to say so; None: they are not.
+        #: Shape of the model's routing, if answers are to include it; else None.
         self.routing: Routing | None = None
         #: True while its generation is frozen.
         self.paused = False
-        #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
+        #: True while it loads weights: its scheduler does not respond then, so health is not checked.
         self.loading = False
-        #: True while weights are brought to it in another way than from a folder: they may be partly new.
+        #: True while it receives weights other than from a folder: they may be partly new.
         self.is_receiving = False
-        #: Memory that it has given back: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
+        #: Memory it has released: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
         self.offloaded: set[str] = set()
         #: Ids that end an answer of this model.
         self.eos_token_ids = read_eos_token_ids(model.path)
-        #: Number of its ids; 0: unknown.
+        #: Size of the vocabulary; 0: unknown.
         self.vocab_size = read_vocab_size(model.path)
         self.http = EngineHttp(name, config, most_bytes=self._most_bytes, ended=self._how_it_ended)
         self.http.url = (config.url or "").rstrip("/")
         self._unwatched = 0
         self._namespace = ""
-        #: Version that it is loading, or loaded last: what is drawn meanwhile may be of it already.
+        #: Version being loaded, or loaded last: tokens generated meanwhile may be of it already.
         self.newest = -1
         #: Ranges (first, last) of versions with the same weights, oldest first.
         self._same: deque[tuple[int, int]] = deque(maxlen=MAX_SAME)
@@ -102,7 +101,7 @@ class SglangControls(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Pid of a process of ours that serves; None where there is none."""
+        """Pid of the spawned server process; None if there is none."""
         return None
 
     def phase(self) -> EngineStarting:
@@ -110,15 +109,15 @@ class SglangControls(ABC):
         return EngineStarting()
 
     def describe(self) -> list[EnginePresence]:
-        """Its servers with their states, for presence; [] of one that is a single server."""
+        """Return its servers with their states, for presence; [] if it is a single server."""
         return []
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
-        """Say which servers it stands for; for several behind a router."""
+        """Set the member servers of an engine behind a router."""
         raise EngineError(f"engine {self.name} is one server and has no members: set engine.router.")
 
     def last_words(self) -> str:
-        """How its process ended, with the end of its log; '' while it runs, and where it is not ours."""
+        """Return how its process ended, with the end of its log; '' while it runs or if it is external."""
         return ""
 
     @abstractmethod
@@ -131,20 +130,20 @@ class SglangControls(ABC):
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None: ...
 
     async def stop(self) -> None:
-        """End what was started; requests still running return as aborted or raise EngineDied."""
+        """Stop what was started; running requests return as aborted or raise EngineDied."""
         session = self._detach()
         if session is not None:
             await session.close()
 
     def _detach(self) -> aiohttp.ClientSession | None:
-        """It is down from now on; its session is for the caller to close."""
+        """Mark the engine as down; return its session, which the caller must close."""
         self.paused = False
         self.offloaded = set()
         self._set_version(-1)
         return self.http.detach()
 
     async def restart(self, publication: Publication | None) -> None:
-        """Stop whatever is left of it and start it with ``publication``; raises as :meth:`start`."""
+        """Stop what is left of it and start it with ``publication``; raises as :meth:`start`."""
         await self.stop()
         await self.start(publication)
 
@@ -162,18 +161,18 @@ class SglangControls(ABC):
         return await self.http.call(method, path, body, timeout_s, ok=ok, is_json=is_json)
 
     def _how_it_ended(self) -> str:
-        """How its process ended, as the end of a sentence."""
+        """Return how its process ended, as the end of a sentence."""
         return ""
 
     def _set_version(self, version: int, rev: int = 0) -> None:
         self.version, self.rev, self.newest = version, rev, version
         self.is_receiving = False
-        # Prefix KV is found by requests of the same load only: an in-place load leaves KV of two versions behind, and
-        # the versions of another run on the same server mean other weights.
+        # Only requests of the same load share prefix KV: an in-place load leaves KV of two versions behind, and equal
+        # version numbers of another run on the same server mean other weights.
         self._namespace = f"{version}.{secrets.token_hex(4)}"
 
     async def verify(self, publication: Publication, *, files: bool = True) -> None:
-        """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread.
+        """Raise PublishError unless the publication is complete and fits the model. Reads its files in a thread.
 
         Args:
             files: False for weights that will not come from the disk: then only their index is read.
@@ -191,15 +190,15 @@ class SglangControls(ABC):
         """Load verified weights from disk; returns the seconds it took.
 
         Args:
-            receive: brings the weights in another way; where it returns a publication, this or a later one, that is
+            receive: transfers the weights without the disk; if it returns a publication, this or a later one, that is
                 loaded from disk after all.
 
-        The server must be frozen, or without requests. Never lets the server flush its cache: with requests about
-        (or the last answer just leaving) that ends its scheduler.
+        The server must be frozen or idle. Never lets the server flush its cache: with requests running (or the last
+        answer just leaving) that ends its scheduler.
 
         Raises:
-            PublishError: the engine refused, or was not sent them; it goes on with the old weights.
-            EngineDied: it died of it, or did not answer within ``load_timeout_s``.
+            PublishError: the engine refused, or the transfer failed; it keeps the old weights.
+            EngineDied: it crashed, or did not respond within ``load_timeout_s``.
         """
         started = time.perf_counter()
         self.newest = publication.version
@@ -215,7 +214,7 @@ class SglangControls(ABC):
             self.newest = self.version
             raise
         except PublishError as exc:
-            raise EngineDied(f"the engine's weights are mixed and cannot be made whole; restart it: {exc}") from exc
+            raise EngineDied(f"the engine's weights are mixed and cannot be restored; restart it: {exc}") from exc
         except EngineDied:
             raise
         except EngineError as exc:
@@ -224,7 +223,7 @@ class SglangControls(ABC):
             self.loading = False
         if not answer.get("success"):
             message = utf8_safe(str(answer.get("message", answer)), MAX_SAID)
-            # Its roll-back reads the folder that just failed.
+            # Its rollback reads the folder that just failed.
             if "rolling back" in message.lower():
                 raise EngineDied(f"the engine's weights are mixed after a failed load; restart it: {message}")
             self.newest = self.version
@@ -242,14 +241,14 @@ class SglangControls(ABC):
         return await self.post("/update_weights_from_disk", body, timeout_s=self.config.load_timeout_s)
 
     async def adopt(self, publication: Publication) -> None:
-        """Take the number of a publication whose weights are those that are loaded; see workers/engine.py."""
+        """Take the version of a publication whose weights are already loaded; see workers/engine.py."""
         await self._check_weight_version()
         self._note_same(publication.version)
         await self._rename_weights(publication.version)
         self.version, self.rev, self.abandoned = publication.version, publication.rev, publication.abandoned
 
     def _note_same(self, version: int) -> None:
-        """Note that ``version``, which the server is about to report, has the weights that are loaded."""
+        """Record that ``version``, which the server is about to report, has the weights that are loaded."""
         self.newest = version
         joins = bool(self._same) and self._same[-1][1] == self.version
         earliest = self._same.pop()[0] if joins else self.version
@@ -263,9 +262,8 @@ class SglangControls(ABC):
             raise EngineError(f"engine {self.name} does not report the version of its weights.")
         if reported != str(self.version):
             raise EngineDied(
-                f"engine {self.name} has weights {safe_repr(reported)} where {self.version} was loaded: "
-                "it was restarted "
-                "or loaded by someone else; load the current publication."
+                f"engine {self.name} has weights {safe_repr(reported)}, but {self.version} was loaded: it was "
+                "restarted or loaded by someone else; load the current publication."
             )
 
     async def _rename_weights(self, version: int) -> None:
@@ -273,30 +271,30 @@ class SglangControls(ABC):
         await self.call("POST", "/update_weight_version", body, self.config.health_timeout_s)
 
     async def pause(self) -> None:
-        """Freeze generation where it stands; KV is kept."""
+        """Freeze generation in place; KV is kept."""
         self.paused = True
         await self.call("POST", "/pause_generation", {"mode": "in_place"})
 
     async def resume(self) -> None:
-        """Go on after :meth:`pause`."""
+        """Resume generation after :meth:`pause`."""
         await self.call("POST", "/continue_generation", {})
         self.paused = False
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Give memory back to the GPU: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``.
+        """Release GPU memory: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``.
 
-        The server must be idle: it ends itself otherwise.
+        The server must be idle, or it exits.
         """
         self.offloaded |= set(tags)
         await self.call("POST", "/release_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory again. Weights have to be loaded after it."""
+        """Allocate memory again. Weights must be loaded afterwards."""
         await self.call("POST", "/resume_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
         self.offloaded -= set(tags)
 
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache; False where something still runs, and nothing was done."""
+        """Empty the prefix cache; return False, and do nothing, if a request is running."""
         try:
             await self.call("POST", "/flush_cache", {}, is_json=False)
         except EngineRefused:
@@ -304,10 +302,10 @@ class SglangControls(ABC):
         return True
 
     async def checksum(self) -> str:
-        """Checksum of the weights that it serves, for comparing engines with each other. Blocks its scheduler shortly.
+        """Return a checksum of its weights, to compare engines with each other. Blocks its scheduler briefly.
 
         Raises:
-            EngineError: it cannot (a server on CPU cannot).
+            EngineError: not supported (as by a server on CPU).
         """
         answer = await self.post("/weights_checker", {"action": "checksum"}, timeout_s=self.config.load_timeout_s)
         if not answer.get("success"):
@@ -315,16 +313,16 @@ class SglangControls(ABC):
         return str(answer.get("per_engine_checksum", ""))
 
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """A control call whose answer says ``success`` and ``message``; 400 is such an answer too."""
+        """Send a control call whose answer has ``success`` and ``message``, also with status 400."""
         answer = await self.call("POST", path, body, timeout_s, ok=(200, 400))
         return answer if isinstance(answer, dict) else {}
 
     async def abort_all(self) -> None:
-        """Ask for the end of every request; each returns with what it has. Returns at once."""
+        """Abort every request; each returns the tokens it has. Returns at once."""
         await self.call("POST", "/abort_request", {"abort_all": True})
 
     async def healthy(self) -> bool:
-        """Whether its scheduler answers within ``health_timeout_s``; also true while it is frozen."""
+        """Return whether its scheduler responds within ``health_timeout_s``; also true while it is frozen."""
         try:
             await self.call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
         except EngineError:
@@ -333,12 +331,12 @@ class SglangControls(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it may not answer for a reason of ours: no health check counts."""
+        """Whether it may not respond for a known reason: health checks do not count."""
         return self.loading or self._unwatched > 0 or bool(self.offloaded)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """No health checks inside the ``with``: for what a scheduler cannot answer meanwhile, and has its own limit."""
+        """Suspend health checks inside the ``with``, for calls that block the scheduler and have their own limit."""
         self._unwatched += 1
         try:
             yield
@@ -346,12 +344,12 @@ class SglangControls(ABC):
             self._unwatched -= 1
 
     def _most_bytes(self, body: dict[str, Any] | None) -> int:
-        """Most bytes of the answer to a request, or of one event of it."""
+        """Return the largest accepted answer to a request, or event of it, in bytes."""
         if self.routing is None or body is None or "input_ids" not in body:
             return MAX_EVENT_BYTES
         return MAX_EVENT_BYTES + self.routing.wire_bytes(len(body["input_ids"]) + (most_tokens(body) or 0))
 
 
 def _absolute(path: str) -> str:
-    # The server may have been started in another folder.
+    # The server may have been started in another working directory.
     return os.path.abspath(path)

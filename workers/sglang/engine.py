@@ -1,4 +1,4 @@
-"""One SGLang server, spawned or at a URL: its start, its health and its end."""
+"""One SGLang server, spawned or at a URL: start, health checks and stop."""
 
 import asyncio
 import os
@@ -35,8 +35,8 @@ class SglangEngine(SglangClient):
     """One SGLang server. All methods belong to one event loop.
 
     Args:
-        faults: what goes wrong on purpose with requests for tokens.
-        answers_alone: False for one that answers only together with another (prefill, decode): it cannot be asked.
+        faults: faults to inject into requests for tokens.
+        answers_alone: False for a server that works only together with another (prefill, decode) and is not probed.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SglangEngine(SglangClient):
         self._faults = faults
         self._faulty_path: FaultyPath | None = None
         self._server: servers.Server | None = None
-        #: One that does not serve yet.
+        #: A server that does not serve yet.
         self._starting: servers.Server | None = None
 
     @property
@@ -66,7 +66,7 @@ class SglangEngine(SglangClient):
         """Spawn the server (or probe the one at ``engine.url``) and wait until it serves.
 
         Args:
-            publication: weights to start with; None: those of ``model.path``, as version -1.
+            publication: initial weights; None: those of ``model.path``, as version -1.
 
         Raises:
             ConfigError: no environment, no model, no server at the URL, or one that is too old.
@@ -96,7 +96,7 @@ class SglangEngine(SglangClient):
         if self._server is not None:
             await self.load(publication)
             return
-        # An external server may still work for a worker that is gone, or be frozen in the middle of its change.
+        # An external server may still run requests of a previous worker, or be frozen in the middle of its update.
         await self.pause()
         try:
             await self.load(publication)
@@ -123,7 +123,7 @@ class SglangEngine(SglangClient):
             self._server = await servers.start(make, self.http.session, self.config.start_timeout_s)
         finally:
             self._starting = None
-        self._server.exit_reason()  # takes in the pid, where nobody has asked yet
+        self._server.exit_reason()  # reads the pid
         self.http.url = self._server.url
         self._set_version(version, first.rev if first else 0)
         self.abandoned = first.abandoned if first else []
@@ -135,7 +135,7 @@ class SglangEngine(SglangClient):
 
     async def probe(self) -> None:
         try:
-            answer = await self._ask("/server_info")
+            answer = await self._get_map("/server_info")
         except EngineError as exc:
             if self._server is None and not self.info.version:
                 raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
@@ -143,7 +143,7 @@ class SglangEngine(SglangClient):
             raise
         self.is_away = False
         if self._server is None:
-            served = await self._ask("/model_info")
+            served = await self._get_map("/model_info")
             check_external(self.url, answer, served, read_config(self.model.path))
         self.info = read_info(answer, self.config.reports_spans)
         if self.routing is not None and not answer.get(FLAG.replace("-", "_")):
@@ -153,16 +153,16 @@ class SglangEngine(SglangClient):
             )
 
     async def _learn_logprob_kind(self) -> None:
-        """What a server that penstock did not start returns is looked at, whatever its shell was like (T6).
+        """Detect the kind of logprobs of an external server, which its environment decides (T6).
 
         Raises:
-            ConfigError: it is not what ``engine.logprob_kind`` says.
-            EngineError: it did not draw within ``engine.start_timeout_s``, or its answer cannot be read.
+            ConfigError: it differs from ``engine.logprob_kind``.
+            EngineError: it did not answer within ``engine.start_timeout_s``, or its answer is malformed.
         """
         if not self.vocab_size or not self.answers_alone:
             return
         if self.version < 0:
-            await self.resume()  # whoever used it before may have left it frozen
+            await self.resume()  # a previous worker may have left it frozen
         sampling = {"temperature": PROBE_TEMPERATURE, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
         rid = self.under_way.wire_rid("proof")
         body = {"input_ids": [0], "sampling_params": sampling, "rid": rid, "return_logprob": True}
@@ -177,7 +177,7 @@ class SglangEngine(SglangClient):
         self.logprob_kind = kind
 
     async def stop(self) -> None:
-        """End a spawned server with every process it made; requests still running raise EngineDied."""
+        """End a spawned server with every process it made; running requests raise EngineDied."""
         server, faulty_path, session = self._server, self._faulty_path, self._detach()
         self._server = self._faulty_path = None
         try:
@@ -195,7 +195,7 @@ class SglangEngine(SglangClient):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def watch(self) -> str:
-        """Wait until the engine is lost; returns why: its process ended, or it failed its health checks in a row.
+        """Wait until the engine is lost; return why: its process ended, or it failed its health checks in a row.
 
         Does not check before ``health_first_wait_s``, while it loads weights, nor inside :meth:`unwatched`: these have
         limits of their own.
@@ -216,7 +216,7 @@ class SglangEngine(SglangClient):
             died.cancel()
 
     def last_words(self) -> str:
-        """How a spawned server ended, with the end of its log; '' while it runs, and for an external one."""
+        """Return how a spawned server ended, with the end of its log; '' while it runs, or if it is external."""
         server = self._server
         reason = server.exit_reason() if server else None
         if not server or not reason:
@@ -226,12 +226,12 @@ class SglangEngine(SglangClient):
             return f"the engine process {reason}, because it {advice}; its log is {server.log}"
         return f"the engine process {reason}; the end of {server.log}:\n{tail}"
 
-    async def _ask(self, path: str) -> dict[str, Any]:
-        """What the server says about itself there. Raises EngineError where that is not a map."""
-        told = await self.call("GET", path, timeout_s=self.config.health_timeout_s)
-        if not isinstance(told, dict):
-            raise EngineError(f"engine {self.name} answered {path} with {safe_repr(told)}, which is not a map.")
-        return told
+    async def _get_map(self, path: str) -> dict[str, Any]:
+        """Return the map that a GET of ``path`` answers. Raises EngineError if it is not a map."""
+        answer = await self.call("GET", path, timeout_s=self.config.health_timeout_s)
+        if not isinstance(answer, dict):
+            raise EngineError(f"engine {self.name} answered {path} with {safe_repr(answer)}, which is not a map.")
+        return answer
 
     def _how_it_ended(self) -> str:
         server = self._server

@@ -1,8 +1,7 @@
-"""Faults on demand: a proxy between one worker and its engine that spoils requests for tokens, for tests and drills.
+"""Inject faults: a proxy between one worker and its engine that breaks requests for tokens, for tests and drills.
 
-Only ``/generate`` goes through it, over a socket of its own on loopback, so that what follows is what follows a real
-fault: the same time-outs, lost connections, charges and restarts. ``faults`` in the configuration says what, and is off
-by default.
+Only ``/generate`` goes through it, over its own socket on loopback, so the consequences are those of a real fault: the
+same timeouts, lost connections, charged attempts and restarts. Configured by ``faults``, off by default.
 """
 
 import asyncio
@@ -20,16 +19,16 @@ from penstock.workers.sglang.http import open_session
 
 log = logging.getLogger(__name__)
 
-_DRAWN = re.compile(rb'"completion_tokens": ?(\d+)')
-#: Largest prompt that is passed on.
+_NUM_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
+#: Largest request that is forwarded.
 _MAX_BODY_BYTES = 1 << 30
 
 
 class FaultyPath:
-    """Serves at ``url`` from :meth:`up` to :meth:`close`. All methods belong to one event loop.
+    """Serve at ``url`` from :meth:`up` to :meth:`close`. All methods belong to one event loop.
 
     Args:
-        kill: ends the engine as ``kill -9`` does; an external one is not ours to kill, so None cuts it off.
+        kill: kills the engine like ``kill -9``; None for an external engine: its connections are cut instead.
     """
 
     def __init__(self, faults: FaultsConfig, kill: Callable[[], None] | None) -> None:
@@ -37,21 +36,21 @@ class FaultyPath:
         self._faults = faults
         self._kill = kill
         self._num_requests = 0
-        #: Tokens drawn since the engine was last killed.
-        self._num_drawn = 0
-        #: Connections of requests on their way.
+        #: Tokens generated since the engine was last killed.
+        self._num_tokens = 0
+        #: Connections of requests in flight.
         self._open: list[web.Request] = []
         self._target = ""
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
 
     async def up(self, target: str) -> None:
-        """Listen, and pass on to the server at ``target``."""
+        """Listen, and forward to the server at ``target``."""
         self._target = target
         self._session = open_session(auto_decompress=False)
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_post("/generate", self._generate)
-        # A request that its client gives up is given up here, too: that is how SGLang learns of it.
+        # Cancel the request when its client disconnects, so that SGLang aborts it.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -59,7 +58,7 @@ class FaultyPath:
         log.warning("faults are injected between this worker and its engine: %s", self._faults.model_dump())
 
     async def close(self) -> None:
-        """Stop listening; requests on their way are cut."""
+        """Stop listening; requests in flight are cut."""
         self._cut()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -83,11 +82,11 @@ class FaultyPath:
                 return web.json_response({"error": {"message": "an injected fault"}}, status=500)
             if fault == "hang":
                 await asyncio.Event().wait()
-            return await self._pass_on(request, body, fault)
+            return await self._forward(request, body, fault)
         finally:
             self._open.remove(request)
 
-    async def _pass_on(self, request: web.Request, body: bytes, fault: str) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, body: bytes, fault: str) -> web.StreamResponse:
         assert self._session is not None
         drawn = 0
         try:
@@ -95,30 +94,30 @@ class FaultyPath:
                 response = web.StreamResponse(status=answer.status)
                 response.content_type = answer.content_type
                 await response.prepare(request)
-                # Whole lines: a server-sent event is one, and so is an answer without a stream.
+                # Complete lines: a server-sent event is one, and so is an answer without a stream.
                 rest = b""
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         drawn = self._count(line, drawn)
-                        await response.write(_spoil(line, fault) + b"\n")
+                        await response.write(_corrupt(line, fault) + b"\n")
                 self._count(rest, drawn)
-                await response.write(_spoil(rest, fault))
+                await response.write(_corrupt(rest, fault))
                 await response.write_eof()
                 return response
         except aiohttp.ClientError:
-            # The engine was lost: so is this connection.
+            # The engine was lost: close this connection too.
             _abort(request)
             raise web.HTTPBadGateway from None
 
     def _count(self, line: bytes, before: int) -> int:
-        """Tokens of this request so far; kills the engine when enough were drawn."""
-        found = _DRAWN.findall(line)
+        """Return the tokens of this request so far; kill the engine after ``die_after_tokens`` in total."""
+        found = _NUM_TOKENS.findall(line)
         drawn = int(found[-1]) if found else before
-        self._num_drawn += max(0, drawn - before)
-        if self._faults.die_after_tokens and self._num_drawn >= self._faults.die_after_tokens:
-            log.warning("fault: the engine is lost after %d tokens", self._num_drawn)
-            self._num_drawn = 0
+        self._num_tokens += max(0, drawn - before)
+        if self._faults.die_after_tokens and self._num_tokens >= self._faults.die_after_tokens:
+            log.warning("fault: the engine is lost after %d tokens", self._num_tokens)
+            self._num_tokens = 0
             if self._kill is None:
                 self._cut()
             else:
@@ -138,8 +137,8 @@ def _abort(request: web.Request) -> None:
         request.transport.abort()
 
 
-def _spoil(line: bytes, fault: str) -> bytes:
-    """One line of an answer: as it is, not JSON, or with one logprob fewer."""
+def _corrupt(line: bytes, fault: str) -> bytes:
+    """Return one line of an answer: unchanged, not JSON, or with one logprob fewer."""
     if fault not in ("garbage", "short_logprobs") or not line.strip() or line.strip() == b"data: [DONE]":
         return line
     prefix = b"data: " if line.startswith(b"data: ") else b""

@@ -1,4 +1,4 @@
-"""HTTP with one server: what goes wrong with a request is an error of ours, and no answer is larger than it may be."""
+"""HTTP with one server: failed requests raise EngineError, and the size of answers is limited."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -16,13 +16,13 @@ _JSON = {"Content-Type": "application/json"}
 
 
 def open_session(*, connect_s: float | None = None, auto_decompress: bool = True) -> aiohttp.ClientSession:
-    """A session whose requests have each a connection of its own.
+    """Open a session that uses a new connection for each request.
 
-    A server closes a kept connection when it likes, after a 500 say. A request that was just sent on it is lost, would
-    pass for the engine's death, and cannot be sent again: nobody knows whether it was carried out.
+    A server may close a kept connection at any time, for instance after a 500. A request just sent on it fails as if
+    the engine had died, and cannot be sent again, because it may have been executed.
 
     Args:
-        connect_s: longest that connecting may take; None: as long as the request.
+        connect_s: time limit for connecting; None: that of the request.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -36,9 +36,9 @@ class EngineHttp:
 
     Args:
         name: of the engine, used in errors.
-        config: its limits.
-        most_bytes: most bytes of the answer to a body, or of one event of it.
-        ended: how the server's process ended, as the end of a sentence; '' where that is not known.
+        config: its time limits.
+        most_bytes: returns the largest answer to a body, or event of it, in bytes.
+        ended: how the server's process ended, as the end of a sentence; '' if unknown.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class EngineHttp:
         most_bytes: Callable[[dict[str, Any] | None], int],
         ended: Callable[[], str],
     ) -> None:
-        #: Where requests go.
+        #: Base URL of requests.
         self.url = ""
-        #: Where requests for tokens go, if somewhere else.
+        #: Base URL of requests for tokens, if different.
         self.generate_url = ""
         self._name = name
         self._config = config
@@ -61,7 +61,7 @@ class EngineHttp:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The open session. Raises EngineDied where none is."""
+        """The open session. Raises EngineDied if it is closed."""
         if self._session is None:
             raise EngineDied(f"engine {self._name} is not running.")
         return self._session
@@ -74,7 +74,7 @@ class EngineHttp:
         self._session = open_session(connect_s=10)
 
     def detach(self) -> aiohttp.ClientSession | None:
-        """Send nothing more; the session, for the caller to close: requests on their way raise EngineDied then."""
+        """Return the session, for the caller to close: requests in flight then raise EngineDied. Send nothing more."""
         session, self._session = self._session, None
         self.generate_url = ""
         return session
@@ -89,11 +89,11 @@ class EngineHttp:
         ok: Iterable[int] = (200,),
         is_json: bool = True,
     ) -> Any:
-        """One request; returns the decoded answer.
+        """Send one request; return the decoded answer.
 
         Raises:
             EngineRefused: the server answered 400.
-            EngineError: another code that is not ``ok``, no answer in time, or one that is not JSON.
+            EngineError: another status that is not ``ok``, a timeout, or an answer that is not JSON.
             EngineDied: the connection was lost.
         """
         async with self.request(method, path, body, timeout_s) as response:
@@ -115,7 +115,7 @@ class EngineHttp:
     async def request(
         self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer whose body is still to be read; what goes wrong until its end is an error of ours."""
+        """Send a request and yield the response, with its body unread; failures raise EngineError or EngineDied."""
         session = self.session
         limit = timeout_s if timeout_s is not None else self._config.health_timeout_s * self._config.health_failures
         data = orjson.dumps(body) if body is not None else None

@@ -1,8 +1,8 @@
-"""Which logprobs a server returns: those it draws by (scaled), or those before temperature (original).
+"""Detect which logprobs a server returns: those it samples by (scaled), or those before temperature (original).
 
-A server does not say; what it draws shows it. At a temperature as high as ``TEMPERATURE`` every id of the vocabulary is
-drawn alike, so scaled logprobs are those of a fair choice, and original ones are so only where the model itself finds
-everything equally likely: then the two hardly differ.
+Servers do not report it. At a temperature as high as ``TEMPERATURE`` sampling is uniform over the vocabulary, so scaled
+logprobs are those of a uniform distribution. Original ones are so only if the model itself is uniform: then the two
+hardly differ.
 """
 
 import math
@@ -12,13 +12,13 @@ from penstock.protocol.records.sample import LogprobKind
 
 #: Far above any spread of logits: these then differ by less than 0.1.
 TEMPERATURE = 1000.0
-#: Tokens that are looked at.
+#: Number of tokens to compare.
 NUM_TOKENS = 16
-#: What a scaled logprob may differ by from that of a fair choice.
+#: Largest difference of a scaled logprob from that of a uniform distribution.
 TOLERANCE = 0.5
 
 
 def kind_of(logprobs: Sequence[float], vocab_size: int) -> LogprobKind:
-    """Kind of the ``logprobs`` [T] of tokens that were drawn at ``TEMPERATURE``."""
-    fair = -math.log(vocab_size)
-    return "scaled" if all(abs(logprob - fair) < TOLERANCE for logprob in logprobs) else "original"
+    """Return the kind of the ``logprobs`` [T] of tokens sampled at ``TEMPERATURE``."""
+    uniform = -math.log(vocab_size)
+    return "scaled" if all(abs(logprob - uniform) < TOLERANCE for logprob in logprobs) else "original"

@@ -1,4 +1,4 @@
-"""Which weights drew the tokens of one answer, as far as the server shows (T6)."""
+"""Determine which weights generated the tokens of one answer, as far as the server reports it (T6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,44 +12,44 @@ from penstock.workers.sglang.stream import number_in
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What is known of one request when its answer is there."""
+    """Facts about one request when its answer arrives."""
 
-    #: Named in errors.
+    #: Request id, for errors.
     rid: str
-    #: Version that was loaded when the request was sent; -1: the weights that the server started with.
+    #: Version that was loaded when the request was sent; -1: the initial weights of the server.
     sent: int
-    #: Newest version that was loaded, or begun to be, until now.
+    #: Newest version that was loaded, or whose load has begun.
     newest: int
     #: Whether the server reports spans of versions.
     has_spans: bool
     #: Whether weights may change while a request is answered.
     in_place: bool
-    #: Tokens behind a weight change that may still be of the old weights.
+    #: Tokens after a weight change that may still be of the old weights.
     window: int
     #: Ranges (first, last) of versions with the same weights.
     same: Sequence[tuple[int, int]] = ()
 
     def versions(self, meta: dict[str, Any], count: int) -> tuple[list[int], list[bool]]:
-        """Return [T] the version of each token, and [T] whether a newer one may have drawn it.
+        """Return [T] the version of each token, and [T] whether a newer one may have generated it.
 
-        The versions are those of the reported spans; without spans, the version at the sending.
+        The versions are those of the reported spans; without spans, the version when the request was sent.
 
-        Weights only change forward, so the version at the sending is the older one of any that could have drawn a
-        token, and the true one wherever the request was answered before the next load (drain, abort).
+        Weights only move forward, so that version is the oldest that could have generated a token, and the true one
+        whenever the request was answered before the next load (drain, abort).
 
         Args:
             meta: ``meta_info`` of the answer.
             count: T.
 
         Raises:
-            EngineDied: weights of somebody else drew it.
+            EngineDied: weights of another run or worker generated it.
             EngineError: the spans do not cover its tokens.
         """
         last = self.check(meta.get("weight_version"))
         spans = spans_of(meta, count, self.rid) if self.has_spans else []
         if spans:
             return self._by_spans(spans)
-        # Nothing is drawn under newer weights than those that the answer's end names.
+        # No token has newer weights than the version at the end of the answer.
         newest = (last if last >= 0 else self.newest) if self.in_place else self.sent
         return [self.sent] * count, [self.sent < newest] * count
 
@@ -66,10 +66,10 @@ class Provenance:
         return versions, doubted
 
     def has_stale_prefix(self, meta: dict[str, Any]) -> bool:
-        """Whether it began under newer weights than it was sent under, on prefix KV of the older ones.
+        """Return whether the request started under newer weights than when it was sent, on prefix KV of older ones.
 
-        A request that waits in the server's queue while weights change in place looks into the namespace of its
-        sending. What it drew is the policy of no version, so it is drawn again.
+        A request that waits in the server's queue during an in-place update uses the prefix namespace of the version
+        it was sent under. Its tokens follow the policy of no version, so they are generated again.
         """
         spans = meta.get("weight_versions") if self.has_spans else None
         if not spans or not count_of(meta, "cached_tokens", self.rid):
@@ -81,13 +81,12 @@ class Provenance:
         return not any(earliest <= self.sent and version <= last for earliest, last in self.same)
 
     def check(self, reported: Any) -> int:
-        """The version that a server names, -1 where it names none; EngineDied where it cannot be one of ours."""
+        """Return the version a server reports, -1 if none. Raises EngineDied if it cannot be one of ours."""
         known = number_in(reported) if isinstance(reported, str) else None
         version = -1 if known is None else known
         if self.sent >= 0 and reported is not None and not self.sent <= version <= self.newest:
             raise EngineDied(
-                f"{self.rid}: the engine answered with weights {safe_repr(reported)} where {self.sent} "
-                f"to {self.newest} "
+                f"{self.rid}: the engine answered with weights {safe_repr(reported)}, but {self.sent} to {self.newest} "
                 "was loaded: it was restarted or loaded by someone else; load the current publication."
             )
         return version

@@ -1,10 +1,10 @@
-"""Which experts of a mixture of experts saw each token, for trainers that replay the routing (T17).
+"""Read the expert routing of each token, for trainers that replay it (mixture of experts, T17).
 
 SGLang started with ``enable-return-routed-experts`` returns it at the end of a request, for every position of the whole
-sequence but the last token, which was never fed. Row ``i`` is where position ``i`` went in the forward pass that
-token ``i + 1`` was drawn from: what earlier requests returned of a sample is kept, and a request that goes on
-from a prefix adds what is new. Tokens whose request did not live to return it (its engine or worker was killed, or the
-job went to another worker) are drawn anew: rows of a prefix that is computed again are those of another pass.
+sequence except the last token, which was never fed. Row ``i`` is the routing of position ``i`` in the forward pass that
+token ``i + 1`` was sampled from: rows of earlier requests of a sample are kept, and a request that continues a prefix
+adds the new ones. Tokens whose request never returned its routing (its engine or worker was killed, or the job moved to
+another worker) are generated again: recomputing a prefix would give the rows of another pass.
 """
 
 import base64
@@ -20,41 +20,41 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.weights.model_folder import count_experts, read_config
 from penstock.workers.engine import Rows
 
-#: Argument of the server without which it returns nothing.
+#: Server argument without which it returns no routing.
 FLAG = "enable-return-routed-experts"
-#: Fields of a request that asks for it.
+#: Fields of a request that ask for the routing.
 ASK = {"return_routed_experts": True}
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Shape of what a model's layers route."""
+    """Shape of a model's routing."""
 
     layers: int
-    #: Experts that a layer sends a token to; shared ones are not counted.
+    #: Experts per token and layer, without shared ones.
     top_k: int
     num_experts: int
 
     @property
     def dtype(self) -> type[np.generic]:
-        """The smallest that holds every expert's number."""
+        """The smallest type that fits every expert index."""
         return np.uint8 if self.num_experts <= 256 else np.int16
 
     def wire_bytes(self, num_tokens: int) -> int:
-        """Most bytes of an answer that hold the routing of a sequence: base64 of int32."""
+        """Return the size of a sequence's routing in an answer, in bytes: base64 of int32."""
         return num_tokens * self.layers * self.top_k * 4 * 4 // 3 + 4
 
     def read(self, text: Any, num_tokens: int, rid: str) -> Rows:
-        """[num_tokens - 1, layers, top_k] numbers of experts, from an answer whose whole sequence has ``num_tokens``.
+        """[num_tokens - 1, layers, top_k] Read expert indices from an answer whose whole sequence has ``num_tokens``.
 
         Layers without experts have zeros.
 
         Raises:
-            EngineError: it is not there, is not base64, has too few rows, or names experts that do not exist.
+            EngineError: it is missing, not base64, too short, or has indices of experts that do not exist.
         """
         if not isinstance(text, str):
             raise EngineError(
-                f"{rid}: the engine did not say which experts it used, and rollout.sides asks for {ROUTED_EXPERTS}."
+                f"{rid}: the engine returned no expert routing, and rollout.sides asks for {ROUTED_EXPERTS}."
             )
         try:
             flat = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
@@ -63,7 +63,7 @@ class Routing:
         size = self.layers * self.top_k
         if flat.size % size or flat.size < (num_tokens - 1) * size:
             raise EngineError(
-                f"{rid}: the engine's {ROUTED_EXPERTS} has {flat.size} numbers, where {num_tokens} tokens, "
+                f"{rid}: the engine's {ROUTED_EXPERTS} has {flat.size} numbers, but {num_tokens} tokens, "
                 f"{self.layers} layers and {self.top_k} experts a token need {(num_tokens - 1) * size}."
             )
         rows = flat.reshape(-1, self.layers, self.top_k)[: num_tokens - 1]
@@ -76,7 +76,7 @@ class Routing:
 
 
 def routing_of(model: Mapping[str, Any], path: str) -> Routing:
-    """What a model routes, from its config.json.
+    """Return the shape of a model's routing, from its config.json.
 
     Raises:
         ConfigError: it has no experts.
@@ -94,5 +94,5 @@ def routing_of(model: Mapping[str, Any], path: str) -> Routing:
 
 
 def read_routing(folder: str) -> Routing:
-    """What the model in a folder routes; raises as :func:`routing_of`."""
+    """Return the shape of the routing of the model in a folder; raises as :func:`routing_of`."""
     return routing_of(read_config(folder), folder)

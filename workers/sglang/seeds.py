@@ -1,13 +1,13 @@
-"""Seeds of samples, for engines that draw the same tokens again (``enable-deterministic-inference``)."""
+"""Seeds of samples, for engines with reproducible sampling (``enable-deterministic-inference``)."""
 
 import hashlib
 
 
 def sample_seed(seed: int, sample: str) -> int:
-    """A seed for one sample, in 0 .. 2**31 - 1: the same for the same run seed and sample id, wherever it is drawn.
+    """Return the seed of one sample, in 0 .. 2**31 - 1, as a function of run seed and sample id alone.
 
-    SGLang hashes it with the position of each token, so a sample that goes on from its prefix draws what it would have
-    drawn without the interruption.
+    SGLang hashes it with the position of each token, so a sample that resumes from its prefix gets the same tokens as
+    without the interruption.
     """
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1

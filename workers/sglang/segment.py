@@ -1,4 +1,4 @@
-"""What one answer of an engine holds: drawn tokens, or the scores of given ones."""
+"""Parse one answer of an engine: generated tokens, or the scores of given ones."""
 
 import logging
 import math
@@ -10,29 +10,29 @@ from penstock.protocol.records.sample import FinishReason
 from penstock.text import safe_repr, utf8_safe
 from penstock.workers.engine import Drafts
 
-#: Messages of segments that were thrown away.
+#: Messages of discarded segments.
 STALE_PREFIX = "its prefix was of older weights"
-NO_ROUTING = "its engine did not say which experts its tokens were drawn by"
-#: Matched "stop" of an answer whose logits were not numbers; its last token was put there, not drawn.
+NO_ROUTING = "its engine did not return the expert routing of its tokens"
+#: Matched "stop" of an answer whose logits were not numbers; its last token was not sampled.
 _NAN = "NaN happened"
-#: Ids and numbers of tokens are below: they are stored as int32.
+#: Upper bound of ids and token counts: they are stored as int32.
 _MOST_TOKENS = 2**31
-#: Logprobs are stored as float32; above 0 there is what rounding does.
+#: Logprobs are stored as float32; values above 0 come from rounding.
 _LARGEST, _HIGHEST = 3.4e38, 1.0
-#: Most characters of what an engine says about an abort.
-_MOST_SAID = 500
+#: Longest abort message kept, in characters.
+_MAX_MESSAGE = 500
 
 
-#: Unknown reasons that were logged.
-_told: set[str] = set()
-_MOST_TOLD = 64
+#: Unknown finish reasons that were logged.
+_logged: set[str] = set()
+_MOST_LOGGED = 64
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What an answer says was drawn, before it is known under which weights."""
+    """The tokens of an answer, before their weights are known."""
 
     ids: list[int]
     logprobs: list[float]
@@ -43,7 +43,7 @@ class Drawn:
 
 
 def meta_of(answer: Any, rid: str) -> dict[str, Any]:
-    """``meta_info`` of an answer to /generate. Raises EngineError where there is none."""
+    """Return ``meta_info`` of an answer to /generate. Raises EngineError if it is missing."""
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     if not isinstance(meta, dict):
         raise EngineError(f"{rid}: the engine's answer lacks meta_info: {safe_repr(answer)}.")
@@ -51,7 +51,7 @@ def meta_of(answer: Any, rid: str) -> dict[str, Any]:
 
 
 def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
-    """A number of tokens in ``meta_info``; 0 where there is none. Raises EngineError where it is not one."""
+    """Return a number of tokens in ``meta_info``; 0 if missing. Raises EngineError if it is not a number."""
     value = meta.get(name)
     if value is None:
         return 0
@@ -60,7 +60,7 @@ def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
     return value
 
 
-#: What releases of SGLang call looks at drafts, tokens drafted and those that were right; the newest first.
+#: Names of the counts of draft checks, drafted tokens and accepted ones in SGLang's releases; the newest first.
 _DRAFTS = (
     ("spec_verify_ct",),
     ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
@@ -69,7 +69,7 @@ _DRAFTS = (
 
 
 def drafts_of(meta: dict[str, Any]) -> Drafts | None:
-    """What ``meta_info`` says of drafts; None where there were none, or it cannot be read: only metrics have it."""
+    """Return the draft counts in ``meta_info``; None if missing or malformed, as only metrics use them."""
     found: list[Any] = [next((meta[name] for name in names if name in meta), None) for names in _DRAFTS]
     if not all(type(value) is int and 0 <= value < _MOST_TOKENS for value in found):
         return None
@@ -78,10 +78,10 @@ def drafts_of(meta: dict[str, Any]) -> Drafts | None:
 
 
 def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]]:
-    """(version as reported, tokens) of each span of an answer of ``count`` tokens; [] where it reports none.
+    """Return (version as reported, tokens) of each span of an answer of ``count`` tokens; [] if it reports none.
 
     Raises:
-        EngineError: they have gaps, or cover other than its tokens.
+        EngineError: they have gaps, or do not cover exactly its tokens.
     """
     spans, covered, found = meta.get("weight_versions"), 0, []
     if spans is None:
@@ -103,10 +103,10 @@ def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]
 
 
 def read_drawn(answer: Any, rid: str) -> Drawn:
-    """Tokens and logprobs of an answer to /generate.
+    """Read tokens and logprobs of an answer to /generate.
 
     Raises:
-        EngineError: it lacks ids, or other than one finite logprob for each.
+        EngineError: it lacks ids, or does not have exactly one finite logprob for each.
     """
     meta = meta_of(answer, rid)
     try:
@@ -131,20 +131,20 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
     if reason not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         if not ids:
             raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {safe_repr(reason)}.")
-        # A later release may end answers for more reasons. What was drawn was drawn, and that it was cut short is true.
+        # A later release may have more finish reasons. The tokens are valid, and truncation describes them.
         name = safe_repr(reason)
-        if name not in _told and len(_told) < _MOST_TOLD:
-            _told.add(name)
-            log.warning("%s: the engine ended for the reason %s, unknown here: taken as truncated", rid, name)
+        if name not in _logged and len(_logged) < _MOST_LOGGED:
+            _logged.add(name)
+            log.warning("%s: unknown finish reason %s; treated as truncated", rid, name)
         reason = FinishReason.LENGTH
-    return Drawn(ids, logprobs, reason, utf8_safe(message, _MOST_SAID), meta)
+    return Drawn(ids, logprobs, reason, utf8_safe(message, _MAX_MESSAGE), meta)
 
 
 def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, rid: str) -> list[float] | None:
-    """[L - start] logprobs of given tokens in an answer to /generate; None where it was aborted.
+    """[L - start] Read logprobs of given tokens in an answer to /generate; None if it was aborted.
 
     Raises:
-        EngineError: they are not one finite number for each token.
+        EngineError: there is not exactly one finite number for each token.
     """
     meta = meta_of(answer, rid)
     try:
@@ -157,7 +157,7 @@ def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, 
         raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({safe_repr(exc)}).") from exc
     if not are_ids(scored):
         raise EngineError(f"{rid}: the engine's logprobs of the input are not of token ids: {safe_repr(scored)}.")
-    # SGLang scores the last id of the vocabulary rightly, and names it 0 (seen in 0.5.20).
+    # SGLang scores the last id of the vocabulary correctly, but reports it as 0 (seen in 0.5.20).
     names = {0, vocab_size - 1}
     same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]
     whole = len(scored) == len(input_ids) - start == len(same)
@@ -167,10 +167,10 @@ def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, 
 
 
 def all_finite(values: list[Any]) -> bool:
-    """Whether all are finite numbers."""
+    """Return whether all values are finite numbers."""
     if not set(map(type, values)) <= {float, int}:
         return False
-    # A sum is infinite or not a number as soon as one of its terms is; JSON's null is a NaN that was sent.
+    # A sum is infinite or NaN as soon as one of its terms is; JSON's null stands for NaN.
     try:
         return math.isfinite(sum(values)) and max(map(abs, values), default=0) <= _LARGEST
     except OverflowError:
@@ -178,7 +178,7 @@ def all_finite(values: list[Any]) -> bool:
 
 
 def are_ids(values: Any) -> bool:
-    """Whether this is a list of token ids, as they can be stored."""
+    """Return whether this is a list of token ids that fit into int32."""
     return type(values) is list and (
         not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < _MOST_TOKENS)
     )

@@ -1,4 +1,4 @@
-"""One spawned SGLang server process, from its start to the end of all that it started."""
+"""One spawned SGLang server process, from its start until all its processes have ended."""
 
 import asyncio
 import logging
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
-#: Longest wait for the processes of a killed server to be gone.
+#: Longest wait for the processes of a killed server to end.
 _KILL_TIMEOUT_S = 30.0
 _HEALTH_S = 5.0
 _LOG_LINES = 48
-#: Of these it is told how far a start is; as many as are read at all.
+#: Lines of the log that are searched for the phase of a start; the maximum that is read.
 _PHASE_LINES = 4_000
 _PORT_TAKEN = ("address already in use", "is not available")
 
 
 class Server:
-    """An SGLang server process under its supervisor. Made by :func:`spawn`."""
+    """An SGLang server process under its supervisor. Created by :func:`spawn`."""
 
     def __init__(self, *, url: str, log: Mark, lifeline: int, status: int) -> None:
         self.url = url
@@ -44,12 +44,12 @@ class Server:
         self._mark = log
         self._lifeline = lifeline
         self._status = status
-        self._heard = b""
+        self._unparsed = b""
         self._ended: str | None = None
         self._waiters: set[asyncio.Future[None]] = set()
 
     def exit_reason(self) -> str | None:
-        """How the server ended, or None while it runs. Does not block."""
+        """Return how the server ended, or None while it runs. Does not block."""
         while self._ended is None:
             try:
                 data = os.read(self._status, 4096)
@@ -58,8 +58,8 @@ class Server:
             if not data:
                 self._ended = "was killed"
                 break
-            self._heard += data
-            *lines, self._heard = self._heard.split(b"\n")
+            self._unparsed += data
+            *lines, self._unparsed = self._unparsed.split(b"\n")
             for line in lines:
                 word, _, number = line.decode().partition(" ")
                 if word == "pid":
@@ -69,22 +69,22 @@ class Server:
         return self._ended
 
     async def died(self) -> str:
-        """Wait until the server has ended; returns how."""
+        """Wait until the server has ended; return how."""
         while (reason := self.exit_reason()) is None:
-            await self._heard_more()
+            await self._wait_for_status()
         return reason
 
-    async def _heard_more(self) -> None:
-        """Wait until the supervisor has said something, or has ended."""
+    async def _wait_for_status(self) -> None:
+        """Wait until the supervisor has written something, or has ended."""
         loop = asyncio.get_running_loop()
-        heard: asyncio.Future[None] = loop.create_future()
-        self._waiters.add(heard)
+        readable: asyncio.Future[None] = loop.create_future()
+        self._waiters.add(readable)
         loop.add_reader(self._status, self._wake)
         try:
-            await heard
+            await readable
         finally:
-            self._waiters.discard(heard)
-            # A waiter that is cancelled leaves the others their reader.
+            self._waiters.discard(readable)
+            # Keep the reader while others wait.
             if not self._waiters and self._status >= 0:
                 loop.remove_reader(self._status)
 
@@ -94,7 +94,7 @@ class Server:
                 waiter.set_result(None)
 
     def log_tail(self) -> str:
-        """The last lines that this process wrote."""
+        """Return the last lines this process logged."""
         try:
             text = self._mark.last_lines(_LOG_LINES)
         except OSError as exc:
@@ -113,7 +113,7 @@ class Server:
 
         Raises:
             ConfigError: its environment has no sglang.
-            EngineDied: it ended during the start; the text has the last lines of its log.
+            EngineDied: it ended during the start; the message has the last lines of its log.
             EngineError: it did not answer within ``timeout_s``; it was killed.
         """
         deadline = time.monotonic() + timeout_s
@@ -142,33 +142,33 @@ class Server:
         return EngineDied(f"the engine {reason} while it started; the end of {self.log}:\n{tail}")
 
     def port_taken(self) -> bool:
-        """Whether it ended because another process took its port meanwhile."""
+        """Return whether it ended because another process took its port."""
         tail = self.log_tail().lower()
         return self.exit_reason() is not None and any(text in tail for text in _PORT_TAKEN)
 
     def kill(self) -> None:
-        """Have the supervisor kill every process of the server. Returns at once; may be called again."""
+        """Make the supervisor kill every process of the server. Returns at once; may be called again."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
     async def stop(self) -> None:
-        """Kill every process of the server and wait until they are gone.
+        """Kill every process of the server and wait until they have ended.
 
         Raises:
-            EngineError: they were not gone after 30 s.
+            EngineError: some still run after 30 s.
         """
         self.kill()
         if self._status < 0:
             return
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
-                while not self._at_end():
-                    await self._heard_more()
+                while not self._reached_eof():
+                    await self._wait_for_status()
         except TimeoutError:
             raise EngineError(
-                f"processes of the engine (pid {self.pid}) are still there {_KILL_TIMEOUT_S:g} s after SIGKILL: "
-                "the kernel holds them, look for a hung device."
+                f"processes of the engine (pid {self.pid}) still run {_KILL_TIMEOUT_S:g} s after SIGKILL: "
+                "the kernel blocks them; check for a hung device."
             ) from None
         self._ended = self._ended or "was stopped"
         asyncio.get_running_loop().remove_reader(self._status)
@@ -176,23 +176,23 @@ class Server:
         self._status = -1
         self._wake()
 
-    def _at_end(self) -> bool:
-        """Whether the supervisor has closed its end: no process of the server is left."""
+    def _reached_eof(self) -> bool:
+        """Return whether the supervisor has closed its end: no process of the server is left."""
         try:
             while data := os.read(self._status, 4096):
-                self._heard += data
+                self._unparsed += data
         except BlockingIOError:
             return False
         return True
 
 
 def engine_logs(log_dir: Path, name: str) -> tuple[Path, ...]:
-    """Logs that servers write which are started under this name: an engine's, and a router's."""
+    """Return the log files of servers started under this name: an engine's, and a router's."""
     return tuple((log_dir / f"{kind}-{name}.log").absolute() for kind in ("engine", "router"))
 
 
 async def answers(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether the server at ``url`` says that it is well; waits for a few seconds."""
+    """Return whether the server at ``url`` reports that it is healthy; waits for a few seconds."""
     try:
         async with asyncio.timeout(_HEALTH_S), session.get(url + "/health") as response:
             return response.status == 200
@@ -225,10 +225,10 @@ def supervise(command: list[str], environment: dict[str, str], log: Path, *, url
     """Start a server process that never outlives this one. Blocks for about 30 ms.
 
     Args:
-        url: where it will answer.
+        url: its future address.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    begins = mark(log)
+    start_mark = mark(log)
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
 
@@ -250,13 +250,13 @@ def supervise(command: list[str], environment: dict[str, str], log: Path, *, url
         os.close(lifeline)
         os.close(status)
     os.set_blocking(our_status, False)
-    return Server(url=url, log=begins, lifeline=our_lifeline, status=our_status)
+    return Server(url=url, log=start_mark, lifeline=our_lifeline, status=our_status)
 
 
 async def start(
     make: Callable[[], Server], session: aiohttp.ClientSession, timeout_s: float, *, num_tries: int = 3
 ) -> Server:
-    """Spawn with ``make`` and wait until the server answers; another port is tried when its port was taken meanwhile.
+    """Spawn with ``make`` and wait until the server answers; retry on another port if its port was taken meanwhile.
 
     Raises:
         ConfigError, EngineDied, EngineError: as :meth:`Server.ready`; nothing is left running.
@@ -265,7 +265,7 @@ async def start(
         server = make()
         try:
             await server.ready(session, timeout_s)
-            await _settle(session, server.url)
+            await _freeze_gc(session, server.url)
             return server
         except EngineDied:
             if attempt == num_tries or not server.port_taken():
@@ -278,11 +278,11 @@ async def start(
     raise AssertionError("unreachable")
 
 
-async def _settle(session: aiohttp.ClientSession, url: str) -> None:
-    """Have its processes leave what they made so far out of later passes of Python's cycle collector.
+async def _freeze_gc(session: aiohttp.ClientSession, url: str) -> None:
+    """Exclude the server's current objects from later passes of Python's cycle collector.
 
-    A pass over what SGLang imports, 700,000 objects, holds up every answer and every control for 0.35 s. 0.5.17 does
-    not do this by itself. Where it fails the server is slower, and no less right.
+    A pass over SGLang's imports, 700,000 objects, blocks every answer and every control call for 0.35 s. 0.5.17 does
+    not do this itself. If it fails, the server is slower, but not wrong.
     """
     try:
         async with asyncio.timeout(_HEALTH_S), session.post(url + "/freeze_gc") as response:
@@ -291,4 +291,4 @@ async def _settle(session: aiohttp.ClientSession, url: str) -> None:
             said = f"it answered {response.status}"
     except (aiohttp.ClientError, TimeoutError) as exc:
         said = repr(exc)
-    log.warning("%s does not take /freeze_gc (%s): passes of its collector will hold it up now and then", url, said)
+    log.warning("%s refused /freeze_gc (%s): its garbage collector will block it now and then", url, said)

@@ -1,6 +1,6 @@
-"""The token stream of one request: server-sent events of SGLang, put together to the answer without a stream.
+"""Assemble the token stream of one request, SGLang's server-sent events, to the answer it would be without a stream.
 
-Each event is one JSON object. Its ids and logprobs are those drawn since the event before (servers with
+Each event is one JSON object. Its ids and logprobs are those generated since the previous event (servers with
 ``--incremental-streaming-output``), or all so far.
 """
 
@@ -13,24 +13,24 @@ from penstock.errors import EngineError, EngineRefused
 from penstock.text import safe_repr
 from penstock.workers.sglang.segment import are_ids
 
-#: Most bytes of one event without what is asked for beside tokens; an answer of a million tokens stays below it.
+#: Largest event in bytes, without data requested beside tokens; an answer of a million tokens is smaller.
 MAX_EVENT_BYTES = 64 * 1024 * 1024
-#: Most bytes that are read of a refusal.
+#: Most bytes of an error answer that are read.
 MAX_HEAD_BYTES = 64 * 1024
-#: So many tokens more than it was asked for an answer may have: the draft of a server that speculates.
+#: Excess tokens an answer may have: the draft of a server that speculates.
 MAX_OVER = 256
 
-#: Called with new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
-#: newer version than that one is claimed for them: only an answer's end says what was drawn under which weights.
+#: Called with newly generated tokens: the version when the request was sent, ids [T] and logprobs [T], one for each.
+#: They may have a newer version: only the final answer reports which weights generated which tokens.
 Heard = Callable[[int, list[int], list[float]], None]
 
 
-#: Key of what stands in place of an answer that was lost on its way: what the server drew for it is not known.
+#: Key of the placeholder for an answer that was lost on its way: the number of its tokens is unknown.
 UNHEARD = "penstock_unheard"
 
 
 def number_in(text: str) -> int | None:
-    """The version that a text is; None where it is not one."""
+    """Parse a version; None if the text is not one."""
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
@@ -41,7 +41,7 @@ class Chunks(Protocol):
 
 
 async def read_body(body: Chunks, max_bytes: int) -> bytes:
-    """All of an answer that is not a stream. Raises EngineError where it has more than ``max_bytes``."""
+    """Read an answer that is not a stream. Raises EngineError if it has more than ``max_bytes``."""
     read = bytearray()
     async for chunk in body.iter_any():
         read += chunk
@@ -51,7 +51,7 @@ async def read_body(body: Chunks, max_bytes: int) -> bytes:
 
 
 async def read_head(body: Chunks, max_bytes: int = MAX_HEAD_BYTES) -> bytes:
-    """The beginning of what a server says to a refusal."""
+    """Read the beginning of an error answer."""
     read = bytearray()
     async for chunk in body.iter_any():
         read += chunk
@@ -61,7 +61,7 @@ async def read_head(body: Chunks, max_bytes: int = MAX_HEAD_BYTES) -> bytes:
 
 
 async def read_events(body: Chunks, max_bytes: int = MAX_EVENT_BYTES) -> AsyncIterator[dict[str, Any]]:
-    """Events of a stream until its end mark, or until it ends without one.
+    """Yield the events of a stream until its end mark, or until it ends without one.
 
     Raises:
         EngineError: an event is not JSON, or larger than ``max_bytes``.
@@ -69,7 +69,7 @@ async def read_events(body: Chunks, max_bytes: int = MAX_EVENT_BYTES) -> AsyncIt
     rest = bytearray()
     async for chunk in body.iter_any():
         rest += chunk
-        # A long event comes in many portions: only one with an end is worth looking for it.
+        # A long event comes in many chunks: only split those that contain an end of line.
         *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
         for line in lines:
             if not line.startswith(b"data:"):
@@ -93,24 +93,24 @@ def _decode(data: bytes) -> dict[str, Any]:
 
 
 def most_tokens(body: dict[str, Any]) -> int | None:
-    """What a request asks for at most; None where it does not say."""
+    """Return the token limit of a request; None if it has none."""
     most = body["sampling_params"].get("max_new_tokens")
     return None if most is None else int(most)
 
 
 def check_length(count: int, most: int | None, rid: str) -> None:
-    """Raise EngineError where an answer has far more tokens than the ``most`` that were asked for."""
+    """Raise EngineError if an answer has far more tokens than the ``most`` requested."""
     if most is not None and count > most + MAX_OVER:
-        raise EngineError(f"{rid}: the engine gave {count} tokens where {most} were asked for.")
+        raise EngineError(f"{rid}: the engine gave {count} tokens, but {most} were requested.")
 
 
 class Answer:
-    """One answer out of its events.
+    """Assemble one answer from its events.
 
     Args:
-        incremental: events hold what is new, not all so far, where they do not say how many tokens there are.
-        rid: named in errors.
-        most: tokens that were asked for; None: nobody said.
+        incremental: whether events have only new tokens, for events without a token count.
+        rid: request id, for errors.
+        most: token limit of the request; None: unknown.
     """
 
     def __init__(self, rid: str, *, incremental: bool, most: int | None = None) -> None:
@@ -123,12 +123,12 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """True once an event has said why the answer ended."""
+        """True once an event has a finish reason."""
         return bool(self._meta.get("finish_reason"))
 
     @property
     def weight_version(self) -> Any:
-        """Version that the last event names, as the server spells it."""
+        """Version in the last event, as the server spells it."""
         return self._meta.get("weight_version")
 
     @property
@@ -137,10 +137,10 @@ class Answer:
         return meta if isinstance(meta, dict) else {}
 
     def add(self, event: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Take an event in; new ids [T] and their logprobs [T], as far as both are there.
+        """Add an event; return new ids [T] and their logprobs [T], as far as both have arrived.
 
         Raises:
-            EngineRefused, EngineError: it reports an error, or its ids and logprobs contradict each other.
+            EngineRefused, EngineError: it reports an error, or its ids and logprobs do not match.
         """
         self._raise_error(event)
         self._last = event
@@ -161,20 +161,20 @@ class Answer:
         fresh = min(len(self._ids), len(self._entries))
         try:
             new = [int(token) for token in self._ids[known:fresh]]
-            drawn = [int(entry[1]) for entry in self._entries[known:fresh]]
+            scored = [int(entry[1]) for entry in self._entries[known:fresh]]
             logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
         except (TypeError, ValueError, IndexError, KeyError, OverflowError) as exc:
             raise EngineError(
                 f"{self._rid}: the engine streamed ids or logprobs that are not numbers ({safe_repr(exc)})."
             ) from exc
-        if new != drawn:
-            raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
+        if new != scored:
+            raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it generated.")
         return new, logprobs
 
     def _is_increment(self, ids: list[int]) -> bool:
-        """Whether an event holds what is new, by its count of all tokens; where it has none, as the server is known to.
+        """Return whether an event has only new tokens, judged by its token count, else by the server's mode.
 
-        Servers behind a router may differ in it.
+        Servers behind a router may differ in mode.
         """
         count = self._meta.get("completion_tokens")
         if self._ids and count == len(ids):
@@ -184,7 +184,7 @@ class Answer:
         return self._incremental
 
     def _raise_error(self, event: dict[str, Any]) -> None:
-        """What would be a status without a stream comes as an event, after status 200."""
+        """Raise an error reported as an event after status 200, as the HTTP status would have been without a stream."""
         error = event.get("error")
         if isinstance(error, dict):
             refused = EngineRefused if error.get("code") == 400 else EngineError
@@ -200,7 +200,7 @@ class Answer:
             )
 
     def whole(self) -> dict[str, Any]:
-        """What the server would have answered without a stream."""
+        """Return the answer as the server would have sent it without a stream."""
         return self._last | {
             "output_ids": self._ids,
             "meta_info": self._meta | {"output_token_logprobs": self._entries},

@@ -1,10 +1,10 @@
-"""Stands between a worker and its engine so that the engine never outlives the worker, ``kill -9`` included.
+"""Supervise an engine so that it never outlives its worker, not even after ``kill -9``.
 
     python -I -S supervisor.py LIFELINE STATUS LOG COMMAND...
 
-LIFELINE is the read end of a pipe whose write end only the worker holds: at its end of file, however the worker
-ended, every descendant is killed. STATUS is the write end of a second pipe: ``pid N`` once the engine runs,
-``exit N`` or ``signal N`` when it ended, and end of file when no descendant is left. LOG takes the engine's output.
+LIFELINE is the read end of a pipe whose write end only the worker holds: at end of file, however the worker ended,
+every descendant is killed. STATUS is the write end of a second pipe: ``pid N`` once the engine runs, ``exit N`` or
+``signal N`` when it ended, and end of file when no descendant is left. LOG takes the engine's output.
 
 It leaves the worker's session (a Ctrl-C does not reach the engine) and is a child subreaper (an orphaned grandchild
 becomes its child). The engine dies with the supervisor too (PR_SET_PDEATHSIG). Linux only; imports nothing heavy.
@@ -27,7 +27,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _start(command: list[str], log: str) -> int:
-    """Fork the engine; returns its pid."""
+    """Fork the engine; return its pid."""
     supervisor = os.getpid()
     if pid := os.fork():
         return pid
@@ -49,17 +49,17 @@ def _start(command: list[str], log: str) -> int:
 
 
 def _children() -> dict[int, list[int]]:
-    """Parent pid -> pids of its children, of all processes that this one may see."""
+    """Map the pid of each visible process to those of its children."""
     tree: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             with open(f"/proc/{entry}/stat", "rb") as stat:
-                # The name in parentheses may hold anything, ")" included.
+                # The name in parentheses may contain anything, ")" included.
                 parent = int(stat.read().rpartition(b")")[2].split()[1])
         except (OSError, IndexError, ValueError):
-            continue  # ended while we looked
+            continue  # ended meanwhile
         tree.setdefault(parent, []).append(int(entry))
     return tree
 
@@ -73,7 +73,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _reap(engine: int) -> tuple[bool, str | None]:
-    """Collect ended children: whether any child is left, and how the engine ended if it was among them."""
+    """Collect ended children; return whether any child is left, and how the engine ended if it was among them."""
     ended = None
     while True:
         try:
@@ -88,7 +88,7 @@ def _reap(engine: int) -> tuple[bool, str | None]:
 
 
 def _report(status: int, line: str) -> None:
-    # Where the worker is gone its end of file says the rest.
+    # If the worker is gone, the lifeline's end of file handles it.
     with contextlib.suppress(BrokenPipeError):
         os.write(status, line.encode() + b"\n")
 
@@ -105,18 +105,18 @@ def main() -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    told_to_end: list[int] = []
+    signals: list[int] = []
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: told_to_end.append(number))
+        signal.signal(number, lambda number, _: signals.append(number))
 
     engine = _start(command, log)
     _report(status, f"pid {engine}")
     ended = None
-    while ended is None and not told_to_end:
+    while ended is None and not signals:
         readable, _, _ = select.select([lifeline, woken], [], [])
         if lifeline in readable:
-            break  # only end of file can be read there: nobody writes
+            break  # end of file: nothing is ever written to it
         os.read(woken, 4096)
         _, ended = _reap(engine)
     if ended is not None:

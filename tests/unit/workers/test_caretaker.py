@@ -36,5 +36,5 @@ async def test_T12_what_was_begun_on_newer_weights_is_handed_back(
     made._held = held
     services: Any = SimpleNamespace(highest=max(has, stands_in_for), engine=SimpleNamespace(version=has))
     made._services = services
-    await made._give_back_newer(had)
+    await made._hand_back_newer(had)
     assert [name for name, one in held.items() if not one.is_released] == kept

@@ -192,16 +192,16 @@ class _Child:
                 await self.end(f"answered nothing for {limit_s:g} s and was killed")
             return await answer
         finally:
-            # One that runs alone waits for this future, whoever asked.
+            # A reward that runs alone waits for this future, also after its caller was cancelled.
             was_pending = answer.cancel()
             if self._open.pop(number, None) is not None and was_pending and not self.ended:
-                self._write(frame(number, b""))  # nobody waits for it any more
+                self._write(frame(number, b""))  # tells the process that the result is not needed
 
     def answers(self) -> "set[asyncio.Future[Verdict]]":
         return set(self._open.values())
 
     async def end(self, how: str) -> None:
-        """Kill the process and all that it started; whoever waits for it is told ``how`` it ended."""
+        """Kill the process and all that it started; open calls fail with ``how`` it ended."""
         if self._ending is None:
             self.ended = True
             self._ending = asyncio.create_task(self._end(how), name="end of rewards")

@@ -5,7 +5,7 @@
 
 No user code runs here, so nothing that user code does to its own process keeps this one from its work. Orphans of
 rewards become children of this process (a subreaper), so that one that left the session is found too. A process of
-rewards that was stopped is killed: nobody would continue it.
+rewards that was stopped (SIGSTOP) is killed, because nothing would continue it.
 
 Run as ``python -m penstock.workers.rewards.child.keeper PIPE``.
 """

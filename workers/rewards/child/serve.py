@@ -29,7 +29,7 @@ LIMIT_BYTES = 1024 * 1024
 def serve() -> None:
     """Answer questions from stdin on stdout until stdin ends. Blocks."""
     questions, answers = os.dup(0), os.dup(1)
-    # What user code prints must not stand between the answers.
+    # Output of user code must not mix with the answers.
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""The second phase of a job, under the same lease: the reward of its whole group, once all samples are committed.
+"""Compute the reward of a whole group: the second phase of a job, under the same lease, once all samples are committed.
 
-all committed ─> samples (at hand, or read back) ─> reward.group ─> verb reward: written, and the group is ready
-                   └ killed anywhere: whoever leases the job next finds nothing missing and begins here
+all committed ─> samples (in memory, or read back) ─> reward.group ─> verb reward: written, and the group is ready
+                   └ after a kill anywhere: the next lease of the job finds all samples committed and begins here
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from penstock.workers.services import Services
 
 
 class GroupPhase:
-    """Of one leased job. Nothing of it happens where ``is_due`` stays False."""
+    """The group reward of one leased job. Does nothing while ``is_due`` is False."""
 
     def __init__(self, services: Services, lease: RawLease) -> None:
         self._services = services
@@ -32,34 +32,34 @@ class GroupPhase:
         #: Samples that were committed under this lease, by k.
         self._made: dict[int, Sample] = {}
         self._records: list[bytes] = []
-        #: Whether commits are to say that a reward of the group will follow.
+        #: Whether commits must announce that a group reward follows.
         self.is_wanted = False
-        #: Whether that reward is what is missing, once all samples are committed.
+        #: Whether only the group reward is missing, once all samples are committed.
         self.is_due = lease.awaits_reward
 
     def begin(self, job: Job) -> None:
-        """The record of the job could be read."""
+        """Start with the job's record."""
         self._job, self.is_wanted = job, self._services.rewards.group.is_for(job)
 
     @property
     def num_open(self) -> int:
-        """Samples of a group that will need a reward, or waits for it: all of them, committed or not."""
+        """Number of samples of a group that needs a reward now or later, committed or not; else 0."""
         return self._job.n if self._job is not None and (self.is_wanted or self.is_due) else 0
 
     def note(self, sample: Sample | None, done: Committed) -> None:
-        """A sample was committed; None: it is not at hand any more."""
+        """Record a committed sample; None if it is no longer in memory."""
         self.is_due |= done.outcome == "reward"
         if self.is_wanted and sample is not None:
             self._made[sample.k] = sample
 
     async def score(self) -> None:
-        """Compute the rewards, of samples that are read back where they are not at hand. Blocks for these.
+        """Compute the rewards; samples that are not in memory are read back. Blocks for both.
 
         Raises:
-            ConfigError: this worker's configuration names no reward of groups.
+            ConfigError: this worker's configuration has no group reward.
             RewardError: as ``GroupReward.score``.
-            PayloadError: what a sample was committed with is gone, or is not what was committed.
-            ProtocolError: the records of the samples cannot be read.
+            PayloadError: the payload of a sample is gone, or differs from the committed one.
+            ProtocolError: the records of the samples are malformed.
         """
         services, job = self._services, self._job
         assert job is not None
@@ -83,14 +83,14 @@ class GroupPhase:
         """Write the rewards, which makes the group ready. Blocks for a round trip. Raises LeaseLost, ProtocolError."""
         job = self._lease.job
         call = scripts.reward(self._services.keys, job, self._lease.token, self._records)
-        said = await self._services.control.call(call)
-        if said == "lost":
+        outcome = await self._services.control.call(call)
+        if outcome == "lost":
             raise LeaseLost(f"job {job}")
-        if said != "ready":
+        if outcome != "ready":
             raise ProtocolError(f"job {job}: its group does not wait for a reward, or a sample is missing.")
 
     async def _metas(self, job: Job) -> list[SampleMeta]:
-        """Records of the group's samples, by k."""
+        """Return the records of the group's samples, by k."""
         services, what = self._services, f"metadata of group {job.id}"
         (data,) = await services.control.do(lambda client: client.mget([services.keys.meta(job.id)]))
         metas = sorted(iter_metas(data or b"", what), key=lambda one: one.k)
@@ -108,5 +108,5 @@ class GroupPhase:
         samples = []
         for meta in metas:
             samples.append(made.get(meta.k) or sample_of(job, meta, found[meta.k], stops))
-            await asyncio.sleep(0)  # the others of the worker go on between two long ones
+            await asyncio.sleep(0)  # let other tasks run between two long samples
         return samples

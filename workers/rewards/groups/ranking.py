@@ -1,4 +1,4 @@
-"""Group rewards of penstock's own: places among the answers to the same prompt."""
+"""Built-in group rewards: ranks among the answers to the same prompt."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,18 +7,19 @@ from penstock.protocol.records.sample import Sample
 
 
 def ranks(samples: Sequence[Sample]) -> list[float]:
-    """The share of the other answers that an answer beats by the reward that it got alone, a tie as half: 0 to 1.
+    """Return for each answer the share of the others with a lower individual reward, ties as half: 0 to 1.
 
-    Their mean is 1/2 whatever the rewards are, so scale and shift of a score, of a judge say, do not matter. Of a group
-    of one: 1/2.
+    The mean is always 1/2, so scale and shift of a score, of a judge for instance, do not matter. 1/2 for a group of
+    one.
     """
     return _beaten([sample.reward or 0.0 for sample in samples])
 
 
 def shortest_right(samples: Sequence[Sample]) -> list[float]:
-    """1 for the shortest right answer, 1/2 for the longest, those between by their places; wrong ones 0.
+    """Return 1 for the shortest correct answer, 1/2 for the longest, linear by rank in between; 0 for wrong ones.
 
-    Right is what alone got a reward above 0; its length are its drawn tokens. A tie shares the mean of its places.
+    An answer is correct if its individual reward is above 0; its length is its number of generated tokens. Ties share
+    the mean of their ranks.
     """
     right = [k for k, sample in enumerate(samples) if (sample.reward or 0.0) > 0]
     beaten = _beaten([-float(sum(samples[k].generated)) for k in right])
@@ -29,7 +30,7 @@ def shortest_right(samples: Sequence[Sample]) -> list[float]:
 
 
 def _beaten(scores: Sequence[float]) -> list[float]:
-    """Of each score the share of the others that are lower, those that are equal as half."""
+    """Return for each score the share of the others that are lower, equal ones as half."""
     others = len(scores) - 1
     if others < 1:
         return [0.5] * len(scores)

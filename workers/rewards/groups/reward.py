@@ -1,6 +1,6 @@
-"""The reward of a whole group: what sees all of its samples at once, each with the reward that it got alone.
+"""The reward of a whole group: a function of all its samples, each with its individual reward.
 
-A failure is an outcome by name and never a number (T11), as with the reward of a sample.
+A failure is a named outcome and never a number (T11), as with the reward of a sample.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,11 +23,11 @@ from penstock.workers.rewards.groups.ranking import ranks, shortest_right
 from penstock.workers.rewards.judges import Judges
 from penstock.workers.rewards.outcomes import MAX_INFO_BYTES, number_of, words
 
-#: Scores the samples of a group: a number, or a dict with one under ``RewardConfig.key``, for each in their order.
+#: Score the samples of a group: a number, or a dict with one under ``RewardConfig.key``, for each in order.
 GroupFunction = Callable[[Sequence[Sample]], Awaitable[Any]]
 
 _OWN: dict[str, Callable[[Sequence[Sample]], Sequence[float]]] = {"ranks": ranks, "shortest_right": shortest_right}
-#: Entry of what is said beside a number: the reward that the sample got alone.
+#: Entry of ``reward_info``: the individual reward of the sample.
 ALONE = "sample_reward"
 
 
@@ -35,7 +35,7 @@ class GroupReward:
     """``reward.group`` of one worker.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it does not exist.
     """
 
     def __init__(self, config: RewardConfig, judges: Judges) -> None:
@@ -46,14 +46,14 @@ class GroupReward:
         self._function = _load(self.name, judges) if self.name else None
 
     def is_for(self, job: Job) -> bool:
-        """Whether groups of this job get one: those that are trained on."""
+        """Return whether groups of this job get one: those that are trained on."""
         return self._function is not None and job.lane == Lane.TRAIN
 
     async def score(self, samples: Sequence[Sample]) -> list[tuple[float, dict[str, Any]]]:
-        """Number, and what was said beside it, of each sample; the samples stay as they are.
+        """Return the number and the new ``reward_info`` of each sample; the samples are unchanged.
 
-        Waits for at most ``timeout_s`` per try. One that raises is tried ``max_attempts`` times; one that hangs, or
-        gives no finite number for each, is not tried again.
+        Waits for at most ``timeout_s`` per attempt. If the function raises, there are ``max_attempts``; a timeout, or a
+        result without one finite number for each, is not retried.
 
         Raises:
             RewardError: ``outcome`` is reward_raised, reward_timeout, reward_not_a_number or reward_too_large.
@@ -64,15 +64,14 @@ class GroupReward:
         if values is None:
             raise RewardError(
                 JobFailure.REWARD_NOT_A_NUMBER,
-                f"group {job}: reward {self.name} gave {safe_repr(given)}, not a list of {len(samples)} "
-                "numbers, one for "
-                "each sample in their order.",
+                f"group {job}: reward {self.name} gave {safe_repr(given)}, not a list of {len(samples)} numbers, "
+                "one for each sample in order.",
             )
         return [self._read(sample, value) for sample, value in zip(samples, values, strict=True)]
 
     def _read(self, sample: Sample, value: Any) -> tuple[float, dict[str, Any]]:
-        number, said_of = number_of(value, sample.id, self.name, self._config.key)
-        info = {**sample.reward_info, **said_of, ALONE: sample.reward}
+        number, more_info = number_of(value, sample.id, self.name, self._config.key)
+        info = {**sample.reward_info, **more_info, ALONE: sample.reward}
         if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
             raise RewardError(
                 JobFailure.REWARD_TOO_LARGE,
@@ -105,19 +104,19 @@ class GroupReward:
 
 
 def _values(given: Any, count: int) -> list[Any] | None:
-    """What a group reward gave, where that is a list (tuple, array) of ``count`` values; else None.
+    """Return the result of a group reward if it is a list (tuple, array) of ``count`` values; else None.
 
-    A generator is none: its code would run here, without a limit.
+    A generator is refused: its code would run here, without a time limit.
     """
     try:
         if isinstance(given, (str, bytes, dict, set)) or not hasattr(given, "__len__") or len(given) != count:
             return None
         return list(given)
-    # What a user's type does when it is read is the user's code.
+    # Reading a value of a user's type runs user code.
     except BaseException as exc:
         raise RewardError(
             JobFailure.REWARD_NOT_A_NUMBER,
-            f"what a group reward gave, {safe_repr(given)}, cannot be read: {format_exc(exc)}.",
+            f"the result of a group reward, {safe_repr(given)}, cannot be read: {format_exc(exc)}.",
         ) from exc
 
 

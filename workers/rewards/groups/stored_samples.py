@@ -1,4 +1,4 @@
-"""Samples as they were when they were committed, from payloads and records; side arrays are left where they are."""
+"""Restore committed samples from payloads and records, without their side arrays."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +16,7 @@ from penstock.protocol.records.sample_meta import SampleMeta, stored
 from penstock.workers.jobs.payload_stores import PayloadStores
 from penstock.workers.jobs.stops import StopRule
 
-#: Between two looks at a payload server that does not answer.
+#: Seconds between two attempts to read from a payload server that does not respond.
 LOOK_S = 1.0
 BlockedOn = Callable[[Cause | None], None]
 
@@ -24,9 +24,9 @@ BlockedOn = Callable[[Cause | None], None]
 async def read_payloads(
     stores: PayloadStores, keys: Keys, job: str, metas: Sequence[SampleMeta], blocked_on: BlockedOn
 ) -> dict[int, bytes]:
-    """Payload bytes of committed samples by k; the time to live of all that belongs to them begins anew.
+    """Return the payload bytes of committed samples by k; the time to live of all their data is renewed.
 
-    Waits for a payload server that does not answer, until it does or is lost.
+    Waits for a payload server that does not respond, until it does or is lost.
 
     Args:
         blocked_on: called with the cause of a wait, None at its end.
@@ -39,8 +39,8 @@ async def read_payloads(
         of_server = [meta for meta in metas if meta.server == server]
         sizes = {stored(keys, job, meta): meta.shared[2] if meta.shared else meta.num_bytes for meta in of_server}
         sides = [key_of(keys, job, one.k, one.token, side) for one in of_server for side in one.sides]
-        asked = partial(stores.read, server, list(sizes.items()), [*sizes, *sides])
-        values = dict(zip(sizes, await _answer(asked, stores, server, blocked_on), strict=True))
+        read = partial(stores.read, server, list(sizes.items()), [*sizes, *sides])
+        values = dict(zip(sizes, await _answer(read, stores, server, blocked_on), strict=True))
         for meta in of_server:
             value = values[stored(keys, job, meta)]
             if value is None:
@@ -53,24 +53,24 @@ async def read_payloads(
 
 
 async def _answer(
-    asked: Callable[[], Awaitable[list[bytes | None] | None]],
+    read: Callable[[], Awaitable[list[bytes | None] | None]],
     stores: PayloadStores,
     server: str,
     blocked_on: BlockedOn,
 ) -> list[bytes | None]:
-    told = False
-    while (values := await asked()) is None:
+    is_blocked = False
+    while (values := await read()) is None:
         blocked_on(PayloadServersAway((server,)))
-        told = True
+        is_blocked = True
         await asyncio.sleep(LOOK_S)
         await stores.look()
-    if told:
+    if is_blocked:
         blocked_on(None)
     return values
 
 
 def sample_of(job: Job, meta: SampleMeta, data: bytes, stops: StopRule) -> Sample:
-    """The sample of a record and its payload. Raises PayloadError where the bytes are not those of the record."""
+    """Restore the sample of a record and its payload. Raises PayloadError if the bytes do not match the record."""
     sample = Sample(job, meta.k)
     payload = payloads.decode(data, sample.id, meta.checksum)
     sample.tokens, sample.logprobs = payload.tokens.tolist(), payload.logprobs.tolist()
@@ -88,7 +88,7 @@ def sample_of(job: Job, meta: SampleMeta, data: bytes, stops: StopRule) -> Sampl
 
 
 def _turns(sample: Sample, stops: StopRule) -> list[str]:
-    """Text of each turn, as it was when the turn was drawn."""
+    """Return the text of each turn, as it was when the turn was generated."""
     if sample.status == SampleStatus.GIVEN:
         answer = sample.job.answers[sample.k] if sample.k < len(sample.job.answers) else None
         if isinstance(answer, str):

@@ -1,1 +1,1 @@
-"""Where programs run that a model wrote: shut off, bounded, and gone afterwards."""
+"""Run programs written by a model: isolated, bounded, and removed afterwards."""

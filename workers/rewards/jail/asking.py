@@ -1,6 +1,6 @@
-"""Whether there is a jail here, asked by processes that had better not fork: those with threads.
+"""Find out whether this machine has a jail, for processes that must not fork because they have threads.
 
-Run as ``python -m penstock.workers.rewards.jail.asking CONFIG`` this prints what was found, as JSON.
+``python -m penstock.workers.rewards.jail.asking CONFIG`` prints the result as JSON.
 """
 
 import json
@@ -13,15 +13,15 @@ from penstock.errors import ConfigError
 from penstock.system.processes import python_command, python_environment
 from penstock.workers.rewards.jail.finding import find_jail
 
-#: Longest wait for the answer, on a busy machine too.
+#: Longest wait for the result, even on a busy machine.
 _ASK_S = 300
 
 
 def check_jail(config: RewardConfig) -> str:
-    """What shuts programs of answers off on this machine, in words. Blocks for a second or so.
+    """Describe the jail for programs of answers on this machine. Blocks for about a second.
 
     Raises:
-        ConfigError: no jail that the configuration allows holds here.
+        ConfigError: no jail that the configuration allows works here.
     """
     command = python_command("penstock.workers.rewards.jail.asking", config.model_dump_json(include={"code", "jail"}))
     try:
@@ -30,7 +30,7 @@ def check_jail(config: RewardConfig) -> str:
             timeout=_ASK_S, check=True,
         )  # fmt: skip
     except subprocess.SubprocessError as exc:
-        raise ConfigError(f"reward.jail: whether there is a jail here could not be found out ({exc}).") from exc
+        raise ConfigError(f"reward.jail: failed to find out whether this machine has a jail ({exc}).") from exc
     found = json.loads(done.stdout)
     if "error" in found:
         raise ConfigError(found["error"])
@@ -38,7 +38,7 @@ def check_jail(config: RewardConfig) -> str:
 
 
 def main(config: RewardConfig) -> None:
-    """Print what was found."""
+    """Print the result."""
     try:
         jail = find_jail(config)
         found = {"jail": jail.describe()}

@@ -1,9 +1,9 @@
-"""A cgroup for the programs of one process, where we may make one: memory and processes of all of them together.
+"""Create a cgroup for the programs of one process, if allowed: it limits memory and processes of all of them together.
 
-Beside rlimits, which bind each process by itself, and root not at all. Version 1 has a hierarchy for each of the two,
-version 2 one for both. A folder is made below our own group's, or beside it where version 2 allows none below. It is
-used for one program after the other, and removed at the end; one whose process was killed is removed by the next that
-is made there.
+It complements rlimits, which bind each process separately, and root not at all. Version 1 has one hierarchy for each of
+the two limits, version 2 one for both. The folder is created below our own group's, or beside it if version 2 allows
+none below. It is reused for each program and removed at the end; one of a killed process is removed by the next that is
+created there.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.text import format_exc
 
 _PREFIX = "penstock-jail-"
-#: Processes that a warden needs beside the program's.
+#: Processes that a warden needs besides the program's.
 _SPARE = 2
 
 
@@ -23,22 +23,22 @@ class Groups:
     """Folders of cgroups that programs may be put into."""
 
     folders: tuple[Path, ...] = ()
-    #: Why there are none; ''.
+    #: Why there are none, or ''.
     lack: str = ""
 
     def open(self) -> tuple[int, ...]:
-        """Files that a process writes 0 to, to belong to them; to be closed by the caller."""
+        """Open the files to which a process writes 0 to join the groups; the caller closes them."""
         return tuple(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self.folders)
 
     def remove(self) -> None:
-        """Remove them; one that still has a process is left."""
+        """Remove the groups; one that still has a process is left."""
         for folder in self.folders:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def make(memory_bytes: int, processes: int, root: Path = Path("/")) -> Groups:
-    """Make them for this process; none where that is not allowed here. ``root``: of the file system, for tests."""
+    """Create groups for this process; none if not allowed here. ``root`` of the file system is set in tests."""
     made: list[Path] = []
     try:
         for parent, limits in _parents(root, memory_bytes, processes + _SPARE):
@@ -48,7 +48,7 @@ def make(memory_bytes: int, processes: int, root: Path = Path("/")) -> Groups:
             made.append(folder)
             for name, value in limits.items():
                 (folder / name).write_text(str(value))
-            # Swap counts as memory where it is counted at all.
+            # Swap counts as memory if it is counted at all.
             for name, value in (("memory.memsw.limit_in_bytes", memory_bytes), ("memory.swap.max", 0)):
                 if (folder / name).exists() and any(limit.startswith("memory") for limit in limits):
                     with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ def make(memory_bytes: int, processes: int, root: Path = Path("/")) -> Groups:
 
 
 def _parents(root: Path, memory_bytes: int, processes: int) -> list[tuple[Path, dict[str, int]]]:
-    """Where groups are made, with the limits that are set there. Raises OSError where there is nowhere."""
+    """Return the folders for new groups, with the limits to set there. Raises OSError if there are none."""
     own = {}
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -75,7 +75,7 @@ def _parents(root: Path, memory_bytes: int, processes: int) -> list[tuple[Path, 
 
 
 def _parent_2(own: Path) -> Path:
-    """Our own group; the one above where ours may have none below it, as it has processes itself."""
+    """Return our own group, or its parent if ours may have none below it because it has processes itself."""
     try:
         _enable(own)
     except OSError:
@@ -85,14 +85,14 @@ def _parent_2(own: Path) -> Path:
 
 
 def _enable(folder: Path) -> None:
-    """Have groups below it count memory and processes. Raises OSError."""
+    """Enable memory and process limits for groups below it. Raises OSError."""
     control = folder / "cgroup.subtree_control"
     if missing := {"memory", "pids"} - set(control.read_text().split()):
         control.write_text(" ".join(f"+{name}" for name in sorted(missing)))
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes left that were killed."""
+    """Remove groups of killed processes."""
     for folder in parent.glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX)
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

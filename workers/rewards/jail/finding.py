@@ -1,4 +1,4 @@
-"""Which jail there is on this machine. None is believed: each is tried, and asked to let a program out."""
+"""Find the jail of this machine. Each backend is probed with escape attempts before it is used."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from penstock.workers.rewards.jail.task import Limits, Task
 from penstock.workers.rewards.jail.walls import walls
 from penstock.workers.rewards.jail.wardens import NO_WARDEN, WARDENS, Warden
 
-#: Says what of it could be done: to be an administrator, see files, processes and connections of ours, leave a file.
+#: Probe program: prints the forbidden actions that succeeded.
 _PROBE = """
 import json, os, socket, sys
 path, port, pid = json.loads(sys.stdin.read())
@@ -37,7 +37,7 @@ tried("it reads files of ours", lambda: open(path).read())
 tried("it lists our folders", lambda: os.listdir(os.path.dirname(path)))
 tried("it writes beside them", lambda: open(path + ".left", "w"))
 tried("it reads environments of other processes", lambda: open(f"/proc/{pid}/environ", "rb").read())
-tried("it sends signals to other processes", lambda: os.kill(pid, 0) is None)
+tried("it signals other processes", lambda: os.kill(pid, 0) is None)
 tried("it connects to this machine", lambda: socket.create_connection(("127.0.0.1", port), 2))
 tried("it holds open files of ours", lambda: [number for number in range(3, 256) if is_open(number)])
 print(json.dumps(done))
@@ -45,8 +45,8 @@ print(json.dumps(done))
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[tuple[str, int]]:
-    """What a program must not come at: a file with words in it, and a port that listens."""
+def _targets() -> Iterator[tuple[str, int]]:
+    """Create a file and a listening port that a jailed program must not reach."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bait-") as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -60,23 +60,23 @@ def _bait() -> Iterator[tuple[str, int]]:
 
 
 def _holes(jail: Jail) -> list[str]:
-    """What a program in it could do that it must not. Raises JailError where none runs."""
-    with _bait() as (path, port):
+    """Return the forbidden actions that succeeded in the jail. Raises JailError if no program runs."""
+    with _targets() as (path, port):
         ended = jail.run(Task(_PROBE, stdin=json.dumps([path, port, os.getpid()])))
     try:
         found = json.loads(ended.output)
     except ValueError:
         raise JailError(f"a program in it ended as {ended.how}: {ended.errors.strip()[-200:]}") from None
     if not isinstance(found, list):
-        raise JailError("a program in it said something else than it should")
+        raise JailError("the probe program in it printed something unexpected")
     return [str(one) for one in found]
 
 
 def find_jail(config: RewardConfig) -> Jail:
-    """The jail that ``reward.jail`` asks for, tried on this machine. Blocks for a moment the first time.
+    """Return the jail for ``reward.jail``, probed on this machine. Blocks for a moment the first time.
 
     Raises:
-        ConfigError: none that it allows holds here; it says why each does not.
+        ConfigError: none that it allows works here; the message says why for each.
     """
     return _found(config.jail.model_dump_json(), config.code.python, config.code.test_s)
 
@@ -93,9 +93,9 @@ def _found(jail: str, python: str | None, test_s: float) -> Jail:
             why[warden.name] = reason = _why_not(warden, Jail(warden, built, limits))
             if not reason:
                 return Jail(warden, built, limits)
-    told = "; ".join(f"{name}: {reason}" for name, reason in why.items())
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in why.items())
     raise ConfigError(
-        f"reward.jail.kind {config.kind}: no jail for programs of answers holds on this machine ({told}). Install "
+        f"reward.jail.kind {config.kind}: no jail for programs of answers holds on this machine ({reasons}). Install "
         "bubblewrap, allow namespaces, or use an interpreter that every user can read (reward.code.python); "
         "reward.jail.kind none runs them without a jail."
     )

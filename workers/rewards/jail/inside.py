@@ -1,8 +1,7 @@
-"""What runs inside of a jail: sets its limits, then runs one program that a model wrote.
+"""Set the limits of a jailed process, then run one program written by a model.
 
-Handed to a bare interpreter as text, so it imports Python's library alone. One JSON map comes on stdin. Nothing that
-is held here is a secret, and nothing that is said here is believed: what the program prints, or its function returns,
-is compared outside.
+Passed to a bare interpreter as text, so it imports only Python's library. One JSON map comes on stdin. The process
+holds no secrets, and its output is not trusted: what the program prints, or its function returns, is compared outside.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import sys
 import types
 from typing import Any
 
-#: What judges of programming contests have imported beforehand, where a program has the word.
+#: Names that judges of programming contests import beforehand, if the program contains the word.
 HANDY = {
     "typing": "List Dict Set Tuple Optional Union Any Callable Iterable Iterator Sequence Deque DefaultDict Counter",
     "collections": "defaultdict deque Counter OrderedDict namedtuple",
@@ -28,7 +27,7 @@ MODULES = ("math", "re", "string", "random", "collections", "itertools", "functo
 
 
 def main() -> None:
-    """Do what stdin says."""
+    """Run the task on stdin."""
     task = json.loads(sys.stdin.buffer.read())
     become(task["user"])
     for name, value in task["limits"].items():
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 def become(user: int | None) -> None:
-    """Take another user's id, where the jail leaves that to us."""
+    """Switch to another user id, if the jail leaves that to this process."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -49,14 +48,14 @@ def become(user: int | None) -> None:
 
 
 def limit(number: int, value: int) -> None:
-    """Set it, as far as what is above allows."""
+    """Set a limit, as far as the hard limit allows."""
     most = resource.getrlimit(number)[1]
     value = value if most == resource.RLIM_INFINITY else min(value, most)
     resource.setrlimit(number, (value, value))
 
 
 def run(code: str, stdin: str) -> None:
-    """The program as ``__main__``, its input on stdin."""
+    """Run the program as ``__main__``, with its input on stdin."""
     file = os.memfd_create("stdin")
     with open(file, "wb", closefd=False) as writing:
         writing.write(stdin.encode(errors="surrogatepass"))
@@ -71,7 +70,7 @@ def run(code: str, stdin: str) -> None:
 
 
 def call(code: str, name: str, arguments: list[Any]) -> None:
-    """What the function gives, as JSON where the program's prints do not go."""
+    """Call the function and write its result as JSON; the program's prints go to stderr."""
     output = os.dup(1)
     os.dup2(2, 1)
     module = types.ModuleType("answer")
@@ -93,7 +92,7 @@ def call(code: str, name: str, arguments: list[Any]) -> None:
 
 
 def handy(code: str) -> dict[str, Any]:
-    """Names that the program may have without importing them."""
+    """Return the names that the program may use without importing them."""
     found: dict[str, Any] = {name: __import__(name) for name in MODULES if name + "." in code}
     for module, names in HANDY.items():
         for name in names.split():
@@ -103,7 +102,7 @@ def handy(code: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Numbers and arrays of other libraries as Python's own."""
+    """Convert numbers and arrays of other libraries to Python's own."""
     for name in ("tolist", "item"):
         if hasattr(value, name):
             return getattr(value, name)()

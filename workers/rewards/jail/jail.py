@@ -1,10 +1,9 @@
-"""A jail: programs that a model wrote are run in it one after the other, and each ends within its limits.
+"""A jail: runs programs written by a model one after the other; each ends within its limits.
 
     Jail.run ── forks ──> a warden's ``enter`` ──> (bwrap, namespaces: process 1 of its own) inside.py: the program
 
-What it prints is read here as it comes, up to a bound; time is counted here. Waiting for a free core is nobody's
-fault and not counted: the kernel says how long the program waited so (schedstat). When a program has ended, all that
-it started has ended.
+Its output is read here as it arrives, up to a bound, and its time is measured here, without the wait for a free core,
+which the kernel reports (schedstat). When a program has ended, all its processes have ended.
 """
 
 import atexit
@@ -26,31 +25,31 @@ from penstock.workers.rewards.jail.task import End, Ended, Limits, Task
 from penstock.workers.rewards.jail.walls import Walls
 from penstock.workers.rewards.jail.wardens import Cell, Files, Warden, user_of_its_own
 
-#: Between two looks at a program's time.
+#: Seconds between two checks of a program's time.
 TICK_S = 0.05
-#: Most characters of errors that are kept, from their end.
+#: Characters at the end of the error output that are kept.
 MAX_ERRORS = 2000
-#: Longest wait for a program to be gone that was killed, before what it is in is killed.
+#: Longest wait for a killed program to end, before the process around it is killed.
 _GONE_S = 2.0
 _PIECE = 64 * 1024
-#: Exit code of a child that did not come as far as the program.
+#: Exit code of a child that failed before it became the program.
 _NO_PROGRAM = 125
-#: What is told by wardens here, and by bubblewrap.
+#: The program's process id, as written by wardens here, and by bubblewrap.
 _PROGRAM = re.compile(rb'(?:\{\s*"child-pid": )?(\d+)[\s,}]')
-#: What the program's process writes first, as an error: all of the jail is there.
+#: First error output of the program's process: the jail is complete.
 READY = b"ready\n"
 CANNOT = b"cannot: "
-#: Longest time until then, the wait for a free core left out.
+#: Longest start of the jail, without the wait for a free core.
 _START_S = 60.0
 _INSIDE = Path(__file__).with_name("inside.py").read_text()
 
 
 class JailError(Exception):
-    """The jail could not be made; the sentence says why."""
+    """The jail could not be created; the message says why."""
 
 
 class Jail:
-    """Runs programs, one at a time; for processes of one thread, because it forks.
+    """Run programs, one at a time; only in processes with a single thread, because it forks.
 
     Args:
         limits: of each program.
@@ -64,20 +63,20 @@ class Jail:
         self._made_by = 0
 
     def describe(self) -> str:
-        """What shuts programs off here, for a person."""
+        """Describe the isolation, for a person."""
         groups = self._own_groups()
         user = "a user of its own" if user_of_its_own() is not None and self.warden.name != "none" else "this user's id"
         memory = "memory of all processes by cgroup" if groups.folders else "memory of each process by rlimit"
         return f"{self.warden.name}: {self.warden.means}; {user}; {memory}"
 
     def run(self, task: Task, *, test_s: float | None = None) -> Ended:
-        """Run one program. Blocks until all of it has ended.
+        """Run one program. Blocks until all its processes have ended.
 
         Args:
-            test_s: less time than the limit has.
+            test_s: a shorter time limit.
 
         Raises:
-            JailError: there is no program, because the jail could not be made.
+            JailError: the jail could not be created, so no program ran.
         """
         limits = self.limits if test_s is None else replace(self.limits, test_s=min(test_s, self.limits.test_s))
         user = user_of_its_own() if self.warden.name != "none" else None
@@ -100,13 +99,13 @@ class Jail:
                 watch.close()
 
     def close(self) -> None:
-        """Remove what was made for it."""
+        """Remove its cgroups."""
         if self._groups is not None and self._made_by == os.getpid():
             self._groups.remove()
             self._groups = None
 
     def _own_groups(self) -> cgroups.Groups:
-        """Of this process: a fork makes its own."""
+        """Return the cgroups of this process: a fork has its own."""
         if self._groups is None or self._made_by != os.getpid():
             self._groups, self._made_by = cgroups.make(self.limits.memory_bytes, self.limits.processes), os.getpid()
             atexit.register(self.close)
@@ -114,18 +113,18 @@ class Jail:
 
 
 def _as_json(task: Task, limits: Limits, user: int | None) -> bytes:
-    held = {
+    rlimits = {
         "RLIMIT_AS": limits.memory_bytes,
         "RLIMIT_NPROC": limits.processes,
         "RLIMIT_FSIZE": limits.files_bytes,
-        # Behind the time that is counted here, for what has several processes.
+        # Backs up the time limit measured here, for a program with several processes.
         "RLIMIT_CPU": math.ceil(limits.test_s) + 1,
         "RLIMIT_NOFILE": 256,
         "RLIMIT_CORE": 0,
         "RLIMIT_MSGQUEUE": 0,
     }
-    told = {"code": task.code, "stdin": task.stdin, "function": task.function, "arguments": task.arguments}
-    return json.dumps({**told, "limits": held, "user": user}).encode()
+    fields = {"code": task.code, "stdin": task.stdin, "function": task.function, "arguments": task.arguments}
+    return json.dumps({**fields, "limits": rlimits, "user": user}).encode()
 
 
 def _fork(warden: Warden, cell: Cell) -> int:
@@ -137,7 +136,7 @@ def _fork(warden: Warden, cell: Cell) -> int:
         libc.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(_NO_PROGRAM)
-        _forget_signals()
+        _reset_signals()
         _close_but(cell.files)
         warden.enter(cell)
     except BaseException as exc:
@@ -151,15 +150,15 @@ def _leave() -> NoReturn:
     os._exit(_NO_PROGRAM)
 
 
-def _forget_signals() -> None:
-    """What this process does at a signal is none of the program's."""
+def _reset_signals() -> None:
+    """Reset signal handlers of this process, which must not apply to the program."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _close_but(files: Files) -> None:
-    """Close all files of this process but the program's own: connections to Redis among them."""
+    """Close all files except the program's own: connections to Redis among them."""
     kept = sorted({0, 1, 2, files.stdin, files.output, files.errors, files.told, *files.groups})
     for before, after in zip(kept, [*kept[1:], 65536], strict=True):
         os.closerange(before + 1, after)
@@ -178,7 +177,7 @@ class _File(contextlib.AbstractContextManager[int]):
 
 
 class _Pipe:
-    """One way out of the jail: what is read here, and the end that the program has."""
+    """A pipe out of the jail: the end read here, and the program's end."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.begin, self.end = os.pipe2(os.O_CLOEXEC)
@@ -194,79 +193,79 @@ class _Pipe:
 
 
 class _Watch:
-    """One program that runs, from its start to its end."""
+    """One running program, from its start to its end."""
 
-    def __init__(self, pid: int, output: int, errors: int, told: int, limits: Limits) -> None:
+    def __init__(self, pid: int, output: int, errors: int, pid_pipe: int, limits: Limits) -> None:
         self.pid = pid
         self.limits = limits
         self._pidfd = os.pidfd_open(pid)
         self._poll = select.poll()
-        self._read: dict[int, bytearray] = {output: bytearray(), errors: bytearray(), told: bytearray()}
-        self._output, self._errors, self._told = output, errors, told
+        self._read: dict[int, bytearray] = {output: bytearray(), errors: bytearray(), pid_pipe: bytearray()}
+        self._output, self._errors, self._pid_pipe = output, errors, pid_pipe
         for file in (*self._read, self._pidfd):
             self._poll.register(file, select.POLLIN)
         self._num_bytes = 0
         self._status: int | None = None
-        #: When the program's time began, and what it had waited for a core by then.
+        #: When the program's time began, and how long it had waited for a core by then.
         self._began, self._had_waited_s = time.monotonic(), 0.0
         self._last_waited_s = 0.0
         self._is_ready = False
 
     def until_end(self) -> Ended:
-        """Wait until it ends by itself or for a limit. Raises JailError."""
+        """Wait until it ends or exceeds a limit. Raises JailError."""
         how = None
         while how is None and self._status is None:
-            self._look(TICK_S)
-            how = self._over()
-        took_s = self._took_s()
+            self._check(TICK_S)
+            how = self._exceeded_limit()
+        took_s = self._run_s()
         self.end()
-        # What it wrote before it ended.
-        self._look(0)
-        how = how or self._over()
+        # Output written before its end.
+        self._check(0)
+        how = how or self._exceeded_limit()
         code = self._code()
         if not self._is_ready:
-            why = bytes(self._read[self._told]).partition(CANNOT)[2] or bytes(self._read[self._errors])
+            why = bytes(self._read[self._pid_pipe]).partition(CANNOT)[2] or bytes(self._read[self._errors])
             raise JailError(why.decode(errors="replace").strip()[-300:] or f"its process ended with code {code}")
         errors = bytes(self._read[self._errors][len(READY) :][-MAX_ERRORS:]).decode(errors="replace")
         return Ended(how or _ending(code), code, bytes(self._read[self._output]), errors, took_s)
 
     def end(self) -> None:
-        """Kill what is left of it, and wait until it is gone."""
-        # The program first, and with it all that it started: its warden then sees it off, and ends.
+        """Kill its remaining processes, and wait until they have ended."""
+        # The program first, with all its processes: its warden then collects it and ends.
         for pid in (self._program(), self.pid):
             if self._status is None and pid is not None:
                 _kill(pid)
                 deadline = time.monotonic() + _GONE_S
                 while self._status is None and time.monotonic() < deadline:
-                    self._look(TICK_S)
+                    self._check(TICK_S)
         if self._status is None:
             self._reap()
 
     def close(self) -> None:
-        """End it, and let go of it."""
+        """End it and close its files."""
         self.end()
         os.close(self._pidfd)
 
-    def _look(self, wait_s: float) -> None:
-        # Errors first: that it has begun is said there, before all that may use up what is kept of both.
+    def _check(self, wait_s: float) -> None:
+        # Errors first: they start with READY, before output can use up the bound on both.
         for file, _ in sorted(self._poll.poll(wait_s * 1000), key=lambda event: event[0] != self._errors):
             if file == self._pidfd:
                 self._reap()
             else:
-                self._take(file)
+                self._read_available(file)
         if not self._is_ready and bytes(self._read[self._errors][: len(READY)]) == READY:
             self._is_ready = True
             self._began, self._had_waited_s = time.monotonic(), self._waited_s()
 
     def _reap(self) -> None:
-        # Until then its id is its own, and its group's.
+        # Until it is reaped, its id and its group's cannot be reused.
         if self._program() == self.pid:
             _kill(self.pid)
         _, self._status = os.waitpid(self.pid, 0)
         self._poll.unregister(self._pidfd)
 
-    def _take(self, file: int) -> None:
-        """Read what is there, as much as may still be kept and one more."""
+    def _read_available(self, file: int) -> None:
+        """Read available output, up to one byte more than the bound."""
         while (most := self.limits.output_bytes + 1 - self._num_bytes) > 0:
             try:
                 piece = os.read(file, min(_PIECE, most))
@@ -279,19 +278,19 @@ class _Watch:
             self._num_bytes += len(piece)
             self._read[file] += piece
 
-    def _over(self) -> End | None:
+    def _exceeded_limit(self) -> End | None:
         if self._num_bytes > self.limits.output_bytes:
             return End.TOO_MUCH_OUTPUT
-        return End.OUT_OF_TIME if self._took_s() > (self.limits.test_s if self._is_ready else _START_S) else None
+        return End.OUT_OF_TIME if self._run_s() > (self.limits.test_s if self._is_ready else _START_S) else None
 
-    def _took_s(self) -> float:
-        """Seconds of the program, without those that it waited for a core."""
+    def _run_s(self) -> float:
+        """Return the seconds the program ran, without its wait for a core."""
         return max(0.0, time.monotonic() - self._began - (self._waited_s() - self._had_waited_s))
 
     def _waited_s(self) -> float:
-        """What its process waited for a core; what was last seen of it where it has ended.
+        """Return the seconds its process waited for a core; the last known value if it has ended.
 
-        One that made others may wait for them: its wait is its own matter then.
+        A process with children may wait for them, which counts as its own time.
         """
         process = Path(f"/proc/{self._program() or self.pid}")
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -300,8 +299,8 @@ class _Watch:
         return self._last_waited_s
 
     def _program(self) -> int | None:
-        """The program's process; None where it was not told yet."""
-        found = _PROGRAM.match(bytes(self._read[self._told]))
+        """Return the program's process id; None if it is not known yet."""
+        found = _PROGRAM.match(bytes(self._read[self._pid_pipe]))
         return int(found[1]) if found else None
 
     def _code(self) -> int:
@@ -311,13 +310,13 @@ class _Watch:
 
 
 def _has_children(process: Path) -> bool:
-    """Whether a process has any; False on kernels that do not say."""
+    """Return whether a process has children; False on kernels that do not report it."""
     lists = process.glob("task/*/children")
     return any(one.read_text() for one in lists)
 
 
 def _kill(pid: int) -> None:
-    """Kill a process and the group that it leads, where there is one."""
+    """Kill a process and the process group that it leads, if any."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Landlock: which files a process may open, for good, without any right of its own (Linux 5.13)."""
+"""Landlock: restrict the files a process may open, irrevocably and without privileges (Linux 5.13)."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from penstock.workers.rewards.jail import libc
 
-#: The same numbers on all machines.
+#: System call numbers, the same on all architectures.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION = 1
 _BENEATH = 1
@@ -21,7 +21,7 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
 
 def version() -> int:
-    """What this kernel has of it; 0: nothing."""
+    """Return this kernel's version of Landlock; 0: none."""
     try:
         return libc.system_call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
     except OSError:
@@ -29,8 +29,8 @@ def version() -> int:
 
 
 def restrict(folders: Iterable[str], files: Iterable[str], writable: Iterable[str]) -> None:
-    """Let this process, and all that it starts, open no file but these: read and run what is in ``folders``, read
-    ``files``, and read and write ``writable``. Raises OSError.
+    """Allow this process and its descendants only these files: read and execute in ``folders``, read ``files``, and
+    read and write ``writable``. Raises OSError.
     """
     found = version()
     if not found:

@@ -1,10 +1,9 @@
-"""Namespaces of one program, made here: it sees no process, network, memory and file but its own, and what it may read.
+"""Create namespaces for one program: it sees only its own processes, network and memory, and the files it may read.
 
-    root's child:       unshare ──> child is process 1 of its namespace: mounts, gives root up, executes the program
-    another's child:    the same in a user namespace, where it has the rights to mount
+    root's child:       unshare ──> child is process 1 of its namespace: mounts, drops root, executes the program
+    another's child:    the same in a user namespace, in which it may mount
 
-Its root is a small file system in memory in which nothing can be written but its folder for temporary files. There is
-no /proc.
+Its root is a small file system in memory in which only the folder for temporary files can be written. It has no /proc.
 """
 
 import os
@@ -13,17 +12,17 @@ from pathlib import Path
 from penstock.workers.rewards.jail import libc
 from penstock.workers.rewards.jail.walls import DEVICES, HOME, Walls
 
-#: Where the new root is put; any folder that is there.
+#: Mount point of the new root; any existing folder.
 _STAGE = "/tmp"
 #: Most files and folders below the temporary one.
 _MAX_FILES = 4096
 
 
 def unshare_all(*, own_user: bool) -> None:
-    """Let the next child live in namespaces of its own; mounts, network and names are this process's own at once.
+    """Let the next child live in namespaces of its own; mounts, network and names change for this process at once.
 
     Args:
-        own_user: in a user namespace, for one who may not make the others. Raises OSError where that is not allowed.
+        own_user: in a user namespace, for users who may not create the others. Raises OSError if that is not allowed.
     """
     flags = libc.CLONE_NEWNS | libc.CLONE_NEWPID | libc.CLONE_NEWNET | libc.CLONE_NEWIPC | libc.CLONE_NEWUTS
     if not own_user:
@@ -38,7 +37,7 @@ def unshare_all(*, own_user: bool) -> None:
 
 
 def build(walls: Walls, files_bytes: int) -> None:
-    """Make the root that the program sees, and leave the old one. For the child alone. Raises OSError."""
+    """Build the root that the program sees, and leave the old one. For the child alone. Raises OSError."""
     os.umask(0o022)
     libc.mount("none", "/", None, libc.MS_REC | libc.MS_PRIVATE)
     libc.mount("tmpfs", _STAGE, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, "size=1m,nr_inodes=1024,mode=755")
@@ -46,7 +45,7 @@ def build(walls: Walls, files_bytes: int) -> None:
     os.mkdir("old")
     libc.pivot_root(".", "old")
     os.chdir("/")
-    # Before what can be read, some of which may be below it.
+    # Before the readable paths, some of which may be below it.
     os.makedirs(HOME, exist_ok=True)
     options = f"size={files_bytes},nr_inodes={_MAX_FILES},mode=1777"
     libc.mount("tmpfs", HOME, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, options)
@@ -64,7 +63,7 @@ def build(walls: Walls, files_bytes: int) -> None:
 
 
 def _bind(path: str) -> None:
-    """Have what was at ``path`` there again."""
+    """Mount ``path`` of the old root at the same path in the new one."""
     old = f"/old{path}"
     if os.path.isdir(old):
         os.makedirs(path, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Filters of system calls, as classic BPF: what no program that solves a task needs is refused.
+"""Filters of system calls, as classic BPF: refuse calls that no program needs to solve a task.
 
-Beside namespaces it closes doors to the kernel (mounts, io_uring, BPF, keys) and to the machine below (vsock knows no
-namespaces). Alone (``strict``) it also lets no process be made, no socket be opened, no signal be sent to another, and
-no rights and times of files be changed, which Landlock leaves open.
+Besides namespaces they close ways to the kernel (mounts, io_uring, BPF, keys) and to the host (vsock ignores
+namespaces). Alone (``strict``) they also forbid new processes, sockets, signals to other processes, and changes of
+permissions and times of files, which Landlock allows.
 """
 
 import socket
@@ -10,7 +10,7 @@ import struct
 
 from penstock.workers.rewards.jail import libc
 
-#: Call -> number on x86_64, and on aarch64; None: there is none.
+#: Call -> number on x86_64, and on aarch64; None: the call does not exist.
 _ALWAYS: dict[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "move_pages": (279, 239), "migrate_pages": (256, 238),
@@ -60,21 +60,21 @@ _KILLED, _ALLOWED, _EPERM, _EACCES, _ENOSYS = 0x80000000, 0x7FFF0000, 0x50001, 0
 
 
 def is_known() -> bool:
-    """Whether this machine's calls are known here."""
+    """Return whether the system calls of this architecture are known."""
     return libc.machine() in _MACHINES
 
 
 def calls(*, strict: bool) -> dict[str, int]:
-    """Calls that are refused whatever they are given, with their numbers on this machine."""
+    """Return the calls that are refused with any arguments, with their numbers on this machine."""
     column = _MACHINES[libc.machine()][0]
     named = {**_ALWAYS, **(_STRICT if strict else {})}
     return {name: number for name, numbers in named.items() if (number := numbers[column]) is not None}
 
 
 def program(*, strict_for: int | None = None) -> bytes:
-    """The filter for this machine; ``strict_for``: a strict one, for the process of that id alone.
+    """Return the filter for this machine; ``strict_for``: a strict one, for the process of that id alone.
 
-    Refused calls fail with EPERM, ``clone3`` with ENOSYS (libraries use ``clone`` then, whose flags can be seen),
+    Refused calls fail with EPERM, ``clone3`` with ENOSYS (libraries then use ``clone``, whose flags can be checked),
     sockets with EACCES; calls of another architecture end the process.
     """
     strict = strict_for is not None
@@ -96,7 +96,7 @@ def program(*, strict_for: int | None = None) -> bytes:
 
 
 def _clone(strict: bool) -> list[bytes]:
-    """No new namespaces; where it is strict threads alone."""
+    """Refuse new namespaces; if strict, allow only threads."""
     ends = [_line(_RETURN, _EPERM)]
     lines = [_line(_LOAD, _FIRST), _line(_ANY_BIT, _NEW_NAMESPACES, 0, 1), *ends]
     if strict:
@@ -105,7 +105,7 @@ def _clone(strict: bool) -> list[bytes]:
 
 
 def _only(value: int, refusal: int) -> list[bytes]:
-    """Allowed where the first argument is ``value``."""
+    """Allow a call only if its first argument is ``value``."""
     return [_line(_LOAD, _FIRST), _line(_EQUAL, value, 1, 0), _line(_RETURN, refusal), _line(_RETURN, _ALLOWED)]
 
 

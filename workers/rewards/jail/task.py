@@ -1,4 +1,4 @@
-"""What is run in a jail, within which limits, and how it ended."""
+"""A program to run in a jail, its limits, and its result."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,15 +9,15 @@ from penstock.config.verifying.jail import JailConfig
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    #: Time in seconds, the wait for a free core left out.
+    #: Time in seconds, without the wait for a free core.
     test_s: float
-    #: Address space of each process; with a cgroup the memory of all of them.
+    #: Address space of each process; with a cgroup, memory of all of them.
     memory_bytes: int
     #: Processes and threads.
     processes: int
-    #: The temporary folder, and each file.
+    #: Bytes of the temporary folder, and of each file.
     files_bytes: int
-    #: What is printed, errors included.
+    #: Bytes of output, errors included.
     output_bytes: int
 
     @classmethod
@@ -31,7 +31,7 @@ class Task:
 
     code: str
     stdin: str = ""
-    #: Name of the function that is called; what it returns is the output, as JSON. None: the program runs by itself.
+    #: Function to call; its return value is the output, as JSON. None: the program runs by itself.
     function: str | None = None
     arguments: tuple[Any, ...] = ()
 
@@ -44,7 +44,7 @@ class End(StrEnum):
     FAILED = "failed"
     OUT_OF_TIME = "out_of_time"
     TOO_MUCH_OUTPUT = "too_much_output"
-    #: By a signal: over its CPU time or memory, say.
+    #: By a signal, for instance after exceeding its CPU time or memory.
     KILLED = "killed"
 
 
@@ -54,7 +54,7 @@ class Ended:
     #: Exit code; 128 and more: a signal.
     code: int
     output: bytes
-    #: The last of what it wrote as errors.
+    #: The end of its error output.
     errors: str
-    #: Seconds that it took, the wait for a free core left out.
+    #: Seconds it ran, without the wait for a free core.
     took_s: float

@@ -1,7 +1,7 @@
-"""Ways to shut a program in, best first. Each is told what to run, and starts it in a child process.
+"""Ways to isolate a program, best first. Each starts it in a child process.
 
 ======== ================================================= ==================== ============================
-name     shuts off by                                      processes and files  needs
+name     isolates by                                       processes and files  needs
 ======== ================================================= ==================== ============================
 bwrap    namespaces that bubblewrap makes, seccomp         its own alone        the program ``bwrap``
 namespaces  the same namespaces, made here; seccomp        its own alone        the right to make them
@@ -21,60 +21,60 @@ from typing import NoReturn, Protocol
 from penstock.workers.rewards.jail import landlock, libc, namespaces, seccomp
 from penstock.workers.rewards.jail.walls import DEVICES, ENVIRONMENT, HOME, Walls
 
-#: Ids of users that no account has: those that systemd lends to services. One for each program, so that limits of a
-#: user's processes are the program's own.
+#: Ids of users without an account: those that systemd lends to services. One for each program, so that limits of a
+#: user's processes apply to that program alone.
 _FIRST_USER, _NUM_USERS = 61184, 4336
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Open files of a child: stdin, stdout and stderr, and where the id of the program's process is told."""
+    """Open files of a child: stdin, stdout and stderr, and the pipe for the id of the program's process."""
 
     stdin: int
     output: int
     errors: int
     told: int
-    #: ``cgroup.procs`` of the cgroups that the program belongs to.
+    #: ``cgroup.procs`` of the program's cgroups.
     groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a program is shut into, and what it is."""
+    """A program and its isolation."""
 
     walls: Walls
     files: Files
     argv: list[str]
-    #: Whose id it takes; None: ours.
+    #: User id of the program; None: ours.
     user: int | None
-    #: Most bytes in its folder.
+    #: Most bytes in its temporary folder.
     files_bytes: int
 
 
 class Warden(Protocol):
-    """One way. ``enter`` is called in a child process, and never returns."""
+    """One way to isolate. ``enter`` is called in a child process, and never returns."""
 
     name: str
-    #: Whether the program itself takes its user's id, before anything else.
+    #: Whether the program itself switches to its user id, before anything else.
     leaves_user: bool
-    #: What it shuts off, in words.
+    #: Its means of isolation, in words.
     means: str
 
     def lack(self) -> str:
-        """Why it cannot be had here, or ''; what is not seen beforehand shows when it is tried."""
+        """Return why it is not available, or ''; other obstacles appear when it is probed."""
 
     def enter(self, cell: Cell) -> NoReturn:
-        """Become the program, or what has it as a child. Raises OSError."""
+        """Become the program, or its parent. Raises OSError."""
 
 
 def user_of_its_own() -> int | None:
-    """The id of a user for programs of this process, one at a time; None: we may not take another."""
+    """Return the id of a user for programs of this process, one at a time; None: this process may not switch."""
     return _FIRST_USER + os.getpid() % _NUM_USERS if os.geteuid() == 0 else None
 
 
 class Bwrap:
     name = "bwrap"
-    # It maps root to root, and leaves the program the right to be another.
+    # It maps root to root, and leaves the program the right to switch users.
     leaves_user = True
     means = "namespaces by bubblewrap, seccomp"
 
@@ -84,7 +84,7 @@ class Bwrap:
     def enter(self, cell: Cell) -> NoReturn:
         join(cell.files)
         place(cell.files)
-        filter_ = _kept(seccomp.program()) if seccomp.is_known() else None
+        filter_ = _memory_file(seccomp.program()) if seccomp.is_known() else None
         os.set_inheritable(cell.files.told, True)
         program = shutil.which("bwrap") or "bwrap"
         os.execve(program, [program, *self._options(cell, filter_), "--", *cell.argv], {})
@@ -96,10 +96,10 @@ class Bwrap:
         options += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "jail", "--clearenv"]
         for name, value in ENVIRONMENT.items():
             options += ["--setenv", name, value]
-        # Before what can be read, some of which may be below it.
+        # Before the readable paths, some of which may be below it.
         options += ["--perms", "1777", "--size", str(cell.files_bytes), "--tmpfs", HOME]
-        for folder in _above(cell.walls.readable):
-            # Which bubblewrap would make for its own user alone.
+        for folder in _parents(cell.walls.readable):
+            # bubblewrap would create it for its own user alone.
             options += ["--perms", "0755", "--dir", folder]
         for path in cell.walls.readable:
             options += ["--ro-bind", path, path]
@@ -174,11 +174,11 @@ class Filters:
 
 
 class NoWarden:
-    """``reward.jail.kind: none``: limits, and a bare environment; nothing is shut off."""
+    """``reward.jail.kind: none``: limits and a bare environment, no isolation."""
 
     name = "none"
     leaves_user = False
-    means = "nothing is shut off"
+    means = "no isolation"
 
     def lack(self) -> str:
         return ""
@@ -192,35 +192,35 @@ class NoWarden:
 
 
 def become(user: int | None) -> None:
-    """Take this user's id, where it is another."""
+    """Switch to this user id, unless it is None."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        # It is forgotten where the id changes.
+        # A change of user id resets it.
         libc.die_with_parent(signal.SIGKILL)
 
 
 def join(files: Files) -> None:
-    """Become a member of the program's cgroups."""
+    """Join the program's cgroups."""
     for group in files.groups:
         os.write(group, b"0\n")
 
 
 def place(files: Files) -> None:
-    """Have stdin, stdout and stderr where a program expects them; the rest ends with ``exec``."""
+    """Move stdin, stdout and stderr to their standard numbers; ``exec`` closes the rest."""
     for number, file in enumerate((files.stdin, files.output, files.errors)):
         os.dup2(file, number)
 
 
-def _above(paths: Iterable[str]) -> list[str]:
-    """Folders that these lie in, outermost first; the two that are there anyway left out."""
+def _parents(paths: Iterable[str]) -> list[str]:
+    """Return the parent folders of these paths, outermost first, without the two that always exist."""
     found = {str(folder) for path in paths for folder in Path(path).parents}
     return sorted(found - {"/", HOME})
 
 
-def _kept(program: bytes) -> int:
-    """A file with these bytes, which a program that is executed can read."""
+def _memory_file(program: bytes) -> int:
+    """Return a file with these bytes, readable by an executed program."""
     file = os.memfd_create("seccomp", 0)
     os.write(file, program)
     os.lseek(file, 0, os.SEEK_SET)

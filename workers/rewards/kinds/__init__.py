@@ -1,1 +1,1 @@
-"""Rewards by name: one noun a file, their table in registry.py."""
+"""Built-in rewards: one file for each, their table in registry.py."""

@@ -1,18 +1,18 @@
-"""The last ``\\boxed{}`` of a text, and what follows a model's thoughts."""
+"""Extract the last ``\\boxed{}`` of a text, and the text after a model's thoughts."""
 
 MARK = "\\boxed"
 END_OF_THOUGHTS = "</think>"
 
 
 def after_thoughts(text: str) -> str:
-    r"""What follows the last ``</think>``; all of it where there is none."""
+    r"""Return the text after the last ``</think>``; all of it if there is no such mark."""
     return text.rpartition(END_OF_THOUGHTS)[2]
 
 
 def last_box(text: str) -> str | None:
-    r"""What is inside the last ``\boxed{}``; None where there is none, or where it is not closed.
+    r"""Return the content of the last ``\boxed{}``; None if there is none, or it is not closed.
 
-    ``\{`` and ``\}`` open and close nothing.
+    ``\{`` and ``\}`` do not count as braces.
     """
     begin = text.rfind(MARK)
     if begin < 0 or not text.startswith("{", begin + len(MARK)):
@@ -23,7 +23,7 @@ def last_box(text: str) -> str | None:
 
 
 def closing_brace(text: str, at: int) -> int | None:
-    """Index of the brace that closes what is open at ``at``; None where none does."""
+    """Return the index of the brace that closes the one opened before ``at``; None if it is not closed."""
     depth, escaped = 1, False
     for index in range(at, len(text)):
         character = text[index]

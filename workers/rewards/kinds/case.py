@@ -1,4 +1,4 @@
-"""One test of a program: what it is asked, and what is right."""
+"""One test of a program: its input, and the expected results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    #: Text on stdin; where a function is called ''.
+    #: Text on stdin; '' if a function is called.
     stdin: str = ""
-    #: Name of the function, and what it is called with; '': the program runs by itself.
+    #: Name and arguments of the function; '': the program runs by itself.
     function: str = ""
     arguments: tuple[Any, ...] = ()
-    #: Source of that function, where the test brings it along; it stands behind the program.
+    #: Source of that function, if the test defines it; it is appended to the program.
     asking: str = ""
-    #: Text on stdout, or what the function returns; any of them is right.
+    #: Expected text on stdout, or return value; any of them is right.
     expected: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""``random``: what a policy must not learn from; shows what a run makes of noise."""
+"""``random``: a reward of pure noise, which shows how a run reacts to noise."""
 
 import random
 
@@ -6,5 +6,5 @@ from penstock.workers.rewards.kinds.question import Question
 
 
 def chance(question: Question) -> int:
-    """0 or 1, each as likely as the other."""
+    """Return 0 or 1 with equal probability."""
     return random.randint(0, 1)

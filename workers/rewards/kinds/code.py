@@ -1,7 +1,7 @@
-"""``code``: the program in an answer, run against the tests in its label, each in a jail of its own.
+"""``code``: run the program in an answer against the tests in its label, each in a jail of its own.
 
-The jailed program is told a test's input alone. What it should give stays outside, where what it gave is compared:
-a program that forges results has to know them.
+The jailed program gets only a test's input. The expected result stays outside, where the output is compared: a program
+can only forge results it knows.
 """
 
 from dataclasses import dataclass
@@ -15,30 +15,30 @@ from penstock.workers.rewards.kinds.code_block import code_block
 from penstock.workers.rewards.kinds.code_tests import Cases, is_right, read_tests
 from penstock.workers.rewards.kinds.question import Question
 
-#: Why a test failed, beside how a program may end.
+#: Why a test failed, besides the ways a program may end.
 WRONG, NO_TIME_LEFT, NO_CODE = "wrong_output", "no_time_left", "no_code"
-#: Most characters of a program's last words that are kept.
+#: Longest last error line of a program that is kept, in characters.
 MAX_SAID = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """Where answers' programs are run, and what they are worth."""
+    """The jail and the configuration of programs in answers."""
 
     config: CodeConfig
     jail: Jail
 
 
 def read_label(label: str) -> None:
-    """Raise ValueError where a label has no tests."""
+    """Raise ValueError if a label has no tests."""
     read_tests(label)
 
 
 def code(question: Question, workshop: Workshop) -> dict[str, Any]:
-    """``score``: 1 where all tests pass, else 0, or the share that passes (``reward.code.score``); ``passed``,
-    ``tests``; ``failed``: which was the first that did not pass, from 0, why, and what the program said last.
+    """Return ``score``: 1 if all tests pass, else 0, or the share that passes (``reward.code.score``); ``passed``,
+    ``tests``; ``failed``: the index of the first test that did not pass, why, and the program's last error line.
 
-    Blocks for at most ``code.total_s``, the wait for a free core and for starts left out.
+    Blocks for at most ``code.total_s``, not counting the wait for a free core and for starts.
 
     Raises:
         ValueError: the label has no tests.
@@ -52,7 +52,7 @@ def code(question: Question, workshop: Workshop) -> dict[str, Any]:
         return {"score": 0.0, "passed": 0, "tests": len(tests), "failed": {"test": 0, "why": NO_CODE}}
     passed, left_s, failed = 0, config.total_s, None
     for index, test in enumerate(tests):
-        why, said, took_s = _failure(test, found, program, workshop, left_s)
+        why, said, took_s = _run_test(test, found, program, workshop, left_s)
         left_s -= took_s
         passed += not why
         if why and failed is None:
@@ -63,8 +63,8 @@ def code(question: Question, workshop: Workshop) -> dict[str, Any]:
     return {"score": score, "passed": passed, "tests": len(tests), **({"failed": failed} if failed else {})}
 
 
-def _failure(test: Case, tests: Cases, program: str, workshop: Workshop, left_s: float) -> tuple[str, str, float]:
-    """(why the test does not pass, or ''; the program's last words; seconds)."""
+def _run_test(test: Case, tests: Cases, program: str, workshop: Workshop, left_s: float) -> tuple[str, str, float]:
+    """Return (why the test does not pass, or ''; the program's last error line; seconds)."""
     if left_s <= 0:
         return NO_TIME_LEFT, "", 0.0
     task = Task(tests.program(program, test), test.stdin, test.function or None, test.arguments)

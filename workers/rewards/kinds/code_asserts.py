@@ -1,10 +1,10 @@
 """Assertions as tests of a program: those of MBPP, and of HumanEval's ``check(candidate)``.
 
-    assert add(1, 2) == 3      what stands left is asked of the program, and what it gave is compared outside
-    assert is_even(2)          whatever is asserted otherwise is asked as a whole: is it true?
+    assert add(1, 2) == 3      the left side is evaluated in the program, and its value compared outside
+    assert is_even(2)          any other assertion is evaluated as a whole: is it true?
 
-What a test brings along beside, imports and functions of its own, stands between the program and the question, as in a
-module. The second kind rests on what the program's own values say of themselves when they are compared.
+Imports and functions of the test itself are placed between the program and the question, as in a module. The second
+kind trusts the comparison methods of the program's own values.
 """
 
 import ast
@@ -17,19 +17,19 @@ from penstock.workers.rewards.kinds.case import Case
 
 #: Name of the function that a test adds to the answer's program.
 ASKED = "asked_by_the_test"
-#: Statements that a line of assertions may begin with, and that belong into a module.
+#: Module-level statements that may precede the assertions.
 _OF_A_MODULE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def has_asserts(found: Any) -> bool:
-    """Whether a label, read from JSON, is of this form."""
+    """Return whether a label, parsed from JSON, has this form."""
     if isinstance(found, Mapping):
         return "test_list" in found or {"test", "entry_point"} <= found.keys()
     return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
 
 
 def assert_cases(found: Any) -> list[Case]:
-    """The tests of such a label. Raises ValueError where they are no Python, or name no function."""
+    """Return the tests of such a label. Raises ValueError if they are not Python, or name no function."""
     if isinstance(found, Mapping) and "test_list" not in found:
         return _of_check(_text(found["test"], "test"), _text(found["entry_point"], "entry_point"))
     texts = found["test_list"] if isinstance(found, Mapping) else found
@@ -39,7 +39,7 @@ def assert_cases(found: Any) -> list[Case]:
 
 
 def setup_of(found: Mapping[str, Any]) -> str:
-    """What stands between the answer's program and each test: MBPP's imports and set-up."""
+    """Return the code between the answer's program and each test: MBPP's imports and set-up."""
     imports = found.get("test_imports") or []
     if not isinstance(imports, list):
         raise ValueError('"test_imports" of the label is no list')
@@ -61,7 +61,7 @@ def _of_lines(text: str) -> Iterator[Case]:
 
 
 def _of_check(text: str, function: str) -> list[Case]:
-    """Assertions of ``check`` one by one where it has nothing else; else all of it at once."""
+    """Return the assertions of ``check`` as separate tests if it has nothing else; else one test of all of it."""
     if not function.isidentifier():
         raise ValueError('"entry_point" of the label is no name of a function')
     tree = _parsed(text).body
@@ -79,7 +79,7 @@ def _of_check(text: str, function: str) -> list[Case]:
 
 
 def _says_nothing(one: ast.stmt) -> bool:
-    """A docstring, ``pass``, or HumanEval's ``assert True``."""
+    """Return whether a statement is a docstring, ``pass``, or HumanEval's ``assert True``."""
     if _is_filler(one):
         return True
     return isinstance(one, ast.Pass) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
@@ -90,7 +90,7 @@ def _calls_check(one: ast.stmt) -> bool:
 
 
 def _is_filler(one: ast.stmt) -> bool:
-    """``assert True``, with whatever message: 36 of HumanEval's 164 tasks have it."""
+    """Return whether a statement is ``assert True``, as in 36 of HumanEval's 164 tasks, with any message."""
     return isinstance(one, ast.Assert) and isinstance(one.test, ast.Constant) and bool(one.test.value)
 
 
@@ -105,24 +105,24 @@ def _of_assert(test: ast.expr, module: Sequence[ast.stmt], before: Sequence[ast.
 
 
 def _whole(body: Sequence[ast.stmt], module: Sequence[ast.stmt]) -> Case:
-    """Statements that must run to their end."""
+    """Return one test of statements that must run without an error."""
     return Case(function=ASKED, asking=_asking(module, body, ast.Constant(True)), expected=(True,))
 
 
 def _asking(module: Sequence[ast.stmt], before: Sequence[ast.stmt], value: ast.expr) -> str:
-    """Source of ``module``, and of a function without arguments that does ``before`` and gives ``value``."""
+    """Return source of ``module`` and of a function without arguments that runs ``before`` and returns ``value``."""
     above = "".join(f"{ast.unparse(one)}\n" for one in module if not _is_of_the_future(one))
     lines = "\n".join(ast.unparse(one) for one in (*before, ast.Return(value)))
     return f"{above}def {ASKED}():\n" + "\n".join(f"    {line}" for line in lines.split("\n")) + "\n"
 
 
 def _is_of_the_future(one: ast.stmt) -> bool:
-    """``from __future__ import ...``, which may stand nowhere but at the head of a file."""
+    """Return whether a statement is ``from __future__ import ...``, which is allowed only at the head of a file."""
     return isinstance(one, ast.ImportFrom) and one.module == "__future__"
 
 
 def _values(right: ast.expr) -> Iterator[tuple[Any, ...]]:
-    """What is right, where it is a value that JSON has; Python's True is 1, and its False 0."""
+    """Yield the accepted values, if JSON has them; Python's True equals 1, and its False 0."""
     try:
         value = json.loads(json.dumps(ast.literal_eval(right), allow_nan=False))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

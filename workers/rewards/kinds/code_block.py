@@ -1,4 +1,4 @@
-"""The program in an answer."""
+"""Extract the program in an answer."""
 
 import re
 
@@ -9,8 +9,8 @@ _PYTHON = ("", "python", "python3", "py", "py3")
 
 
 def code_block(text: str) -> str:
-    """What the last block of Python in an answer holds, behind a model's thoughts; the rest of the answer where the
-    block is not closed; all of the answer where it has no block of Python."""
+    """Return the last Python block after a model's thoughts; to the end of the answer if the block is not closed; all
+    of the answer if it has no Python block."""
     text = after_thoughts(text)
     blocks = [code for language, code in _FENCE.findall(text) if language.lower() in _PYTHON]
     return blocks[-1] if blocks else text

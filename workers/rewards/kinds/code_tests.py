@@ -1,4 +1,4 @@
-"""Tests of a program: a label read into tests, and what a program gave compared with what it should.
+"""Tests of a program: read them from a label, and compare a program's output with the expected one.
 
 Forms of labels, each as a map or list, or as its JSON:
 
@@ -31,16 +31,16 @@ class Cases:
     suffix: str = ""
 
     def program(self, code: str, test: Case | None = None) -> str:
-        """The answer's code with what stands around it, and what a test adds."""
+        """Return the answer's code with prefix and suffix, and the code that a test adds."""
         asking = f"\n\n{test.asking}" if test is not None and test.asking else ""
         return f"{self.prefix}{code}{self.suffix}{asking}"
 
 
 def read_tests(label: str) -> Cases:
-    """The tests of a label. Raises ValueError where it has none, or in another form."""
+    """Return the tests of a label. Raises ValueError if it has none, or another form."""
     try:
         found = json.loads(label)
-        # JSON inside of JSON, as tables of text have it.
+        # JSON inside JSON, as in tables of text.
         found = json.loads(found) if isinstance(found, str) else found
     except (ValueError, RecursionError):
         raise ValueError(f"the label {label[:80]!r} is no JSON of tests: {_FORMS}") from None
@@ -93,7 +93,7 @@ def _text(found: dict[str, Any], key: str) -> str:
 
 
 def _run(stdin: Any, stdout: Any) -> Case:
-    """Lists of lines are text too."""
+    """Create a test of a program on stdin and stdout; lists of lines are text too."""
     texts = ["\n".join(map(str, one)) if isinstance(one, list) else one for one in (stdin, stdout)]
     if not all(isinstance(one, str) for one in texts):
         raise ValueError("a test's input and output are no texts, and no function is named (fn_name)")
@@ -101,7 +101,8 @@ def _run(stdin: Any, stdout: Any) -> Case:
 
 
 def _call(given: Any, wanted: Any, function: str) -> Case:
-    """Of text each line is an argument as JSON; a list are the arguments, and what is wanted may be a list of one."""
+    """Create a test of a function: of text each line is a JSON argument, a list has the arguments; a list of one
+    expected result stands for its item too."""
     try:
         if isinstance(given, str):
             arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
@@ -117,7 +118,7 @@ def _call(given: Any, wanted: Any, function: str) -> Case:
 
 
 def is_right(test: Case, output: bytes, tolerance: float) -> bool:
-    """Whether a program gave what the test wants."""
+    """Return whether a program's output is an expected one."""
     text = output.decode(errors="replace")
     if not test.function:
         return any(_same_text(text, wanted, tolerance) for wanted in test.expected)
@@ -132,7 +133,7 @@ def is_right(test: Case, output: bytes, tolerance: float) -> bool:
 
 
 def _same_text(said: str, wanted: str, tolerance: float) -> bool:
-    """Line by line, white space around lines and empty lines at the end left out; else word by word as numbers."""
+    """Compare line by line without surrounding white space and final empty lines; else word by word as numbers."""
     lines, others = _lines(said), _lines(wanted)
     if lines == others:
         return True
@@ -152,7 +153,7 @@ def _same_words(words: list[str], others: list[str], tolerance: float) -> bool:
 
 
 def _same_number(word: str, other: str, tolerance: float) -> bool:
-    """Two numbers as text. Digits that no number needs are none: 1.0 is 1."""
+    """Compare two numbers given as text; 1.0 equals 1."""
     try:
         said, wanted = Decimal(word), Decimal(other)
     except InvalidOperation:
@@ -167,7 +168,7 @@ def _near(said: float, wanted: float, tolerance: float) -> bool:
 
 
 def _same_value(said: Any, wanted: Any, tolerance: float) -> bool:
-    """Values of JSON; a bool is no number."""
+    """Compare JSON values; a bool is not a number."""
     if isinstance(said, bool) or isinstance(wanted, bool):
         return said is wanted
     if isinstance(said, list) and isinstance(wanted, list):

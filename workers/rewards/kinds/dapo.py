@@ -1,4 +1,4 @@
-"""``dapo``: an integer behind the last ``Answer:``, as DAPO's rewards have it.
+"""``dapo``: an integer after the last ``Answer:``, as in DAPO's rewards.
 
 Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale" (section 2.4; its data: section 3.5).
 The answer's normal form is that of Lewkowycz et al. 2022, "Solving Quantitative Reasoning Problems with Language
@@ -10,35 +10,35 @@ from typing import Any
 
 from penstock.workers.rewards.kinds.question import Question, check_label
 
-#: Most characters of a label: its normal form takes time by the square of its length.
+#: Longest label in characters: normalization takes quadratic time.
 MAX_LABEL = 1024
-#: Characters at the end of an answer in which the result must stand.
+#: Characters at the end of an answer that must contain the result.
 TAIL = 300
-#: What is given where no line begins so.
+#: Prediction if no line starts with ``Answer:``.
 NONE = "[INVALID]"
 
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
-#: Words that say nothing of a number: articles, units, marks of layout. Longer ones first where one begins another.
+#: Words without meaning for a number: articles, units, layout. Longer ones first if one begins another.
 _NOISE = (
     "square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points",
     "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students",
     "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{}^2", "\\text{}^3", "\\text{}", "\\mathrm{th}",
     "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots", "<|im_end|>", "<|endoftext|>",
 )  # fmt: skip
-#: Before them, in this order.
+#: Replaced before them, in this order.
 _SPELLINGS = (
     ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"), (",\\text{and}", ","),
     ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
 )  # fmt: skip
 _BETWEEN_DOLLARS = re.compile(r"[^$]*\$([^$]*)\$.*", re.DOTALL)
-#: One inside the other, in this order.
+#: Nested, in this order.
 _WRAPS = tuple(re.compile(rf"\\{name}\{{([^}}]*)\}}") for name in ("text", "textbf", "overline"))
 _BOX = re.compile(r"\\boxed\{(.*)\}", re.DOTALL)
 
 
 def dapo(question: Question) -> dict[str, Any]:
-    """``score``: 1 where the last ``Answer:`` within the last ``TAIL`` characters is the label, else -1; ``acc``: the
-    same as a bool; ``pred``: what was read.
+    """Return ``score``: 1 if the last ``Answer:`` within the last ``TAIL`` characters is the label, else -1; ``acc``:
+    the same as a bool; ``pred``: the answer that was read.
 
     Raises:
         ValueError: the label is no integer, or too long for one.
@@ -51,7 +51,7 @@ def dapo(question: Question) -> dict[str, Any]:
 
 
 def normal(answer: str) -> str:
-    """What an answer says, without units, words and layout around it."""
+    """Return the normal form of an answer, without units, words and layout."""
     answer = answer.rpartition("=")[2]
     for before, after in _SPELLINGS:
         answer = answer.replace(before, after)
@@ -68,7 +68,7 @@ def normal(answer: str) -> str:
 def _integer(label: str) -> str:
     text = normal(label)
     try:
-        # By way of a float only where it must be: those are exact up to 2^53.
+        # Through a float only if needed: floats are exact up to 2^53.
         return str(int(text) if text.lstrip("+-").isdecimal() else int(float(text)))
     except (ValueError, OverflowError):
         raise ValueError(f"reward dapo: the label {label[:80]!r} is not an integer; use math") from None

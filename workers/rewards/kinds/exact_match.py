@@ -4,5 +4,5 @@ from penstock.workers.rewards.kinds.question import Question
 
 
 def exact_match(question: Question) -> float:
-    """1 where the answer is the label, white space around both left out; else 0."""
+    """Return 1 if the answer equals the label, without surrounding white space; else 0."""
     return float(question.text.strip() == question.label.strip())

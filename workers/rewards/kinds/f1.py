@@ -1,4 +1,4 @@
-"""``f1``: the words that an answer shares with its label, as SQuAD's evaluation counts them.
+"""``f1``: the words that an answer shares with its label, as in SQuAD's evaluation.
 
 Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (section 6.1).
 """
@@ -12,14 +12,14 @@ from penstock.workers.rewards.kinds.question import Question, check_label
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-#: Answers that share a word with a sentence and yet say another thing.
+#: Answers that mean something else than a sentence that contains them.
 _VERDICTS = frozenset({"yes", "no", "noanswer"})
 
 
 def f1(question: Question) -> dict[str, Any]:
-    """``score`` and ``f1``: the harmonic mean of ``precision`` and ``recall`` of the label's words, each as often as
-    it is there; ``em``: 1 where both are the same words in the same order. Case, punctuation and articles do not count.
-    Of a label that is a list the entry counts that is met best.
+    """Return ``score`` and ``f1``: the harmonic mean of ``precision`` and ``recall`` of the label's words, with their
+    counts; ``em``: 1 if both have the same words in the same order. Case, punctuation and articles are ignored. With a
+    list of labels the best match counts.
 
     Raises:
         ValueError: the label is too long.
@@ -32,19 +32,19 @@ def f1(question: Question) -> dict[str, Any]:
 
 
 def words(text: str) -> list[str]:
-    """The words that count."""
+    """Return the words of a text that count."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 class _Said:
-    """The words of an answer, counted once however many labels there are."""
+    """The words of an answer, counted once for all labels."""
 
     def __init__(self, said: list[str]) -> None:
         self._words, self._counts = said, Counter(said)
         self._is_verdict = " ".join(said) in _VERDICTS
 
     def held_against(self, wanted: list[str]) -> dict[str, Any]:
-        """Takes time by the length of ``wanted``."""
+        """Compare with the words of a label. Takes time linear in ``wanted``."""
         precision, recall = self._shares(wanted)
         mean = 2 * precision * recall / (precision + recall) if precision else 0.0
         return {"score": mean, "f1": mean, "em": float(bool(wanted) and self._words == wanted),

@@ -1,4 +1,4 @@
-"""``gpqa``: the letter of a choice, or else its text.
+"""``gpqa``: the letter of a choice, or its text.
 
 Rein et al. 2023, "GPQA: A Graduate-Level Google-Proof Q&A Benchmark".
 """
@@ -11,14 +11,13 @@ from typing import Any
 from penstock.workers.rewards.kinds.box import after_thoughts
 from penstock.workers.rewards.kinds.question import Question, check_label
 
-#: Letters that count where neither ``valid_letters`` nor ``choices`` say which.
+#: Letters that count if neither ``valid_letters`` nor ``choices`` is given.
 LETTERS = tuple(string.ascii_uppercase[:10])
-#: Most choices that are looked at.
+#: Most choices that are read.
 MAX_CHOICES = 26
 
-#: Where an answer names its letter; the first match counts. The letter is no part of a word ("is because" names no B),
-#: but may be emphasised: ``_B_`` names B, and ``F_B`` names nothing. Possessive, so that no text takes longer than its
-#: length.
+#: Phrases that name the letter; the first match counts. The letter is no part of a word ("is because" does not name B),
+#: but may be emphasised: ``_B_`` names B, and ``F_B`` names nothing. Possessive, so that matching takes linear time.
 _NAMED = (
     re.compile(r"(?:answer|option|choice)\s*+(?:is(?![^\W_])|:)?+[\s:*_({\[]*+([A-Z])_{0,3}+(?!\w)", re.IGNORECASE),
     re.compile(r"(?<!\w)_{0,3}+([A-Z])_{0,3}+(?!\w)[\s*)}\]]{0,8}+is\s{1,8}+(?:the\s{1,8}+)?+correct", re.IGNORECASE),
@@ -29,18 +28,18 @@ _NOT_WORDS = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What is right."""
+    """The correct answer."""
 
     letters: tuple[str, ...]
-    #: '' where only a text is known.
+    #: '' if only a text is known.
     letter: str
-    #: Each is right where no letter was chosen; words alone, separated by blanks.
+    #: Accepted if no letter was chosen; words alone, separated by blanks.
     texts: frozenset[str]
 
 
 def gpqa(question: Question) -> float:
-    """1 where the answer chooses the right letter; where it chooses none, or none is known, where it contains the right
-    text; else 0. What it says after ``</think>`` counts.
+    """Return 1 if the answer chooses the correct letter; if it chooses none, or none is known, 1 if it contains the
+    correct text; else 0. Only the text after ``</think>`` counts.
 
     The label is a letter, the text of a choice, or its number from 0. Of ``metadata``: ``choices`` (a list, or a map),
     ``valid_letters``, ``correct_letter``, ``correct_answer``, ``answer_text``.

@@ -2,8 +2,8 @@
 
 Zhou et al. 2023, "Instruction-Following Evaluation for Large Language Models"; Pyatkin et al. 2025, "Generalizing
 Verifiable Instruction Following". The checkers are those of the package if-verifiable, which has both, and of
-``ifbench_checkers``, where IFBench has mended them since; what the package does around them is another verdict than
-slime's, and is left aside.
+``ifbench_checkers``, which has IFBench's later corrections. The package's own wrapper around them is not used, because
+its verdicts differ from slime's.
 """
 
 import importlib
@@ -15,21 +15,21 @@ from typing import Any
 
 from penstock.workers.rewards.kinds.question import Question
 
-#: What it imports.
+#: The package it imports.
 PACKAGE = "if_verifiable"
 #: Most instructions of a prompt.
 MAX_INSTRUCTIONS = 64
 
 
 def ifbench(question: Question) -> float:
-    """1 where the answer follows all instructions as they are written (strict), else 0; an empty one follows none.
+    """Return 1 if the answer follows all instructions as they are written (strict), else 0; an empty one follows none.
 
-    Of ``metadata``: ``instruction_id_list``; ``kwargs``, a map for each (of those that are missing the last one counts,
-    and one map is for all), where null says nothing; ``prompt_text``, of which instructions to repeat it make use.
+    Uses ``instruction_id_list`` of ``metadata``; ``kwargs``, a map for each (the last one counts for missing ones, and
+    a single map for all), in which null is ignored; ``prompt_text``, for instructions to repeat the prompt.
 
     Raises:
-        ValueError: the metadata name no instruction, one that nobody knows, or not what it needs; or it needs data of
-            nltk's that are not here.
+        ValueError: the metadata name no instruction, an unknown one, or invalid arguments; or it needs data of nltk
+            that are not installed.
     """
     names = _names(question.metadata)
     checkers = _checkers()
@@ -38,10 +38,10 @@ def ifbench(question: Question) -> float:
             raise ValueError(f"reward ifbench: there is no instruction {name[:80]!r} in IFEval or IFBench: correct it")
     before = random.getstate()
     try:
-        # A checker draws what its kwargs do not say.
+        # A checker chooses missing kwargs at random.
         random.seed(0)
         asked = _with_kwargs(names, question)
-        # Each is looked at: what is wrong with the data is no matter of the answer before.
+        # All are checked: invalid metadata must not depend on the answer.
         followed = [_follows(name, checkers[name], said, question) for name, said in asked]
         return float(all(followed))
     finally:
@@ -83,13 +83,13 @@ def _follows(name: str, checker: Any, kwargs: dict[str, Any], question: Question
         return bool(made.check_following(question.text))
     except MemoryError:
         raise
-    # What it was made of is not what it needs.
+    # The arguments do not fit the checker.
     except (TypeError, AttributeError) as exc:
         raise _unusable(name, exc) from exc
     except Exception as exc:
         if type(exc) is LookupError:
             raise _unusable(name, exc) from exc
-        # An answer at which its checker breaks off.
+        # The checker fails on this answer.
         return False
 
 
@@ -97,18 +97,18 @@ def _unusable(name: str, exc: Exception) -> ValueError:
     if type(exc) is LookupError:
         lacks = str(exc).partition("Resource ")[2].split(" ")[0].strip("'\x1b[0123456789m") or "its data"
         return ValueError(
-            f"reward ifbench: instruction {name} needs nltk's {lacks}, which is not here: `python -m nltk.downloader "
-            f"{lacks}` where there is a network, and NLTK_DATA names the folder"
+            f"reward ifbench: instruction {name} needs nltk's {lacks}, which is not installed: run `python -m "
+            f"nltk.downloader {lacks}` on a machine with a network, and set NLTK_DATA to its folder"
         )
     return ValueError(f"reward ifbench: instruction {name} cannot be checked with its kwargs ({exc}): correct them")
 
 
 @lru_cache(maxsize=1)
 def _checkers() -> dict[str, Any]:
-    """Instructions by name. Blocks for seconds at first.
+    """Return the checkers by instruction. Blocks for seconds the first time.
 
-    The package looks for data of nltk's as it is imported, and would fetch what is not there: nothing is fetched, and
-    only those instructions fail that need it.
+    The package would download missing data of nltk on import: downloads are disabled, and only instructions that need
+    the data fail.
     """
     import langdetect
     import nltk
@@ -117,23 +117,23 @@ def _checkers() -> dict[str, Any]:
     nltk.download = lambda *_, **__: False
     try:
         tables = [importlib.import_module(f"{PACKAGE}.{name}.instructions_registry") for name in ("ifeval", "ifbench")]
-        mended = importlib.import_module("penstock.workers.rewards.kinds.ifbench_checkers").CHECKERS
+        corrected = importlib.import_module("penstock.workers.rewards.kinds.ifbench_checkers").CHECKERS
     finally:
         nltk.download = fetches
-    # Into the log it writes each answer whose language it cannot tell, whole and as it is.
+    # It would log every answer whose language it cannot detect.
     vars(importlib.import_module(f"{PACKAGE}.ifeval.instructions"))["logging"] = _silent()
-    # It draws, and would say another language of a text at another time.
+    # Detection is random: without a seed the result may change.
     langdetect.DetectorFactory.seed = 0
-    return {name: checker for table in tables for name, checker in table.INSTRUCTION_DICT.items()} | dict(mended)
+    return {name: checker for table in tables for name, checker in table.INSTRUCTION_DICT.items()} | dict(corrected)
 
 
 def _silent() -> logging.Logger:
-    """A logger that writes nothing."""
+    """Return a logger that writes nothing."""
     silent = logging.Logger("if_verifiable")
     silent.disabled = True
     return silent
 
 
 def load() -> None:
-    """Import what it needs."""
+    """Import the checkers."""
     _checkers()

@@ -1,8 +1,8 @@
-"""Checkers of IFBench that the package has as they were before IFBench mended them, and what they are now.
+"""Checkers of IFBench that were corrected after the release of the package, in their corrected form.
 
-slime takes IFBench as it is at the time; these are its verdicts of August 2026, but where the table of cases
-(``tests/unit/workers/rewards/kinds/cases.py``) says why not. Importing this imports the package, which
-``ifbench.load`` alone does: it has nothing fetched.
+slime uses IFBench's current version; these are its verdicts of August 2026, except where the table of cases
+(``tests/unit/workers/rewards/kinds/cases.py``) says why not. Importing this module imports the package, which only
+``ifbench.load`` does, with downloads disabled.
 
 Each is built by the package's own ``build_description``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import nltk
 from if_verifiable.ifbench import instructions, instructions_util
 
-# Sentences are nltk's, as they are in IFBench; the package's own end at other places. They need its punkt_tab.
+# Sentences are nltk's, as in IFBench; the package's own end elsewhere. They need its punkt_tab.
 instructions_util.split_into_sentences = nltk.sent_tokenize
 
 #: Words that stand for others: personal, possessive, reflexive, demonstrative, relative and indefinite pronouns.
@@ -30,11 +30,11 @@ _PRONOUNS = frozenset({
 
 
 class PersonNames(instructions.PersonNameCountChecker):  # type: ignore[misc]
-    """Names are whole words: no Leo is in Leonardo."""
+    """Match names as whole words: Leonardo does not contain Leo."""
 
     def build_description(self, **kwargs: Any) -> str:
         said = str(super().build_description(**kwargs))
-        # It names those that count, and nothing else does.
+        # Only the description lists the names that count.
         self._names = set(re.findall(r"\w+", said.rpartition(":")[2]))
         return said
 
@@ -43,7 +43,7 @@ class PersonNames(instructions.PersonNameCountChecker):  # type: ignore[misc]
 
 
 class Pronouns(instructions.PronounCountChecker):  # type: ignore[misc]
-    """All kinds of pronouns count, in short forms too (you're)."""
+    """Count all kinds of pronouns, in short forms too (you're)."""
 
     def check_following(self, value: str) -> bool:
         words = nltk.word_tokenize(value.replace("/", " ").lower())
@@ -51,7 +51,7 @@ class Pronouns(instructions.PronounCountChecker):  # type: ignore[misc]
 
 
 class KeywordInSentence(instructions.IncludeKeywordChecker):  # type: ignore[misc]
-    """The keyword is a whole word."""
+    """Match the keyword as a whole word."""
 
     def check_following(self, value: str) -> bool:
         sentences = nltk.sent_tokenize(value)
@@ -60,7 +60,7 @@ class KeywordInSentence(instructions.IncludeKeywordChecker):  # type: ignore[mis
 
 
 class KeywordAtPlace(instructions.KeywordSpecificPositionChecker):  # type: ignore[misc]
-    """Punctuation is no word, and capitals are no matter."""
+    """Ignore punctuation and case."""
 
     def check_following(self, value: str) -> bool:
         sentences = nltk.sent_tokenize(value)
@@ -71,7 +71,7 @@ class KeywordAtPlace(instructions.KeywordSpecificPositionChecker):  # type: igno
 
 
 class SecondAndSecondToLast(instructions.WordsPositionChecker):  # type: ignore[misc]
-    """A mark at the end is no word, and capitals are no matter."""
+    """Ignore a mark at the end, and case."""
 
     def check_following(self, value: str) -> bool:
         words = nltk.word_tokenize(value)
@@ -81,7 +81,7 @@ class SecondAndSecondToLast(instructions.WordsPositionChecker):  # type: ignore[
 
 
 class TitleCase(instructions.TitleCaseChecker):  # type: ignore[misc]
-    """Words of one letter are looked at, too; what begins with no letter is none."""
+    """Check words of one letter too; ignore those that begin with another character."""
 
     def check_following(self, value: str) -> bool:
         words = [word for word in nltk.word_tokenize(value) if word[0].isalpha()]
@@ -91,7 +91,7 @@ class TitleCase(instructions.TitleCaseChecker):  # type: ignore[misc]
 
 
 class QuoteUnquote(instructions.QuoteExplanationChecker):  # type: ignore[misc]
-    """An answer of marks alone has no quotation."""
+    """Accept an answer of quotation marks alone: it has no quotation."""
 
     def check_following(self, value: str) -> bool:
         try:
@@ -101,11 +101,11 @@ class QuoteUnquote(instructions.QuoteExplanationChecker):  # type: ignore[misc]
 
 
 class RepeatSpan(instructions.RepeatSpanChecker):  # type: ignore[misc]
-    """Words of the prompt from one index to another, both included, as IFBench's prompts say; the first has index 0."""
+    """Repeat words of the prompt between two indices, both included, as IFBench's prompts say, from 0."""
 
     def build_description(self, *, n_start: int | None = None, n_end: int | None = None, **kwargs: Any) -> str:
         said = str(super().build_description(n_start=n_start, n_end=n_end, **kwargs))
-        # Of 0 the package makes a number by chance.
+        # The package replaces 0 by a random number.
         if n_start == 0:
             self._n_start = 0
         return said
@@ -123,7 +123,7 @@ def _same(one: str, other: str) -> bool:
     return one.lower() == other.lower()
 
 
-#: Instruction -> what checks it.
+#: Instruction -> its checker.
 CHECKERS: Mapping[str, Callable[[str], Any]] = {
     "count:person_names": PersonNames,
     "count:pronouns": Pronouns,

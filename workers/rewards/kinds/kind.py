@@ -1,4 +1,4 @@
-"""What a reward by name is, and how one is asked."""
+"""The definition of a built-in reward."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,36 +9,36 @@ from penstock.workers.rewards.kinds.question import Question
 
 
 def _no_reading(label: str) -> None:
-    """Nothing of a label is read beforehand."""
+    """Read nothing of a label beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A reward by name: pure but for ``random``, and it imports nothing that a question names."""
+    """A built-in reward: pure except for ``random``, and it imports nothing that a question names."""
 
-    #: A number, or a dict whose ``score`` is the number. ValueError where the label is not one for this reward, or
-    #: longer than what is quick reads of one.
-    #: Called with a question; where ``needs_jail``, with the workshop (code.py) too.
+    #: Returns a number, or a dict whose ``score`` is the number. ValueError if the label is invalid for this reward, or
+    #: longer than a quick reward reads.
+    #: Called with a question; and with the workshop (code.py) if ``needs_jail``.
     judge: Callable[..., Any]
-    #: It may take long, or hang: it runs in a process with a limit of CPU time, where Python is not asked. What is not
-    #: slow takes time by the length of the answer alone, and runs in the worker's event loop.
+    #: It may take long, or hang: it runs in a process with a CPU time limit set by the kernel. A reward that is not
+    #: slow takes time linear in the answer, and runs in the worker's event loop.
     is_slow: bool = False
-    #: Of one that is slow: does for a label what all its answers share, at the expense of no answer. ValueError where
-    #: the label cannot be read.
+    #: For slow rewards: parses the label once for all answers, at no answer's expense. ValueError if the label cannot
+    #: be parsed.
     read_label: Callable[[str], object] = _no_reading
-    #: What ``boxed_NAME`` is given in place of the answer: the content of the last box, as this one expects a result.
+    #: Template of the text that ``boxed_NAME`` reads instead of the answer, around the content of the last box.
     boxed: str = "{}"
-    #: What it imports, of an extra.
+    #: Package of an extra that it imports.
     package: str = ""
-    #: Imports that in a way of its own; None: by its name.
+    #: Imports the package in its own way; None: by its name.
     load: Callable[[], None] | None = None
-    #: It reads the metadata of a question too.
+    #: Whether it reads the metadata of a question.
     reads_metadata: bool = False
-    #: It runs what an answer wrote.
+    #: Whether it runs code of an answer.
     needs_jail: bool = False
 
     def of_box(self) -> "Kind":
-        """The same reward for what is in the last box of an answer; of '' where there is none."""
+        """Return the same reward for the content of an answer's last box, '' if it has none."""
 
         def judge(question: Question, *more: Any) -> Any:
             content = last_box(question.text)

@@ -9,15 +9,15 @@ import re
 from functools import lru_cache
 from typing import Any
 
-#: Most unknowns of two formulas that are compared.
+#: Most unknowns of two formulas to compare.
 MAX_SYMBOLS = 8
-#: Digits of the values that are compared, and how near 0 their difference is where it may be 0.
+#: Digits of compared values, and the largest difference that may count as 0.
 _DIGITS, _NEAR = 40, 1e-25
 #: Digits to which math-verify compares what has no unknowns.
 _VERIFY_DIGITS = 50
 #: Powers whose evaluation may take for ever.
 _BIG_POWER = re.compile(r"\^\{[+-]?\d{4,}|\^\{[^{}]*\^|!!|\d{5,}!")
-#: Two numbers side by side, a number with two points, and what the grammar ignores: primes, the base of a number.
+#: Two numbers side by side, a number with two points, and signs that the grammar ignores: primes, a number's base.
 _NO_FORMULA = re.compile(r"\d \d|\.\d*\.|'|\\prime|\d_")
 #: Variables that the grammar takes for a constant or a function, or for the small letter.
 _GREEK = re.compile(r"\\(gamma|Gamma(?!\()|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![a-zA-Z])")
@@ -34,7 +34,7 @@ def is_equal(label: str, answer: str) -> bool:
     try:
         decided = _decide(wanted, given)
         return _verified(wanted, given) if decided is None else decided
-    # What sympy makes of an answer is not known beforehand; only what it proves is equal.
+    # sympy may raise anything; only proven equality counts.
     except Exception:
         return False
 
@@ -53,23 +53,23 @@ def formula(text: str) -> Any:
             found = found.as_immutable()
         decimals = found.atoms(sympy.Float)
         return found.xreplace({one: sympy.Rational(str(one)) for one in decimals}) if decimals else found
-    # Its grammar and its visitors raise what they like.
+    # Its grammar and its visitors may raise anything.
     except Exception:
         return None
 
 
 def _variable(found: re.Match[str]) -> str:
-    """A name that the grammar reads as one variable."""
+    """Return a name that the grammar reads as one variable."""
     return f" {'c' if found[1][0].isupper() else 'g'}_{{\\{found[1].lower()}}}"
 
 
 def _has_words(text: str) -> bool:
-    """Words are compared as text: ``act`` is not ``cat``."""
+    """Return whether it has words, which are compared as text: ``act`` is not ``cat``."""
     return bool(_ONLY_WORDS.fullmatch(text) or _WORD.search(_COMMANDS.sub(" ", text)))
 
 
 def _decide(wanted: Any, given: Any) -> bool | None:
-    """Whether sympy proves the two equal (True) or unequal by their values (False); None if it proves neither."""
+    """Return True if sympy proves the two equal, False if their values differ; None if it proves neither."""
     import sympy
 
     if not (isinstance(wanted, sympy.Expr) and isinstance(given, sympy.Expr)):
@@ -88,7 +88,7 @@ def _decide(wanted: Any, given: Any) -> bool | None:
 
 
 def _differs(difference: Any) -> bool:
-    """Whether a difference has another value than 0, with ``i`` as an unknown and as the imaginary unit."""
+    """Return whether a difference has a value other than 0, with ``i`` as an unknown and as the imaginary unit."""
     import sympy
 
     for reading in (difference, _with_imaginary_unit(difference)):
@@ -102,7 +102,7 @@ def _differs(difference: Any) -> bool:
 
 
 def _with_imaginary_unit(expression: Any) -> Any:
-    """An expression with the imaginary unit for its unknown ``i``; None if it has none."""
+    """Return an expression with the imaginary unit for its unknown ``i``; None if it has none."""
     import sympy
 
     unit = next((symbol for symbol in expression.free_symbols if str(symbol) == "i"), None)
@@ -110,7 +110,7 @@ def _with_imaginary_unit(expression: Any) -> Any:
 
 
 def _verified(wanted: Any, given: Any) -> bool:
-    """What math-verify says of two formulas that were read completely."""
+    """Return math-verify's verdict on two formulas that were read completely."""
     import sympy
     from math_verify import verify
     from math_verify.grader import is_relation

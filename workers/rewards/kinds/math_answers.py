@@ -17,7 +17,7 @@ from penstock.workers.rewards.kinds.question import Question
 
 #: Longest answer or label that is compared, in characters: longer ones are no result.
 MAX_ANSWER = 4096
-#: What other models than those with thoughts begin their answer with.
+#: How models without thoughts begin their answer.
 RESPONSE = "###Response"
 #: A relation may be written as an interval too.
 _RELATION = re.compile(r"[<>]|\\[gl]eq(?![a-zA-Z])")
@@ -34,7 +34,7 @@ _PLUS = re.compile(r"(?:^|(?<=[{(=]))\+")
 
 @lru_cache(maxsize=256)
 def _label(label: str) -> Notation | None:
-    """The label in one spelling, its formulas read at no answer's expense; None if it is empty or too long."""
+    """Return the normalized label, with its formulas parsed at no answer's expense; None if empty or too long."""
     found = last_box(label) if MARK in label else label
     if not found or len(found) > MAX_ANSWER:
         return None
@@ -46,29 +46,29 @@ def _label(label: str) -> Notation | None:
 
 
 def read_label(label: str) -> None:
-    """Read the label, whose answers are then compared with what was read."""
+    """Parse the label, which is then cached for its answers."""
     _label(label)
 
 
 def math(question: Question) -> int:
-    r"""1 where the last ``\boxed{}`` equals the label (its last box, where it has one); else 0, without a box too."""
-    return _judged(question.text, question.label)
+    r"""Return 1 if the last ``\boxed{}`` equals the label (its last box, if it has one); else 0, also without a box."""
+    return _score(question.text, question.label)
 
 
 def deepscaler(question: Question) -> int:
-    r"""As ``math``, for what follows the last ``</think>``, or else the first ``###Response``; without either 0.
+    r"""Return ``math`` of the text after the last ``</think>``, or else the first ``###Response``; without either 0.
 
     Luo et al. 2025, "DeepScaleR: Surpassing O1-Preview with a 1.5B Model by Scaling RL".
     """
     text = question.text
     if END_OF_THOUGHTS in text:
-        return _judged(text.rpartition(END_OF_THOUGHTS)[2], question.label)
+        return _score(text.rpartition(END_OF_THOUGHTS)[2], question.label)
     if RESPONSE in text:
-        return _judged(text.split(RESPONSE, 2)[1], question.label)
+        return _score(text.split(RESPONSE, 2)[1], question.label)
     return 0
 
 
-def _judged(text: str, label: str) -> int:
+def _score(text: str, label: str) -> int:
     answer = last_box(text)
     if not answer or len(answer) > MAX_ANSWER or (wanted := _label(label)) is None:
         return 0
@@ -161,13 +161,13 @@ def _is_set(text: str) -> bool:
 
 
 def _as_set(text: str) -> str:
-    """A list of solutions as the set of them."""
+    """Return a list of solutions as a set."""
     return text if _is_set(text) or text[0] in _OPEN else f"\\{{{text}\\}}"
 
 
 def _entries(text: str) -> tuple[str, list[str]]:
-    """The brackets of a tuple or interval with what stands between its commas; '' and the parts of a list; '' and all
-    of anything else."""
+    """Return the brackets of a tuple or interval and the text between its commas; '' and the parts of a list; '' and
+    the whole of anything else."""
     if len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE:
         found = _between_commas(text[1:-1])
         if found is not None and len(found) > 1:

@@ -1,4 +1,4 @@
-"""One spelling for answers to questions of mathematics, as text; no algebra.
+"""Normalize answers to mathematical questions as text; no algebra.
 
 Answers that differ in layout alone are the same text after it, as in MATH's own evaluation (Hendrycks et al. 2021,
 "Measuring Mathematical Problem Solving With the MATH Dataset", section 3) and the grader of PRM800K (Lightman et al.
@@ -71,7 +71,7 @@ class Notation:
     text: str
     #: '' if it has none, or an unknown one.
     unit: str = ""
-    #: What stands before its equals sign: ``x`` of ``x = 5``.
+    #: The left side of its equals sign: ``x`` of ``x = 5``.
     name: str = ""
     #: Words that join its entries: ``and``, ``or``.
     joints: frozenset[str] = frozenset()
@@ -128,7 +128,7 @@ def braced(text: str, depth: int = 0) -> str:
 
 
 def _token(text: str, at: int, depth: int) -> tuple[str, int]:
-    """The token at ``at`` with its arguments, and where the next one begins."""
+    """Return the token at ``at`` with its arguments, and the start of the next one."""
     for command, count in (("\\frac", 2), ("\\sqrt", 1)):
         end = at + len(command)
         if text.startswith(command, at) and not text[end : end + 1].isalpha():
@@ -158,7 +158,7 @@ def _command(text: str, command: str, at: int, count: int, depth: int) -> tuple[
 
 
 def _argument(text: str, at: int, depth: int, *, whole_number: bool) -> tuple[str | None, int]:
-    """The argument at ``at`` without braces, and its end; None if there is none."""
+    """Return the argument at ``at`` without braces, and its end; None if there is none."""
     while text.startswith(" ", at):
         at += 1
     if at >= len(text) or text[at] in ")]}" or depth >= MAX_DEPTH:
@@ -239,7 +239,7 @@ def _fraction_of_repeating(found: re.Match[str]) -> str:
 
 
 def _tight(text: str) -> str:
-    """Without blanks, but for one between a command and a letter, or between two digits."""
+    """Remove blanks, except between a command and a letter, or between two digits."""
     text = re.sub(r"(\\[a-zA-Z]+) +(?=[a-zA-Z])", r"\1\0", text)
     text = re.sub(r"(?<=\d) +(?=\d)", "\0", text)
     return text.replace(" ", "").replace("\0", " ")

@@ -37,7 +37,7 @@ _BARE_AFTER_DIGIT = re.compile(rf"(?<=\d)({_WORD})\s*{_POWER}\s*\.?\s*$", re.IGN
 _DEGREE = re.compile(r"(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|°|\\degree)\s*$")
 _PERCENT = re.compile(r"\\?%\s*$")
 _MONEY = re.compile(r"^([+-]?\s*)\\?\$\s*(?=[\d.])")
-#: What an operator in front makes part of a formula.
+#: An operator in front makes a unit part of a formula.
 _NO_NUMBER = re.compile(r"(?:^|[-+*/=<>,(^_\[{]|\\(?:cdot|times|frac|sqrt|text|cup|geq?|leq?|neq?))\s*$")
 _JOINS = re.compile(r"\b(?:or|and|if|not)\b|[,=<>]")
 #: Letters that stand for numbers when they are set upright.
@@ -83,7 +83,7 @@ def _text_unit(answer: str, match: re.Match[str]) -> tuple[str, str]:
 
 
 def _unit(words: str, power: str) -> str:
-    """One name for a unit and its power; '' if it is unknown."""
+    """Return one name for a unit and its power; '' if it is unknown."""
     parts = re.split(r"\s*/\s*|\s+per\s+", words.strip().lower())
     names = [_one_unit(part) for part in parts]
     if len(names) > 2 or not all(names):

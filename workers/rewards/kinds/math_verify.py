@@ -6,12 +6,12 @@ from typing import Any
 from penstock.workers.rewards.kinds.box import MARK, after_thoughts, closing_brace
 from penstock.workers.rewards.kinds.question import Question
 
-#: Most bytes of one answer that is looked at, from its end: that is where results stand.
+#: Characters at the end of an answer that are read: results are at the end.
 MAX_TEXT = 16 * 1024
 
 
 def judge(question: Question) -> float:
-    """1 where the result in the answer equals the label as mathematics; else 0."""
+    """Return 1 if the result in the answer equals the label as mathematics; else 0."""
     from math_verify import parse, verify
 
     said = parse(_without_dollars(final(question.text)), parsing_timeout=None)
@@ -19,13 +19,13 @@ def judge(question: Question) -> float:
 
 
 def read_label(label: str) -> None:
-    """Read the label. Raises ValueError where it is not mathematics."""
+    """Read the label. Raises ValueError if it is not mathematics."""
     if not _parsed(label):
         raise ValueError(f"the label {label[:80]!r} cannot be read as mathematics")
 
 
 def final(text: str) -> str:
-    """What of an answer is judged: what follows its last ``</think>``, of that the last box, where there is one."""
+    """Return the judged part of an answer: the text after its last ``</think>``, of that the last box if it has one."""
     text = after_thoughts(text)[-MAX_TEXT:]
     opening = MARK + "{"
     begin = text.rfind(opening)
@@ -37,7 +37,7 @@ def final(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _parsed(label: str) -> list[Any]:
-    """The label as mathematics; [] where it is not. Compared once, because only that evaluates it."""
+    """Return the parsed label; [] if it is not mathematics. Compared once, because only that evaluates it."""
     from math_verify import parse, verify
 
     label = _without_dollars(label)
@@ -49,5 +49,5 @@ def _parsed(label: str) -> list[Any]:
 
 
 def _without_dollars(text: str) -> str:
-    """``\\$36`` is money: its sign says nothing, and does not mark mathematics."""
+    """Remove ``\\$``: as a sign of money it has no value, and does not mark mathematics."""
     return text.replace("\\$", "")

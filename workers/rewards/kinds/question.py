@@ -1,4 +1,4 @@
-"""What a reward by name is asked: an answer, and what it is held against."""
+"""The input of a built-in reward: an answer, and its label and metadata."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,16 +6,16 @@ from typing import Any
 
 from penstock.protocol.records.sample import Sample
 
-#: Most characters of a label, with all that counts as one, that is read in the worker's event loop.
+#: Longest label, with all texts that count as one, that is read in the worker's event loop, in characters.
 MAX_LABEL = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What rewards by name see of a sample; as JSON it goes to the processes that check."""
+    """The fields of a sample that built-in rewards see; sent as JSON to the processes that check."""
 
     text: str
-    #: As text; a label of another type as JSON.
+    #: The label as text; another type as JSON.
     label: str = ""
     #: The label as the dataset has it: text, or a number, list or map.
     raw_label: Any = ""
@@ -27,7 +27,7 @@ class Question:
 
 
 def check_label(name: str, texts: Iterable[str], most: int = MAX_LABEL) -> None:
-    """Raise ValueError where the texts that reward ``name`` holds answers against have more than ``most`` characters,
+    """Raise ValueError if the texts that reward ``name`` compares answers with have more than ``most`` characters,
     each counted as one more."""
     if (count := sum(len(text) + 1 for text in texts)) > most:
         raise ValueError(

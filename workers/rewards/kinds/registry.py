@@ -1,4 +1,4 @@
-"""Rewards of penstock's own by name. A record may name these; none is imported because it does."""
+"""Built-in rewards by name. A record may name these; none is imported because of it."""
 
 from collections.abc import Iterable
 
@@ -17,8 +17,8 @@ from penstock.workers.rewards.kinds.math_answers import deepscaler, math, read_l
 
 _BOX = "\\boxed{{}}"
 
-#: By the name that a configuration gives. Whoever adds one adds its name to ``REWARDS`` in
-#: penstock/config/code_names.py, which a test compares with this table; all else goes by the two.
+#: By name in the configuration. A new name must also be added to ``REWARDS`` in penstock/config/code_names.py, which a
+#: test compares with this table; everything else follows from the two.
 KINDS: dict[str, Kind] = {
     "exact_match": Kind(exact_match),
     "math_verify": Kind(math_verify.judge, True, math_verify.read_label, boxed=_BOX, package="math_verify"),
@@ -32,12 +32,12 @@ KINDS: dict[str, Kind] = {
     "random": Kind(chance),
 }
 
-#: All names, those of boxes too.
+#: All names, with their ``boxed_`` variants.
 NAMES = (*REWARDS, *(BOXED + name for name in REWARDS))
 
 
 def kind_of(name: str) -> Kind | None:
-    """The reward of that name; None where it is none of penstock's own."""
+    """Return the built-in reward of that name, or None."""
     if found := KINDS.get(name):
         return found
     boxed = KINDS.get(name.removeprefix(BOXED)) if name.startswith(BOXED) else None
@@ -45,23 +45,23 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_quick(name: str) -> bool:
-    """Whether the worker sees to it itself, with a verifier pool too."""
+    """Return whether the worker computes it itself, even with a verifier pool."""
     kind = kind_of(name)
     return is_remote(name) or (kind is not None and not kind.is_slow)
 
 
 def needs_jail(names: Iterable[str]) -> bool:
-    """Whether one of these rewards runs what an answer wrote."""
+    """Return whether one of these rewards runs code of an answer."""
     return any(kind.needs_jail for name in names if (kind := kind_of(name)))
 
 
 def is_remote(name: str) -> bool:
-    """Whether a service computes it (remote.py)."""
+    """Return whether a service computes it (remote.py)."""
     return name.removeprefix(BOXED) == REMOTE
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Raise ConfigError where one of these rewards needs what is not installed here. Imports nothing."""
+    """Raise ConfigError if one of these rewards needs a package that is not installed. Imports nothing."""
     for name in names:
         if (kind := kind_of(name)) and kind.package:
             check_installed(kind.package, f"reward {name}")

@@ -1,1 +1,1 @@
-"""The verifier pool: its client, its wire, its workers."""
+"""The verifier pool: its client, its messages, its workers."""

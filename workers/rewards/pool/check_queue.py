@@ -1,4 +1,4 @@
-"""The queue of checks, which is rq's: what a worker puts into it, and takes back when nobody waits any more."""
+"""The queue of checks, which is rq's: a worker adds checks, and withdraws those it no longer waits for."""
 
 import asyncio
 import logging
@@ -23,31 +23,31 @@ from penstock.workers.rewards.pool.wire import ENTRY
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Verifiers skip checks of a worker that did not say for so long that it is there.
+#: Verifiers skip checks of a worker that did not renew its key for this long.
 ASKER_TTL_S = 60
-#: A check that is in the queue for longer is dropped by rq, and then asked again.
+#: A check queued for longer is dropped by rq, and then enqueued again.
 QUEUED_TTL_S = 24 * 3600
-#: rq's own limit, for checks whose worker is gone: so long after ours.
+#: rq's own time limit, for checks whose worker is gone: this much longer than ours.
 SLACK_S = 5.0
-#: What rq remembers of a check that failed.
+#: How long rq remembers a failed check.
 FAILURE_TTL_S = 10
-#: Pause before Redis is tried again when it is full.
+#: Pause before writing to a full Redis is retried.
 FULL_S = 1.0
 
 
 class CheckQueue:
-    """For one worker.
+    """The queue as one worker uses it.
 
     Args:
         asker: the worker's name.
-        timeout_s: of a check, once a verifier has begun it.
-        waiting: where it says that Redis is full.
+        timeout_s: time limit of a check, once a verifier has started it.
+        waiting: reports that Redis is full.
     """
 
     def __init__(self, url: str, keys: Keys, asker: str, timeout_s: float, waiting: Waiting) -> None:
         self._keys, self._asker, self._timeout_s, self._waiting = keys, asker, timeout_s, waiting
         self._stopped = False
-        # rq knows no asyncio; one thread, so that a withdrawal follows what it withdraws.
+        # rq has no asyncio; one thread, so that a withdrawal follows its check.
         self._control = Control(url, stopped=lambda: self._stopped)
         self._thread = ThreadPoolExecutor(1, "checks")
         self._queue = Queue(keys.checks, connection=as_redis(self._control.client), serializer=JSONSerializer)
@@ -55,11 +55,11 @@ class CheckQueue:
 
     @property
     def key(self) -> str:
-        """Of the list of checks that no verifier has taken."""
+        """Redis key of the list of checks that no verifier has taken."""
         return str(self._queue.key)
 
     async def put(self, id_: str, name: str, text: str) -> None:
-        """Have reward ``name`` of a sample checked; waits while Redis is full."""
+        """Enqueue a check of a sample by reward ``name``; waits while Redis is full."""
 
         def enqueue(client: Client) -> None:
             client.set(self._keys.asker(self._asker), 1, ex=ASKER_TTL_S)
@@ -83,23 +83,23 @@ class CheckQueue:
                 await asyncio.sleep(FULL_S)
 
     def withdraw(self, id_: str) -> None:
-        """Have a check stopped, or not begun. In the background: who is cancelled does not wait."""
+        """Stop a check, or prevent its start. Returns at once: a cancelled caller must not wait."""
 
         def withdraw() -> None:
             try:
-                self._take_back(id_)
+                self._withdraw_now(id_)
             except RedisError as exc:
-                # rq's own limit ends it; nobody hears its verdict.
-                log.warning("a check that nobody waits for could not be withdrawn: %s", exc)
+                # rq's own time limit ends it; its verdict is ignored.
+                log.warning("failed to withdraw an abandoned check: %s", exc)
 
         future = asyncio.ensure_future(self._in_thread(withdraw))
         self._withdrawals.add(future)
         future.add_done_callback(self._withdrawals.discard)
 
-    def _take_back(self, id_: str) -> None:
+    def _withdraw_now(self, id_: str) -> None:
         client = self._control.client
         key = RqJob.key_for(id_)
-        # At once: a verifier notes its name before it looks whether there still is something to check.
+        # Atomic: a verifier records its name before it checks whether the job still has data.
         with client.pipeline() as pipe:
             pipe.hget(key, "worker_name")
             pipe.hdel(key, "data")
@@ -116,12 +116,12 @@ class CheckQueue:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for withdrawals, for so long at most; then no more try goes to a Redis that does not answer."""
+        """Wait for withdrawals, at most this long; then stop retrying a Redis that does not respond."""
         if self._withdrawals:
             await asyncio.wait(self._withdrawals, timeout=timeout_s)
         self._stopped = True
 
     def close(self) -> None:
-        """Let go of the thread and the connection."""
+        """Stop the thread and close the connection."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._control.close()

@@ -1,12 +1,12 @@
-"""Checks that a worker asks of the verifier pool: enqueued with rq, answered on a stream of the worker's own.
+"""Client of the verifier pool in a worker: checks are enqueued with rq, and verdicts arrive on the worker's own stream.
 
-    ask ─> rq job ─> (queue; waits without a limit, and says so) ─> started ─> verdict within ``reward.timeout_s``
-             │                                                        ├─ late: the verifier is asked to stop it
-             │                                                        └─ the verifier is gone: as if it had raised
-             └─ popped, and never started: as if it had raised
+    ask ─> rq job ─> (queue; waits without a limit, and reports it) ─> started ─> verdict within ``reward.timeout_s``
+             │                                                           ├─ late: the verifier must stop it
+             │                                                           └─ the verifier is gone: as if it had raised
+             └─ taken from the queue, and never started: as if it had raised
 
-Nothing of rq is trusted with a sample: the worker holds the sample and the job's lease, and a check that is lost is
-asked again, ``reward.max_attempts`` times in all. A check that nobody waits for any more is withdrawn, or skipped.
+rq is not trusted with a sample: the worker holds the sample and the job's lease, and a lost check is enqueued again, at
+most ``reward.max_attempts`` times in all. An abandoned check is withdrawn, or skipped.
 """
 
 import asyncio
@@ -36,29 +36,29 @@ from penstock.workers.rewards.pool.wire import DIED, STARTED, VERDICT, TooLarge,
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at the pool while there are checks.
+#: Seconds between two checks of the pool while checks are open.
 LOOK_S = 1.0
 #: Longest blocking read of the stream of verdicts.
 BLOCK_S = 2.0
-#: A check that is in no queue and was not started for so long is lost: its verifier died between the two.
+#: A check that is in no queue and was not started for this long is lost: its verifier died in between.
 LOST_S = 10.0
-#: Checks looked for in the queue at each look, oldest first: the queue is first come, first served.
+#: Open checks searched in the queue each time, oldest first: the queue is first come, first served.
 LOOKED_FOR = 16
-#: Longest wait for withdrawals at the end.
+#: Longest wait for withdrawals on close.
 CLOSE_S = 5.0
 
 
 class _Check:
-    """One that is open."""
+    """One open check."""
 
     def __init__(self) -> None:
         self.asked = time.monotonic()
-        #: Name of the verifier that makes it, once it is started.
+        #: Name of its verifier, once it is started.
         self.verifier = ""
         #: Set when it is started, or over.
         self.started = asyncio.Event()
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        #: Since when (monotonic) it is seen nowhere; 0.0: it is somewhere.
+        #: Since when (monotonic) it is found nowhere; 0.0: it is found.
         self.missing_since = 0.0
 
     def start(self, verifier: str) -> None:
@@ -76,11 +76,11 @@ class _Check:
 
 
 class Checks:
-    """The way to the verifier pool of one worker; ``run`` must be running for ``ask`` to be answered.
+    """The verifier pool as one worker uses it; ``run`` must be running for ``ask`` to be answered.
 
     Args:
         asker: the worker's name, never used by another.
-        waiting: where it says what its checks wait for.
+        waiting: reports what its checks wait for.
     """
 
     def __init__(self, config: Config, keys: Keys, asker: str, waiting: Waiting) -> None:
@@ -92,14 +92,14 @@ class Checks:
         self._allowed = allowed_rewards(config)
         self._closed = False
         self._open: dict[str, _Check] = {}
-        #: Presence of verifiers by name, and when (monotonic) it changed last.
+        #: Presence of verifiers by name, and when (monotonic) it last changed.
         self._seen: dict[str, tuple[bytes, float]] = {}
         self._control = AsyncControl(config.redis.url)
         self._reader = AsyncControl(config.redis.url, block_s=BLOCK_S)
         self._queue = CheckQueue(config.redis.url, keys, asker, self.config.timeout_s, waiting)
 
     def asking(self, name: str) -> Callable[[Sample], Awaitable[Any]]:
-        """The reward ``name`` as a function that asks the pool. Raises ConfigError where it is not allowed."""
+        """Return reward ``name`` as a function that calls the pool. Raises ConfigError if it is not allowed."""
         if name not in self._allowed:
             raise ConfigError(
                 f"the verifier pool does not run {safe_repr(name)}, only "
@@ -112,13 +112,12 @@ class Checks:
         return ask
 
     async def ask(self, sample: Sample, name: str) -> dict[str, Any]:
-        """One check: what reward ``name`` gives, its number under ``reward.key``.
+        """Make one check; return the reward's result, with its number under ``reward.key``.
 
         Waits for a verifier without a limit, then for at most ``reward.timeout_s``.
 
         Raises:
-            RewardError: reward_timeout, reward_not_a_number, reward_too_large, reward_raised (metadata that are no
-                JSON).
+            RewardError: reward_timeout, reward_not_a_number, reward_too_large, reward_raised (metadata cannot be JSON).
             Raised: the reward raised, or its verifier died.
         """
         text = self._text(sample, name)
@@ -162,19 +161,19 @@ class Checks:
         return {**verdict.info, self.config.key: verdict.reward}
 
     def _withdraw(self, id_: str, check: _Check) -> None:
-        # A wait that is cancelled cancels what it waits for.
+        # Cancelling a wait cancels its future.
         if (check.verdict.done() and not check.verdict.cancelled()) or self._closed:
             return
         self._queue.withdraw(id_)
 
     async def run(self) -> None:
-        """Hear verifiers, and look after checks that they do not answer, until cancelled."""
+        """Receive verdicts, and detect lost checks, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen(), name="verdicts")
             group.create_task(self._watch(), name="verifiers")
 
     async def close(self) -> None:
-        """Withdraw what is open and let go of the connections; waits for a few seconds at most."""
+        """Withdraw open checks and close the connections; waits for a few seconds at most."""
         if self._closed:
             return
         await self._queue.settle(CLOSE_S)
@@ -190,12 +189,12 @@ class Checks:
 
     async def _listen(self) -> None:
         while True:
-            await self._hear_news()
+            await self._read_stream()
 
-    async def _hear_news(self) -> None:
-        """Hear what is there, and delete it.
+    async def _read_stream(self) -> None:
+        """Process the entries of the stream, and delete them.
 
-        Read from its begin: a stream that vanished comes again with smaller ids where Redis' clock was ahead meanwhile.
+        Read from the beginning: a stream that expired starts again with smaller ids if Redis' clock was ahead before.
         """
         stream = self.keys.verdicts(self.asker)
         found = await self._reader.do(lambda client: client.xread({stream: "0"}, count=256, block=int(BLOCK_S * 1000)))
@@ -203,11 +202,11 @@ class Checks:
             return
         entries = found[0][1]
         for _, fields in entries:
-            self._hear(fields)
-        # Only now: what a dead socket swallowed is read again.
+            self._handle(fields)
+        # Only now: entries lost with a broken connection are read again.
         await self._control.do(lambda client: client.xdel(stream, *(entry for entry, _ in entries)))
 
-    def _hear(self, fields: dict[bytes, bytes]) -> None:
+    def _handle(self, fields: dict[bytes, bytes]) -> None:
         kind, body = name_shown(fields.get(b"kind", b"")), fields.get(b"body", b"")
         check = self._open.get(name_shown(fields.get(b"id", b"")))
         if check is None:
@@ -231,11 +230,11 @@ class Checks:
         while True:
             await asyncio.sleep(LOOK_S)
             if self._open:
-                await self._look()
+                await self._check_pool()
             else:
                 self._waiting.end()
 
-    async def _look(self) -> None:
+    async def _check_pool(self) -> None:
         queued = [(id_, check) for id_, check in self._open.items() if not check.started.is_set()]
         old = [(id_, check) for id_, check in queued[:LOOKED_FOR] if time.monotonic() - check.asked > LOOK_S]
 
@@ -258,7 +257,7 @@ class Checks:
         self._waiting.blocked_on(self._cause(len(queued), present))
 
     def _present(self, records: dict[bytes, bytes]) -> set[str]:
-        """Verifiers whose presence changed within ``GONE_S``, by this machine's clock."""
+        """Return the verifiers whose presence changed within ``GONE_S``, by this machine's clock."""
         now = time.monotonic()
         seen = {}
         for name, raw in records.items():
@@ -269,7 +268,7 @@ class Checks:
 
     @staticmethod
     def _end_if_missing(check: _Check, missing: bool, limit_s: float, why: str) -> None:
-        """A check that is missing at two looks, ``limit_s`` apart, is over: its verdict may be on its way."""
+        """End a check that was missing twice, ``limit_s`` apart: its verdict may have been in flight the first time."""
         now = time.monotonic()
         if not missing:
             check.missing_since = 0.0

@@ -1,9 +1,9 @@
-"""``penstock verifiers``: a pool of verifiers of one run, kept up. Any number of such pools may serve a run.
+"""``penstock verifiers``: run a pool of verifiers for one run. Any number of such pools may serve a run.
 
     pool ── forks ──> verifier (rq worker) x reward.pool.workers ── forks ──> a process for each check
 
-A verifier that dies is started again, and its presence goes at once, so that the check it was at is asked again. When
-the pool dies its verifiers die, and their checks with them. SIGTERM lets checks that run end; a second one does not.
+A verifier that dies is restarted, and its presence is removed at once, so that its check is enqueued again. When the
+pool dies its verifiers die, and their checks with them. SIGTERM lets running checks end; a second one does not.
 """
 
 import contextlib
@@ -47,21 +47,21 @@ from penstock.workers.rewards.processes import import_package
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at the verifiers, and between two notes of their presence.
+#: Seconds between two checks of the verifiers, and between two updates of their presence.
 TICK_S, NOTE_S = 0.05, 1.0
-#: Wait before a verifier is started again; doubles with each death in a row that came within ``QUICK_S`` of its start.
+#: Wait before a verifier is restarted; doubles with each consecutive death within ``QUICK_S`` of its start.
 BACKOFF_S, MAX_BACKOFF_S, QUICK_S = 0.2, 5.0, 10.0
-#: Longest wait for Redis where nobody must be held up.
+#: Longest wait for Redis if nothing must be blocked.
 REDIS_S = 1.0
 
 _FORK = multiprocessing.get_context("fork")
 
 
 def load_rewards(config: Config) -> dict[str, Function | Kind]:
-    """Rewards of the pool by name, imported once, so that forks need not.
+    """Import the rewards of the pool once, so that forks need not; return them by name.
 
     Raises:
-        ConfigError: one is not there, or there is none.
+        ConfigError: one does not exist, or there are none.
     """
     names = allowed_rewards(config)
     if not names:
@@ -77,7 +77,7 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
     asking = {name for name, one in found.items() if not isinstance(one, Kind) and takes_judges(one)}
     if asking and not (config.reward.judges and found.keys() - asking):
         raise ConfigError(
-            f"reward {min(asking)} has a parameter judges, which workers ask and verifiers do not, and the pool has "
+            f"reward {min(asking)} has a parameter judges, which workers call and verifiers do not, and the pool has "
             "nothing else to do: set reward.pool.kind: process."
             if config.reward.judges
             else f"reward {min(asking)} has a parameter judges, and reward.judges has none: name one there."
@@ -90,7 +90,7 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
 
 
 class _Child:
-    """One verifier of the pool, over its starts."""
+    """One verifier of the pool, across restarts."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -130,15 +130,15 @@ class Verifiers:
         self._draining = self._hurry = False
 
     def stop(self, *_: object) -> None:
-        """Let checks that run end, and leave. Safe in a signal handler, as is ``hurry``."""
+        """Let running checks end, and leave. Safe in a signal handler, as is ``hurry``."""
         self._draining = True
 
     def hurry(self, *_: object) -> None:
-        """End checks that run, and leave."""
+        """End running checks, and leave."""
         self._draining = self._hurry = True
 
     def run(self) -> None:
-        """Keep verifiers up until ``stop``. Blocks."""
+        """Keep verifiers running until ``stop``. Blocks."""
         noted = 0.0
         try:
             while not self._draining:
@@ -148,7 +148,7 @@ class Verifiers:
                     noted = time.monotonic()
                     self._note()
                 time.sleep(TICK_S)
-            self._let_end()
+            self._drain()
         finally:
             for child in self._children:
                 self._end(child)
@@ -164,7 +164,7 @@ class Verifiers:
             self._tally.end(child.name)
             child.plan_restart()
         if child.process is None and time.monotonic() >= child.start_at:
-            # A name of its own for each: what an earlier one held must not be taken for this one's.
+            # A new name each time: checks of an earlier one must not be taken for this one's.
             child.name = f"{self.name}-{child.index}.{new_token()[:8]}"
             if not self._show(child.name, self._record(child.name, {})):
                 return
@@ -174,7 +174,7 @@ class Verifiers:
             self._tally.starts += 1
 
     def _note(self) -> None:
-        """Presence of all, with what rq knows of them; and whether they have nothing to do."""
+        """Update the presence of all, with rq's counts; report whether they are idle."""
         names = [child.name for child in self._children if child.process is not None]
         try:
             pipe = self._client.pipeline(transaction=False)
@@ -201,13 +201,13 @@ class Verifiers:
         try:
             scripts.run(self._client, scripts.note(self.keys, self.keys.verifiers, name, record))
         except (*PASSING, RedisError) as exc:
-            log.debug("presence of %s could not be told: %s", name, exc)
+            log.debug("failed to publish presence of %s: %s", name, exc)
             return False
         return True
 
-    def _let_end(self) -> None:
-        """SIGTERM to all, and wait until they have ended, are late, or are not to be waited for."""
-        log.info("verifiers stop when their checks have ended")
+    def _drain(self) -> None:
+        """Send SIGTERM to all, and wait until they have ended, are late, or ``hurry`` was called."""
+        log.info("draining: verifiers stop when their checks have ended")
         deadline = time.monotonic() + self.config.reward.timeout_s + SLACK_S
         for child in self._children:
             if child.process is not None:
@@ -230,7 +230,7 @@ class Verifiers:
 
 
 def _serve(config: Config, name: str, functions: dict[str, Function | Kind], pool: int) -> None:
-    """The life of one verifier."""
+    """Run one verifier."""
     die_with_parent(pool)
     for number in (*END, HURRY):
         signal.signal(number, signal.SIG_DFL)

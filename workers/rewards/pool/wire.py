@@ -1,9 +1,9 @@
-"""A check on its way to a verifier, and the verdict on its way back: JSON with bounds, never pickle.
+"""Encode a check for a verifier, and the verdict for the worker: JSON with bounds, never pickle.
 
     worker ── rq job (JSONSerializer): ENTRY, [worker, reward, sample as JSON text] ──> verifier
     verifier ── stream verdicts:WORKER: (id, started, NAME), then (id, verdict, JSON) or (id, died, why) ──> worker
 
-The sample travels without logprobs and side arrays: a reward judges the answer.
+The sample is sent without logprobs and side arrays: a reward judges the answer.
 """
 
 import json
@@ -16,13 +16,13 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.text import TooMuch, to_plain, utf8_safe
 
-#: What every rq job of the pool is called. A verifier imports nothing by a name that it finds in Redis.
+#: Function name of every rq job of the pool. A verifier imports nothing by a name found in Redis.
 ENTRY = "penstock.workers.rewards.pool.worker.check"
 #: Kinds of messages of a verifier.
 STARTED, VERDICT, DIED = "started", "verdict", "died"
-#: Most bytes of an rq job when it is unpacked; the sample's JSON is in it as an escaped string.
+#: Largest uncompressed rq job in bytes; the sample's JSON is in it as an escaped string.
 MAX_JOB_BYTES = 128 * 1024**2
-#: Most characters of a traceback that is sent.
+#: Longest traceback that is sent, in characters.
 MAX_TRACE = 4000
 
 _CARRIED = {"k": int, "tokens": list, "generated": list, "loss_mask": list, "versions": list, "prompt_length": int,
@@ -36,13 +36,13 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier found."""
+    """The result of a verifier."""
 
-    #: The number; None where there is none.
+    #: The number; None if the reward failed.
     reward: float | None = None
-    #: What the reward gave beside the number.
+    #: The other entries of the reward's result.
     info: dict[str, Any] = field(default_factory=dict)
-    #: Why there is no number: an outcome of RewardError, or '' where ``error`` is what the reward raised.
+    #: Why there is no number: an outcome of RewardError, or '' if ``error`` is what the reward raised.
     outcome: str = ""
     error: str = ""
     trace: str = ""
@@ -52,7 +52,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Verdict":
-        """Raises ProtocolError on what no verifier wrote."""
+        """Parse a verdict. Raises ProtocolError if no verifier wrote it."""
         value = _parse(text, "a verdict")
         types = {"reward": (float, int, type(None)), "info": dict, "outcome": str, "error": str, "trace": str}
         _check(value, types, "a verdict")
@@ -66,11 +66,11 @@ class Verdict:
 
 
 def sample_to_json(sample: Sample, max_bytes: int) -> str:
-    """The sample as a reward needs it.
+    """Encode a sample for a reward.
 
     Raises:
         TooLarge: more than ``max_bytes`` bytes.
-        TypeError, ValueError: its metadata hold what JSON does not (bytes, say).
+        TypeError, ValueError: its metadata cannot be JSON (bytes, for instance).
     """
     text = json.dumps({"job": sample.job.to_map(), **{name: getattr(sample, name) for name in _CARRIED}})
     # ASCII: as many bytes as characters.
@@ -80,7 +80,7 @@ def sample_to_json(sample: Sample, max_bytes: int) -> str:
 
 
 def sample_from_json(text: str) -> Sample:
-    """Raises ProtocolError on what is not such a sample."""
+    """Decode a sample. Raises ProtocolError if it is malformed."""
     value = _parse(text, "a sample to be checked")
     job = Job.from_map(value.pop("job", None), "job of a sample to be checked")
     _check(value, _CARRIED, "a sample to be checked")

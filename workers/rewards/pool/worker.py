@@ -1,8 +1,8 @@
-"""One verifier: an rq worker that makes checks and nothing else, each in a process of its own that can be killed.
+"""One verifier: an rq worker that only runs checks, each in a process of its own that can be killed.
 
-rq's worker takes jobs off the queue, forks for each, kills by its command `stop-job` and notices a fork that died. Here
-is what it must not do as rq does it: nothing is imported by a name found in Redis, no callback, webhook or dependency
-is taken from there, nothing is unpacked without a bound, and a fork dies with its parent.
+rq's worker takes jobs off the queue, forks for each, kills on its command `stop-job` and notices a fork that died. This
+module disables what is unsafe in rq: it imports nothing by a name found in Redis, ignores callbacks, webhooks and
+dependencies, bounds unpacking, and makes a fork die with its parent.
 """
 
 import asyncio
@@ -53,16 +53,16 @@ from penstock.workers.rewards.pool.wire import (
 
 log = logging.getLogger(__name__)
 
-#: Longest try to send a worker something, while Redis is away or full.
+#: Longest attempt to send a worker something, while Redis is down or full.
 TELL_S = 60.0
-#: A stream of verdicts that nobody reads or writes vanishes after so long.
+#: A stream of verdicts that is neither read nor written expires after this long.
 STREAM_TTL_S = 3600
 #: rq: presence of a verifier; a blocking read of the queue takes 15 s less.
 RQ_TTL_S = 30
 RQ_MONITOR_S = 5
 RQ_MAINTENANCE_S = 60
 
-#: Fields of an rq job that are taken from Redis.
+#: Fields of an rq job that are read from Redis.
 _FIELDS = frozenset(
     {"data", "created_at", "enqueued_at", "started_at", "last_heartbeat", "origin", "worker_name", "status", "timeout",
      "ttl", "result_ttl", "failure_ttl"}
@@ -73,13 +73,13 @@ Function = Callable[[Sample], Any]
 
 
 class CheckJob(RqJob):
-    """An rq job that can be nothing but a check."""
+    """An rq job that can only be a check."""
 
     #: Set in the fork.
     verifier: "Verifier"
 
     def restore(self, raw_data: Mapping[bytes, bytes]) -> None:
-        """Take what a check has from the job's hash, and leave the rest."""
+        """Read the fields of a check from the job's hash, and ignore the others."""
         taken = {name: value for name, value in raw_data.items() if name.decode(errors="replace") in _FIELDS}
         if b"data" in taken:
             taken[b"data"] = _unpacked(taken[b"data"])
@@ -89,7 +89,7 @@ class CheckJob(RqJob):
         self.verifier.check(self)
 
     def question(self) -> tuple[str, str, str]:
-        """(worker that asks, reward, sample as JSON text). Raises ProtocolError where it is not a check."""
+        """Return (worker, reward, sample as JSON text). Raises ProtocolError if it is not a check."""
         args = self.args
         if self.func_name != ENTRY or len(args) != 3 or not all(isinstance(one, str) for one in args):
             raise ProtocolError(f"The rq job {self.id} is not a check of penstock, or is larger than a check may be.")
@@ -98,7 +98,7 @@ class CheckJob(RqJob):
 
 
 def _unpacked(data: bytes) -> bytes:
-    """zlib's contents with a bound; a job that is not a check where there are none."""
+    """Decompress with a bound; return a job that is no check if the data are invalid."""
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(data, MAX_JOB_BYTES)
@@ -108,7 +108,7 @@ def _unpacked(data: bytes) -> bytes:
 
 
 class Verifier(Worker):
-    """Makes checks of one run, one at a time. ``work`` blocks until SIGTERM, and lets a check that runs end.
+    """Run checks of one run, one at a time. ``work`` blocks until SIGTERM, and lets a running check end.
 
     Args:
         functions: reward by name.
@@ -136,22 +136,22 @@ class Verifier(Worker):
         self.functions = functions
 
     def main_work_horse(self, job: RqJob, queue: Queue) -> None:
-        """The fork's whole life."""
+        """Run a check in the fork."""
         die_with_parent(self.pid)
         assert isinstance(job, CheckJob)
         job.verifier = self
         super().main_work_horse(job, queue)
 
     def check(self, job: CheckJob) -> None:
-        """In the fork: make the check and answer the worker; nothing where nobody waits for it, or it is withdrawn."""
+        """Make the check and answer the worker, in the fork; do nothing if it was abandoned or withdrawn."""
         asker, name, text = job.question()
         with self.connection.pipeline(transaction=False) as pipe:
             pipe.exists(self.keys.asker(asker))
             pipe.hexists(job.key, "data")
             is_wanted = all(pipe.execute())
         if is_wanted:
-            self._tell(asker, job.id, STARTED, self.name)
-            self._tell(asker, job.id, VERDICT, self._bounded(self._judge(name, text)))
+            self._send(asker, job.id, STARTED, self.name)
+            self._send(asker, job.id, VERDICT, self._bounded(self._judge(name, text)))
 
     def _judge(self, name: str, text: str) -> Verdict:
         pool = self.config.pool
@@ -174,17 +174,17 @@ class Verifier(Worker):
 
     def _bounded(self, verdict: Verdict) -> str:
         try:
-            said = verdict.to_json()
+            text = verdict.to_json()
         except (ValueError, RecursionError) as exc:
             return Verdict(error=f"{type(exc).__name__}: what the reward gave cannot be sent: {exc}").to_json()
-        if len(said) <= self.config.pool.max_bytes:
-            return said
+        if len(text) <= self.config.pool.max_bytes:
+            return text
         most = self.config.pool.max_bytes
-        error = f"the reward gave {len(said)} bytes, and reward.pool.max_bytes is {most}."
+        error = f"the reward gave {len(text)} bytes, and reward.pool.max_bytes is {most}."
         return Verdict(outcome=JobFailure.REWARD_TOO_LARGE, error=error).to_json()
 
     def _fork_died(self, job: RqJob, pid: int, status: int, usage: object) -> None:
-        """In the parent, when a fork did not end by itself or by stop-job."""
+        """Report a fork that was killed other than by stop-job. Called in the parent."""
         assert isinstance(job, CheckJob)
         try:
             asker, name, text = job.question()
@@ -192,19 +192,19 @@ class Verifier(Worker):
             return
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
         if number == signal.SIGXCPU and kind_of(name):
-            # The kernel's verdict on an answer that takes too long to check.
+            # The kernel's limit on an answer that takes too long to check.
             late = Verdict(reward=0.0, info={"out_of_time": True})
-            self._tell(asker, job.id, VERDICT, late.to_json())
+            self._send(asker, job.id, VERDICT, late.to_json())
             return
         if number == signal.SIGPROF and kind_of(name):
             slow = processes.too_slow(name, _label_of(text), self.config.check_cpu_s)
-            self._tell(asker, job.id, VERDICT, Verdict(error=f"ValueError: {slow}").to_json())
+            self._send(asker, job.id, VERDICT, Verdict(error=f"ValueError: {slow}").to_json())
             return
         how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
-        self._tell(asker, job.id, DIED, f"the process that checked it at {self.name} ended {how}")
+        self._send(asker, job.id, DIED, f"the process that checked it at {self.name} ended {how}")
 
-    def _tell(self, asker: str, id_: str, kind: str, body: str) -> None:
-        """Add to the stream of the worker that asked; blocks while Redis is away, for ``TELL_S`` at most."""
+    def _send(self, asker: str, id_: str, kind: str, body: str) -> None:
+        """Add to the stream of the worker; blocks while Redis is down, for ``TELL_S`` at most."""
         stream, deadline = self.keys.verdicts(asker), time.monotonic() + TELL_S
         while True:
             try:
@@ -227,7 +227,7 @@ def _label_of(text: str) -> str:
 
 
 def judge(function: Function | Kind, sample: Sample, name: str, config: RewardConfig) -> Verdict:
-    """What a reward gives for a sample, or how it failed. Blocks for as long as it takes."""
+    """Compute a reward for a sample, or report how it failed. Blocks for as long as it takes."""
     own = isinstance(function, Kind)
     try:
         with staying_alive():
@@ -238,7 +238,7 @@ def judge(function: Function | Kind, sample: Sample, name: str, config: RewardCo
         if own:
             return Verdict(outcome=exc.outcome, error=str(exc))
         return _raised(exc)
-    # SystemExit too: it is the reward that wanted to end, not the verifier.
+    # SystemExit too: the reward wanted to exit, not the verifier.
     except BaseException as exc:
         return _raised(exc)
     try:
@@ -257,7 +257,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _checked(kind: Kind, sample: Sample, config: RewardConfig) -> Any:
-    """As processes.py does it; over its CPU time the kernel ends this process."""
+    """Run a check as processes.py does; the kernel ends this process at its CPU limit."""
     most = min(config.pool.memory_bytes or processes.MAX_BYTES, processes.MAX_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

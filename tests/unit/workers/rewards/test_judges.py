@@ -268,7 +268,7 @@ async def test_whatever_the_policy_said_reaches_a_judge_as_text(server: Server, 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("unknown", "There is no judge 'nobody': reward.judges has taste"),
+        ("unknown", "no judge 'nobody': choose one of reward.judges \\(taste\\)"),
         ("misspelt", "temprature is not a sampling parameter"),
     ],
 )
@@ -357,5 +357,5 @@ def test_workers_of_a_fleet_are_given_the_addresses_of_its_plan(tmp_path: Path) 
 
 
 async def test_a_judge_of_the_fleet_is_unknown_elsewhere() -> None:
-    with pytest.raises(ConfigError, match="Judge taste has no address here"):
+    with pytest.raises(ConfigError, match="Judge taste has no address:"):
         await Judge(JudgeConfig(name="taste")).classify("x")

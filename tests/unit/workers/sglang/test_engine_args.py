@@ -73,7 +73,7 @@ def test_what_the_installed_release_knows_passes(make: Any) -> None:
         ({"config": "a.yaml"}, "use engine.args"),
         ({"preferred_sampling_params": {"temperature": 0.5}}, "use rollout.sampling"),
         ({"preferred_sampling_params": "{}"}, "use rollout.sampling"),
-        ({"speculative_accept_threshold_single": 0.5}, "takes drafts that the model would not have drawn"),
+        ({"speculative_accept_threshold_single": 0.5}, "accepts drafts that the model would not have sampled"),
     ],
 )
 def test_what_it_would_not_take_is_refused_with_what_was_meant(make: Any, args: dict[str, Any], says: str) -> None:
@@ -103,7 +103,7 @@ def test_it_is_asked_once_for_each_installation(
         kept.write_text("[]")
     check_arguments(make(tp_size=2))
     assert len(asked.read_text().split()) == 3
-    assert "is written again" in caplog.text
+    assert "will be rewritten" in caplog.text
 
 
 def test_a_release_that_is_too_old_is_refused(make: Any, tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def test_another_host_path_and_parallelism_are_fine() -> None:
         ({}, QWEN | {"is_generation": False}, "does not generate"),
         ({"skip_tokenizer_init": True}, QWEN, "with skip-tokenizer-init, and cannot see stop strings"),
         ({"allow_auto_truncate": True}, QWEN, "other prompts"),
-        ({"preferred_sampling_params": {"temperature": 0.5}}, QWEN, "preferred-sampling-params, and would not draw"),
+        ({"preferred_sampling_params": {"temperature": 0.5}}, QWEN, "preferred-sampling-params, and would not sample"),
         ({}, QWEN | {"preferred_sampling_params": '{"temperature": 0.5}'}, "with preferred-sampling-params"),
-        ({"speculative_accept_threshold_acc": 0.9}, QWEN, "speculative-accept-threshold-acc 0.9 takes drafts"),
+        ({"speculative_accept_threshold_acc": 0.9}, QWEN, "speculative-accept-threshold-acc 0.9 accepts drafts"),
     ],
 )
 def test_what_cannot_serve_this_run_is_refused(info: dict[str, Any], served: dict[str, Any], says: str) -> None:

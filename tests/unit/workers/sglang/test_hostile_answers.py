@@ -105,7 +105,7 @@ def test_an_answer_with_far_more_tokens_than_were_asked_for_is_none() -> None:
     ids = [5] * (16 + MAX_OVER)
     event = {"output_ids": ids, "meta_info": {"output_token_logprobs": [[-0.5, 5, None]] * len(ids)}}
     assert len(heard.add(event)[0]) == len(ids), "drafts may overshoot"
-    with pytest.raises(EngineError, match="where 16 were asked for"):
+    with pytest.raises(EngineError, match="but 16 were requested"):
         heard.add(event)
 
 
@@ -151,7 +151,7 @@ class Endless:
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("body", "more than 1048576 bytes"), ("refusal", "answered /generate with 500"), ("stream", "16 were asked for")],
+    [("body", "more than 1048576 bytes"), ("refusal", "answered /generate with 500"), ("stream", "16 were requested")],
 )
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_an_answer_without_end_is_bounded(

@@ -87,9 +87,9 @@ def test_T17_tokens_whose_experts_nobody_tells_are_thrown_away_to_be_drawn_anew(
     client.routing = ROUTING
     thrown = client.segment_of(answer([1, 2], **aborted), 3, "r")
     assert (thrown.output_ids, thrown.finish_reason, thrown.num_thrown) == ([], "abort", 2)
-    assert "which experts" in thrown.message
+    assert "expert routing" in thrown.message
     assert client.segment_of(answer([], **aborted), 3, "r").experts is None, "it never ran"
-    with pytest.raises(EngineError, match="did not say which experts"):
+    with pytest.raises(EngineError, match="returned no expert routing"):
         client.segment_of(answer([1, 2]), 3, "r")
 
 
@@ -125,11 +125,11 @@ def test_rows_come_in_the_smallest_type_and_without_what_was_not_asked() -> None
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "did not say which experts"),
-        (7, "did not say which experts"),
+        (None, "returned no expert routing"),
+        (7, "returned no expert routing"),
         ("not base64!", "cannot be read"),
         ("AAA=", "cannot be read"),
-        (wire(np.zeros((2, 2, 3))), "has 12 numbers, where 4 tokens, 2 layers and 3 experts a token need 18"),
+        (wire(np.zeros((2, 2, 3))), "has 12 numbers, but 4 tokens, 2 layers and 3 experts a token need 18"),
         (wire(np.zeros(19)), "has 19 numbers"),
         (wire(np.full((3, 2, 3), 8)), "names expert 8, and the model has 8"),
         (wire(np.full((3, 2, 3), -1)), "names expert -1, and the model has 8"),

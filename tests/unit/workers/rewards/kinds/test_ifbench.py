@@ -53,8 +53,8 @@ def test_nothing_is_fetched_and_what_is_not_here_is_named(tmp_path: Path) -> Non
     first, second = done.stdout.splitlines()
     assert first == "1.0"
     assert second == (
-        "reward ifbench: instruction format:title_case needs nltk's punkt_tab, which is not here: `python -m "
-        "nltk.downloader punkt_tab` where there is a network, and NLTK_DATA names the folder"
+        "reward ifbench: instruction format:title_case needs nltk's punkt_tab, which is not installed: run `python -m "
+        "nltk.downloader punkt_tab` on a machine with a network, and set NLTK_DATA to its folder"
     )
 
 
