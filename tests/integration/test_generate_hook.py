@@ -67,7 +67,7 @@ async def test_T8_a_text_that_goes_on_keeps_the_tokens_that_were_drawn(
 @pytest.mark.parametrize(
     ("name", "reason", "says"),
     [
-        ("masks_nothing", "hook_unproven", "token 6 of its response bears loss, and no request of this sample generated it"),
+        ("masks_nothing", "hook_unproven", "bears loss, and no request of this sample generated it"),
         ("writes_down_others", "hook_unproven", "claims log-probability -0.1, but was sampled with -0.5"),
         ("draws_greedily", "hook_unproven", "temperature = 0.0 draws from another distribution"),
         ("invents", "hook_unproven", "token 0 of its response bears loss"),

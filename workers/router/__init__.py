@@ -1,1 +1,1 @@
-"""Several servers behind one address: sglang-router, and the engine that they are together."""
+"""Several servers behind one address: sglang-router, and the engine they form together."""

@@ -1,6 +1,6 @@
-"""Runs sglang-router in the engines' environment: ``python -I child.py ARGUMENTS``; imports nothing of ours.
+"""Run sglang-router in the engines' environment: ``python -I child.py ARGUMENTS``; imports nothing of ours.
 
-The package's own launcher imports sglang with it, which takes seconds; this takes the router alone.
+The package's own launcher imports sglang, which takes seconds; this imports the router alone.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a worker feeds: one server, or several behind a router."""
+"""Create the engine of a worker: one server, or several behind a router."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from penstock.workers.sglang.routed_experts import read_routing
 
 
 def engine_config(config: Config) -> EngineConfig:
-    """Return the configuration of this worker's engine: where answers are streamed, each token is sent once."""
+    """Return the configuration of this worker's engine: if answers are streamed, each token is sent once."""
     engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
     if not config.worker.stream_interval:
         return engine
@@ -25,10 +25,10 @@ def engine_config(config: Config) -> EngineConfig:
 
 
 def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
-    """What this worker feeds; nothing is started.
+    """Return the engine of this worker; nothing is started.
 
     Raises:
-        ConfigError: a router would drop what the run samples with, or what it is to fail with.
+        ConfigError: a router would drop sampling parameters or faults of the run.
     """
     engine: SglangClient = (
         SglangEngine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
@@ -43,7 +43,7 @@ def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
 
 
 def make_routed(config: Config, name: str, log_dir: Path) -> RoutedEngine:
-    """The client of engines behind a router; raises as :func:`make_engine`."""
+    """Return the client of engines behind a router; raises as :func:`make_engine`."""
     refuse_dropped(config)
     if config.faults.any:
         raise ConfigError("faults fail the requests of one engine, and engine.router has several: remove one of them.")

@@ -1,21 +1,21 @@
-"""Several SGLang servers that stand for one engine: tokens through sglang-router, controls to each server.
+"""Several SGLang servers as one engine: tokens through sglang-router, controls to each server.
 
                       ┌─ /generate ──> router ──> servers that serve
     worker ── engine ─┤
                       └─ abort, pause, continue, update, ... ──> each of them
 
-A server serves from the moment in which it has the current weights (I9), and no longer than it has them: the router is
-told of it after that, and it is taken out at once when it dies, hangs, or shows other weights. Servers come and go at
-any time; the others go on.
+A server serves only while it has the current weights (I9): it is added to the router after it has loaded them, and
+removed at once when it dies, hangs, or reports other weights. Servers may join and leave at any time; the others
+continue.
 
-| what happens                         | what the samples see                                                |
+| event                                | effect on samples                                                   |
 |--------------------------------------|---------------------------------------------------------------------|
-| a server dies under a request        | MemberDied: charged as a crash, tried again elsewhere, and not      |
-|                                      | before it is known which server that was                             |
-| the router dies                      | an abort: they go on from their tokens when it is back               |
-| no server is there                   | the same; the engine counts as lost until one is there               |
-| a server refuses an update, others   | it is taken out, its requests are aborted and go on elsewhere        |
-| a server is taken out                | it ends what it has, for a minute; the rest is aborted               |
+| a server dies under a request        | MemberDied: charged as a crash, retried elsewhere once it is known  |
+|                                      | which server that was                                                |
+| the router dies                      | an abort: they resume from their tokens when it is back              |
+| no server is available               | the same; the engine counts as lost until one is                     |
+| a server refuses an update, others   | it is removed; its requests are aborted and resume elsewhere         |
+| a server is removed                  | it finishes its requests for a minute; the rest is aborted           |
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from penstock.workers.sglang.stream import UNHEARD
 
 log = logging.getLogger(__name__)
 
-#: Codes of the router: the request reached no engine; the engine was lost under it.
+#: Router errors: the request reached no engine; the engine was lost during it.
 _UNREACHED = ("no_available_", "prefill_unavailable")
 _LOST = ("call_upstream", '"prefill_', '"decode_')
-#: How long a start waits for a first engine; then it fails, and is tried again.
+#: How long a start waits for a first engine; then it fails, and is retried.
 _FIRST_S = 30.0
 _LOOK_S = 0.2
 
@@ -47,12 +47,12 @@ class RoutedEngine(TendedEngines):
     """The servers of ``engine.router`` as one engine. See workers/engine.py; ``start`` starts the router too."""
 
     async def start(self, publication: Publication | None = None) -> None:
-        """Start the router and wait until servers with the weights of ``publication`` stand behind it.
+        """Start the router and wait until servers with the weights of ``publication`` serve behind it.
 
         Raises:
             ConfigError: the router cannot be started.
             PublishError: the publication cannot be loaded; nothing was started.
-            EngineDied, EngineError: no server is there within ``engine.start_timeout_s``; the router is stopped.
+            EngineDied, EngineError: no server within ``engine.start_timeout_s``; the router is stopped.
         """
         if publication is not None:
             await self.verify(publication)
@@ -79,7 +79,7 @@ class RoutedEngine(TendedEngines):
                 await asyncio.wait({routable, self._tender}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
                 if self._tender.done():
                     self._tender.result()
-                # One that loads has a limit of its own.
+                # A server that loads weights has its own time limit.
                 loading = any(one.is_loading for one in self._members.values())
                 if not self._quorum and not loading and time.monotonic() > deadline:
                     self.is_away = True
@@ -89,7 +89,7 @@ class RoutedEngine(TendedEngines):
         self.is_away = False
 
     async def stop(self) -> None:
-        """Leave the servers alone and end the router; requests still running return as aborted or raise EngineDied."""
+        """Leave the servers running and stop the router; running requests return as aborted or raise EngineDied."""
         tender, self._tender = self._tender, None
         tasks = [one.task for one in self._members.values() if one.task is not None]
         if tender is not None:
@@ -99,7 +99,7 @@ class RoutedEngine(TendedEngines):
         await asyncio.gather(*tasks, return_exceptions=True)
         self.routable.clear()
         self._members = {url: one for url, one in self._members.items() if one.state is not EngineState.LEAVING}
-        self._take_wanted()
+        self._create_members()
         for member in self._members.values():
             member.state, member.task, member.failures, member.retry_at = EngineState.JOINING, None, 0, 0.0
             await member.engine.stop()
@@ -107,7 +107,7 @@ class RoutedEngine(TendedEngines):
         await super().stop()
 
     async def watch(self) -> str:
-        """Wait until no server can answer any more; returns why."""
+        """Wait until no server can answer any more; return why."""
         bare_since = 0.0
         while True:
             assert self._tender is not None
@@ -118,7 +118,7 @@ class RoutedEngine(TendedEngines):
                 bare_since = 0.0
                 continue
             bare_since = bare_since or time.monotonic()
-            # What still runs elsewhere (on decode servers, say) may end first.
+            # Requests still running (on decode servers, for instance) may finish first.
             if not self.num_running or time.monotonic() - bare_since > self.config.health_timeout_s:
                 self.is_away = True
                 return f"no engine behind the router can answer: {self.missing}"
@@ -126,14 +126,14 @@ class RoutedEngine(TendedEngines):
     async def load(
         self, publication: Publication, receive: Callable[[], Awaitable[Publication | None]] | None = None
     ) -> float:
-        """Load weights from disk into every serving server; see :meth:`SglangClient.load`. One that fails is taken out.
+        """Load weights from disk into every serving server; see :meth:`SglangClient.load`. A failed one is removed.
 
         Args:
-            receive: brings weights to one engine, which these are not: never used.
+            receive: transfers weights to one engine, so it is never used here.
 
         Raises:
-            PublishError: all refused; they go on with the old weights.
-            EngineDied: no server is left that has them.
+            PublishError: all refused; they keep the old weights.
+            EngineDied: no server has the new weights.
         """
         if receive is not None:
             await self.verify(publication)
@@ -165,11 +165,11 @@ class RoutedEngine(TendedEngines):
             return max(result for result in results if isinstance(result, float))
 
     async def adopt(self, publication: Publication) -> None:
-        """As :meth:`SglangControls.adopt`, in every serving server; one that fails is taken out before any request
+        """Adopt in every serving server, as :meth:`SglangControls.adopt`; a failed one is removed before any request
         is sent under the new number.
 
         Raises:
-            EngineDied: no server is left that has these weights.
+            EngineDied: no server has these weights.
         """
         async with self._change:
             members = self._serving()
@@ -198,21 +198,21 @@ class RoutedEngine(TendedEngines):
         ok: Iterable[int] = (200,),
         is_json: bool = True,
     ) -> Any:
-        """Tokens through the router, everything else to each server."""
+        """Send requests for tokens through the router, everything else to each server."""
         if path == "/generate":
             return await self._generate(body or {}, timeout_s)
-        return await self._to_each(path, lambda one: one.call(method, path, body, timeout_s, ok=ok, is_json=is_json))
+        return await self._call_each(path, lambda one: one.call(method, path, body, timeout_s, ok=ok, is_json=is_json))
 
-    async def _to_each(self, path: str, ask: Callable[[SglangEngine], Awaitable[Any]]) -> Any:
-        """Ask every server; one that fails is taken out. The first answer.
+    async def _call_each(self, path: str, ask: Callable[[SglangEngine], Awaitable[Any]]) -> Any:
+        """Call every server; remove one that fails. Return the first answer.
 
         Raises:
-            EngineRefused: one of them refused, and stays.
+            EngineRefused: one of them refused; it stays.
             EngineError: all failed.
         """
         members = self._controlled()
         if not members:
-            raise EngineDied(f"no engine is there behind the router for {path}: {self.missing}")
+            raise EngineDied(f"no engine is available behind the router for {path}: {self.missing}")
         results = await asyncio.gather(*(ask(one.engine) for one in members), return_exceptions=True)
         if refusal := next((result for result in results if isinstance(result, EngineRefused)), None):
             raise refusal
@@ -230,7 +230,7 @@ class RoutedEngine(TendedEngines):
         return await self._guarded(body, lambda: super(RoutedEngine, self).call("POST", "/generate", body, timeout_s))
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
-        # The router drops the interval: every token comes by itself.
+        # The router drops the interval: every token arrives separately.
         sampling = {name: value for name, value in body["sampling_params"].items() if name != "stream_interval"}
         passed = body | {"sampling_params": sampling}
         streaming = super()._stream
@@ -238,10 +238,10 @@ class RoutedEngine(TendedEngines):
         return answer
 
     async def _guarded(self, body: dict[str, Any], ask: Callable[[], Awaitable[Any]]) -> Any:
-        """A request through the router, and what its errors mean; see the table above."""
+        """Send a request through the router, and interpret its errors; see the table above."""
         if dropped := dropped_fields(body):
             raise EngineRefused(
-                f"sglang-router would drop {', '.join(dropped)} without a word: leave it out, or use an engine without "
+                f"sglang-router would drop {', '.join(dropped)} silently: leave it out, or use an engine without "
                 "a router."
             )
         if not self.routable.is_set():
@@ -266,12 +266,12 @@ class RoutedEngine(TendedEngines):
                 self._wake.set()
                 return await self._aborted("no engine could be reached")
             if any(code in text for code in _LOST):
-                await self._found_dead(text)
+                await self._remove_dead(text)
                 raise MemberDied(f"an engine was lost under the request: {text}") from exc
             raise
 
-    async def _found_dead(self, text: str) -> None:
-        """Take out the server that an error names; other requests wait until the router has let go of it."""
+    async def _remove_dead(self, text: str) -> None:
+        """Remove the server that an error names; other requests wait until the router has removed it."""
         named = [member for member in self._serving() if member.config.url in text]
         for member in named:
             await self._lose(member, "was lost under a request")
@@ -281,7 +281,7 @@ class RoutedEngine(TendedEngines):
             self._suspect()
 
     async def _aborted(self, message: str) -> Any:
-        """What a request that has no answer returns: go on when there is an engine."""
+        """Wait until there is an engine, then return an aborted answer, with which the sample resumes."""
         if self._tender is not None:
             routable = asyncio.create_task(self.routable.wait())
             try:
@@ -295,5 +295,5 @@ class RoutedEngine(TendedEngines):
 
 
 def _is_other_weights(exc: EngineDied) -> bool:
-    # Said by the answer, not by the connection: nobody knows which server it was.
+    # Reported by the answer, not the connection: it is unknown which server it was.
     return "answered with weights" in str(exc)

@@ -1,4 +1,4 @@
-"""The engines behind a worker's router: the list in Redis that people and fleets change while it runs."""
+"""The engines behind a worker's router: a list in Redis that people and fleets change at run time."""
 
 import asyncio
 import logging
@@ -23,24 +23,24 @@ from penstock.workers.sglang.routed_experts import ASK
 
 log = logging.getLogger(__name__)
 
-#: How often a worker looks at its list.
+#: Seconds between two reads of the list.
 LOOK_S = 0.5
 #: Most engines behind one router.
 MAX_MEMBERS = 4096
 
 
 def members_field(worker: str) -> str:
-    """Field of the hash ``fleet`` that holds the engines of a worker, by the name it was started with."""
+    """Return the field of the hash ``fleet`` with the engines of a worker, by the name it was started with."""
     return f"engines:{worker}"
 
 
 def read_members(client: Client, keys: Keys, worker: str) -> list[MemberConfig] | None:
-    """The list of a worker; None where nobody has set one. Raises ProtocolError for what is not a list."""
+    """Read the list of a worker; None if it was never set. Raises ProtocolError if it is malformed."""
     return decode_members(client.hget(keys.fleet, members_field(worker)), worker)
 
 
 def write_members(client: Client, keys: Keys, worker: str, members: Sequence[MemberConfig]) -> None:
-    """Say which engines a worker has behind its router; it follows within a second."""
+    """Set the engines behind a worker's router; the worker follows within a second."""
     value = pack([member.model_dump() for member in members])
     run(client, scripts.note(keys, keys.fleet, members_field(worker), value))
 
@@ -57,7 +57,7 @@ def decode_members(data: bytes | None, worker: str) -> list[MemberConfig] | None
 
 
 def member_of(value: object, what: str) -> MemberConfig:
-    """One engine of a list; raises ProtocolError that begins with ``what``."""
+    """Decode one engine of a list; raises ProtocolError that begins with ``what``."""
     try:
         return MemberConfig.model_validate(value)
     except ValidationError as exc:
@@ -69,7 +69,7 @@ def member_of(value: object, what: str) -> MemberConfig:
 async def follow_members(
     control: AsyncControl, keys: Keys, worker: str, follow: Callable[[list[MemberConfig]], None]
 ) -> None:
-    """Call ``follow`` with a worker's list, and when that changes. One that cannot be read is left alone, and said."""
+    """Call ``follow`` with a worker's list, at first and after each change. A malformed list is logged and ignored."""
     seen: bytes | None = None
     while True:
         data = await control.do(lambda client: client.hget(keys.fleet, members_field(worker)))
@@ -78,7 +78,7 @@ async def follow_members(
             try:
                 members = decode_members(data, worker)
             except ProtocolError as exc:
-                log.error("the list of engines is left as it was: %s", exc)
+                log.error("ignoring a malformed list of engines: %s", exc)
                 members = None
             if members is not None:
                 follow(members)
@@ -86,7 +86,7 @@ async def follow_members(
 
 
 def refuse_dropped(config: Config) -> None:
-    """Raise ConfigError where the run asks for what a router would drop without a word."""
+    """Raise ConfigError if the run needs a parameter that a router would drop silently."""
     if ROUTED_EXPERTS in config.rollout.sides and dropped_fields(ASK):
         raise ConfigError(
             f"rollout.sides asks for {ROUTED_EXPERTS}, which sglang-router does not pass on: feed engines without a "
@@ -99,6 +99,6 @@ def refuse_dropped(config: Config) -> None:
         if dropped := dropped_fields({"sampling_params": sampling}):
             names = ", ".join(name.removeprefix("sampling_params.") for name in dropped)
             raise ConfigError(
-                f"{where}: sglang-router drops {names} without a word, so engines behind engine.router never see it; "
+                f"{where}: sglang-router drops {names} silently, so engines behind engine.router never see it; "
                 f"leave it out, or feed engines without a router. It passes {', '.join(sorted(PASSED_SAMPLING))}."
             )

@@ -1,7 +1,7 @@
-"""sglang-router as a process of our own, and its list of engines. Knows nothing of Redis.
+"""sglang-router as a child process, and its list of engines. Independent of Redis.
 
-Tried on sglang-router 0.3.2. Its retries are off: a request that is made again elsewhere would be another sample,
-under another version. It serves /generate; controls go to each engine.
+Tested with sglang-router 0.3.2. Its retries are off: a repeated request would be another sample, under another version.
+It serves /generate; controls go to each engine.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
     "log_level": "warn",
 }
 
-#: Fields of /generate and of sampling_params that reach the engine; the router drops others without a word.
+#: Fields of /generate and of sampling_params that reach the engine; the router drops others silently.
 PASSED = frozenset({
     "input_ids", "text", "image_data", "modalities", "sampling_params", "rid", "return_logprob", "logprob_start_len",
     "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "return_hidden_states", "stream", "priority",
@@ -47,20 +47,20 @@ PASSED_SAMPLING = frozenset({
     "presence_penalty", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     "no_stop_trim", "n", "sampling_seed", "json_schema", "regex", "ebnf",
 })  # fmt: skip
-#: Dropped with these values nothing is lost: they are the engine's own defaults.
+#: Values that may be dropped: they are the engine's own defaults.
 _DEFAULT_SAMPLING = {"spaces_between_special_tokens": True}
 
-#: Longest answer of the router to a question about its engines.
+#: Longest wait for an administrative answer of the router.
 _ADMIN_TIMEOUT_S = 10.0
-#: Longest wait until an engine that was added is listed as healthy, or one that was taken out is gone.
+#: Longest wait until an added engine is listed as healthy, or a removed one is gone.
 _CHANGE_TIMEOUT_S = 30.0
-#: Wait before a router that died is started again; doubles up to the longest, and starts again after a quiet minute.
+#: Wait before a router that died is restarted; doubles up to the maximum, and resets after a quiet minute.
 _BACKOFF_S, _MAX_BACKOFF_S, _QUIET_S = 0.5, 10.0, 60.0
 _LOOK_S = 0.05
 
-#: Arguments that penstock gives itself, and what to set instead.
+#: Arguments that penstock sets itself, and what to set instead.
 _OURS = {
-    "host": "nothing; it listens where its worker finds it",
+    "host": "nothing; its worker chooses it",
     "port": "fleet.ports",
     "prometheus_host": "nothing",
     "prometheus_port": "fleet.ports",
@@ -69,25 +69,25 @@ _OURS = {
     "pd_disaggregation": "worker_type prefill and decode",
     "prefill": "worker_type prefill",
     "decode": "worker_type decode",
-    "disable_retries": "nothing; a request made again elsewhere would be another sample",
-    "retry_max_retries": "nothing; a request made again elsewhere would be another sample",
+    "disable_retries": "nothing; a repeated request would be another sample",
+    "retry_max_retries": "nothing; a repeated request would be another sample",
 }
 
 
 def build_router_command(config: RouterConfig, python: str, *, port: int = 0, metrics_port: int = 0) -> list[str]:
-    """Command line of a router that has no engines yet: they are added when they have the weights.
+    """Build the command line of a router without engines: they are added once they have the weights.
 
     Args:
         python: interpreter of the engines' environment; ``config.python`` wins.
-        port, metrics_port: where ``config`` leaves them to be chosen.
+        port, metrics_port: used if ``config`` does not set them.
 
     Raises:
-        ConfigError: ``args`` holds an argument that penstock gives itself.
+        ConfigError: ``args`` has an argument that penstock sets itself.
     """
     given = {name.replace("-", "_"): value for name, value in config.args.items()}
     for name, instead in _OURS.items():
         if name in given:
-            raise ConfigError(f"router.args.{name} cannot be set: penstock gives it; use {instead}.")
+            raise ConfigError(f"router.args.{name} cannot be set: penstock sets it; use {instead}.")
     pd = any(engine.worker_type == "prefill" for engine in config.engines)
     arguments: dict[str, Any] = {
         "host": config.host,
@@ -114,7 +114,7 @@ def build_router_command(config: RouterConfig, python: str, *, port: int = 0, me
 
 
 def dropped_fields(body: dict[str, Any]) -> list[str]:
-    """Fields of a body for /generate that the router would not hand on."""
+    """Return the fields of a body for /generate that the router would drop."""
     sampling = body.get("sampling_params") or {}
     fields = [name for name, value in body.items() if value is not None and name not in PASSED]
     fields += [
@@ -148,11 +148,11 @@ class Router:
         self.name = name
         self._python = config.python or python
         self._log = (log_dir / f"router-{name}.log").absolute()
-        # It keeps its address over restarts.
+        # It keeps its address across restarts.
         self._port = config.port or free_port()
         self._metrics_port = config.metrics_port or free_port()
         self.url = f"http://{config.host}:{self._port}"
-        #: Starts so far.
+        #: Number of starts.
         self.starts = 0
         self._server: Server | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -170,10 +170,10 @@ class Router:
         return self._server is not None and self._server.exit_reason() is None
 
     async def start(self) -> None:
-        """Start the process and wait until it answers. It has no engines then.
+        """Start the process and wait until it answers. It has no engines yet.
 
         Raises:
-            ConfigError: its environment has no sglang_router, or an argument is not one.
+            ConfigError: its environment has no sglang_router, or an argument is invalid.
             EngineDied, EngineError: it ended, or did not answer within ``start_timeout_s``; nothing is left running.
         """
         check_python_of(self._python)
@@ -193,7 +193,7 @@ class Router:
 
     async def _answers(self, server: Server) -> None:
         limit = self.config.start_timeout_s
-        while not await self._is_there():
+        while not await self._is_live():
             if (reason := server.exit_reason()) is not None:
                 tail = server.log_tail()
                 if "No module named" in tail and "sglang_router" in tail:
@@ -211,7 +211,7 @@ class Router:
                 )
             await asyncio.sleep(_LOOK_S)
 
-    async def _is_there(self) -> bool:
+    async def _is_live(self) -> bool:
         try:
             await self._ask("GET", "/liveness")
         except EngineError:
@@ -219,14 +219,14 @@ class Router:
         return True
 
     async def healthy(self) -> bool:
-        """Whether its process is there and answers."""
-        return self.alive and await self._is_there()
+        """Return whether its process runs and answers."""
+        return self.alive and await self._is_live()
 
     async def restart(self, seen: int) -> None:
-        """End it, with every request that it carries, and start it without engines; waits longer after each death.
+        """Kill it, with every request it carries, and start it without engines; waits longer after each death.
 
         Args:
-            seen: ``starts`` when the caller found it wanting; where it was started since, nothing is done.
+            seen: ``starts`` when the caller found it broken; if it was restarted since, nothing is done.
 
         Raises:
             ConfigError, EngineDied, EngineError: as :meth:`start`.
@@ -237,7 +237,7 @@ class Router:
             quiet = time.monotonic() - self._started_at > _QUIET_S
             self._deaths = 1 if quiet else self._deaths + 1
             await self._end()
-            # The first start follows at once.
+            # The first restart follows at once.
             await asyncio.sleep(pause_s(self._deaths - 1, _BACKOFF_S, _MAX_BACKOFF_S))
             await self.start()
 
@@ -247,7 +247,7 @@ class Router:
             await server.stop()
 
     async def stop(self) -> None:
-        """End the process."""
+        """Stop the process."""
         session, self._session = self._session, None
         try:
             await self._end()
@@ -256,7 +256,7 @@ class Router:
                 await session.close()
 
     async def engines(self) -> dict[str, Registered]:
-        """The engines that it knows, by address. Raises EngineError."""
+        """Return the engines that it knows, by address. Raises EngineError."""
         answer = await self._ask("GET", "/workers")
         found = {}
         try:
@@ -268,10 +268,10 @@ class Router:
         return found
 
     async def add(self, member: MemberConfig) -> None:
-        """Have it send requests to an engine. Blocks until it does.
+        """Add an engine, and wait until it is healthy.
 
         Raises:
-            EngineError: it does not take it within 30 s.
+            EngineError: it is not healthy within 30 s.
         """
         body: dict[str, Any] = {"url": member.url, "worker_type": member.worker_type}
         if member.bootstrap_port is not None:
@@ -280,15 +280,15 @@ class Router:
         await self._until(lambda there: member.url in there and there[member.url].healthy, f"take {member.url}")
 
     async def remove(self, url: str) -> None:
-        """Have it send nothing more to an engine; what runs there goes on. Blocks until it is so.
+        """Remove an engine, and wait until it is gone; its running requests continue.
 
         Raises:
-            EngineError: it does not let go of it within 30 s.
+            EngineError: it is not gone within 30 s.
         """
         there = await self.engines()
         if url in there:
             await self._ask("DELETE", f"/workers/{there[url].id}")
-            await self._until(lambda there: url not in there, f"let go of {url}")
+            await self._until(lambda there: url not in there, f"remove {url}")
 
     async def _until(self, condition: Any, what: str) -> None:
         deadline = time.monotonic() + _CHANGE_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""The servers behind a worker's router, kept as they should be: taken in with the current weights, out when lost.
+"""Supervise the servers behind a worker's router: add them once they have the current weights, remove them when lost.
 
 joining ── up, weights loaded, added to the router ──> serving ── no longer wanted ──> leaving ── idle ──> forgotten
    ^                                                     │
@@ -27,7 +27,7 @@ from penstock.workers.sglang.server_info import merge
 
 log = logging.getLogger(__name__)
 
-#: Wait before a server that could not be taken in is tried again.
+#: Wait before joining a server is retried.
 _RETRY_S = 1.0
 #: Longest wait for the running requests of a server that leaves.
 _DRAIN_S = 60.0
@@ -45,7 +45,7 @@ class Member:
     #: Why it does not serve.
     why: str = ""
     retry_at: float = 0.0
-    #: True while it is being given its weights.
+    #: True while it loads its weights.
     is_loading: bool = False
     task: "asyncio.Task[None] | None" = None
 
@@ -59,23 +59,23 @@ class TendedEngines(SglangClient):
         super().__init__(config, model, name=name, log_dir=log_dir)
         self._log_dir = log_dir
         self._router = Router(config.router, config.python, name=name, log_dir=log_dir)
-        #: The servers that there should be, by address.
+        #: Configured servers, by address.
         self._wanted = {one.url: one for one in config.router.engines}
         self._members: dict[str, Member] = {}
-        self._take_wanted()
+        self._create_members()
         self._publication: Publication | None = None
-        #: Held while the weights of serving servers change, and while one begins to serve.
+        #: Held while the weights of serving servers change, and while one starts to serve.
         self._change = asyncio.Lock()
         #: Set while requests can be sent.
         self.routable = asyncio.Event()
         self._wake = asyncio.Event()
         self._tender: asyncio.Task[None] | None = None
         self._seen_starts = 0
-        #: Lost servers that the router may still send to.
+        #: Lost servers to which the router may still send requests.
         self._evicting: set[str] = set()
-        #: How often some server was lost and nothing showed which, and after how many of these all were looked at.
+        #: Number of losses of an unknown server, and how many of them were followed by a check of all servers.
         self._suspicions = 0
-        self._looked = 0
+        self._checked = 0
 
     def _make(self, config: MemberConfig) -> Member:
         engine = SglangEngine(
@@ -93,7 +93,7 @@ class TendedEngines(SglangClient):
         return self._router.pid
 
     def describe(self) -> list[EnginePresence]:
-        """Every server with its state, for presence."""
+        """Return every server with its state, for presence."""
         return [
             EnginePresence(
                 url=url,
@@ -107,9 +107,9 @@ class TendedEngines(SglangClient):
         ]
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
-        """Say which servers there are: new ones join, missing ones leave. Returns at once."""
+        """Set the servers: new ones join, missing ones leave. Returns at once."""
         self._wanted = {one.url: one for one in members}
-        self._take_wanted()
+        self._create_members()
         for url, member in self._members.items():
             if url not in self._wanted and member.state is not EngineState.LEAVING:
                 log.info("engine %s leaves", url)
@@ -118,8 +118,8 @@ class TendedEngines(SglangClient):
                 member.task = asyncio.create_task(self._leave(member, was_serving), name=f"leave {url}")
         self._wake.set()
 
-    def _take_wanted(self) -> None:
-        """A place for every server that is wanted; one that is just leaving is taken again when it has left."""
+    def _create_members(self) -> None:
+        """Create a member for every configured server; one that is leaving is created again after it has left."""
         for url, config in self._wanted.items():
             if url not in self._members:
                 log.info("engine %s joins", url)
@@ -139,19 +139,19 @@ class TendedEngines(SglangClient):
 
     @property
     def missing(self) -> str:
-        """Who is not there and why, as words; empty when all serve."""
+        """Servers that do not serve and why, in words; empty when all serve."""
         return "; ".join(
             f"{url}: {one.why or one.state}" for url, one in self._members.items() if one.state is EngineState.JOINING
         )
 
     async def _tend(self) -> None:
-        """Keep router and servers as they should be, until cancelled."""
+        """Supervise router and servers until cancelled."""
         while True:
             self._wake.clear()
             suspicions = self._suspicions
             await self._tend_router()
             await asyncio.gather(*(self.check_member(one) for one in self._serving()))
-            self._looked = suspicions
+            self._checked = suspicions
             for member in list(self._members.values()):
                 idle = member.task is None or member.task.done()
                 is_due = member.state is EngineState.JOINING and time.monotonic() >= member.retry_at
@@ -166,13 +166,13 @@ class TendedEngines(SglangClient):
                     await self._wake.wait()
 
     def _suspect(self) -> None:
-        """A server was lost, and nobody knows which: nothing is sent before all were looked at."""
+        """Stop sending requests until all servers were checked: an unknown one was lost."""
         self._suspicions += 1
         self.routable.clear()
         self._wake.set()
 
     def _note_quorum(self) -> None:
-        is_known = not self._evicting and self._looked == self._suspicions
+        is_known = not self._evicting and self._checked == self._suspicions
         if self._quorum and is_known and self._router.alive and self._router.starts == self._seen_starts:
             self.routable.set()
         else:
@@ -183,34 +183,34 @@ class TendedEngines(SglangClient):
             return
         self.routable.clear()
         while not await self._router.healthy():
-            log.error("the router is lost and is started again")
+            log.error("router lost, restarting it")
             try:
                 await self._router.restart(self._router.starts)
             except EngineError as exc:
-                log.error("the router did not start, trying again: %s", exc)
-        # It knows no engine now; requests wait until it does.
+                log.error("router failed to start, retrying: %s", exc)
+        # It has no engines now; requests wait until it does.
         await self._reconcile()
         self._seen_starts = self._router.starts
 
     async def _reconcile(self) -> None:
-        """The router knows exactly the servers that serve: it takes one back by itself when it answers again."""
+        """Make the router's engines match the serving servers: it adds one back itself when it answers again."""
         known = await self._router.engines()
         wanted = {one.config.url: one for one in self._serving()}
         for url in known.keys() - wanted.keys():
             member = self._members.get(url)
-            # One that is just being taken in is listed a moment before it counts.
+            # A joining server is listed a moment before it counts as serving.
             if member is None or member.task is None or member.task.done():
                 await self._router.remove(url)
         for url in wanted.keys() - known.keys():
             await self._router.add(wanted[url].config)
 
     async def check_member(self, member: Member) -> None:
-        """One health check; not while weights load: nobody answers then, and that has a limit of its own."""
+        """Make one health check; not while weights load: a server does not answer then, and loads have a time limit."""
         if self._change.locked() or self.is_busy:
             return
         version = self.version
         try:
-            # The first asks the scheduler; the second has the version of what was loaded last.
+            # The first asks the scheduler; the second has the version loaded last.
             await member.engine.call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
             info = await member.engine.call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
         except EngineDied as exc:
@@ -224,10 +224,10 @@ class TendedEngines(SglangClient):
         member.failures = 0
         shown = info.get("weight_version")
         if self.version == version >= 0 and not self._change.locked() and shown not in (None, str(version)):
-            await self._lose(member, f"has weights {shown!r} where {version} was loaded: it was restarted")
+            await self._lose(member, f"has weights {shown!r}, but {version} was loaded: it was restarted")
 
     async def _join(self, member: Member) -> None:
-        """Weights first (I9), then the router."""
+        """Load weights first (I9), then add it to the router."""
         url = member.config.url
         try:
             await member.engine.stop()
@@ -255,7 +255,7 @@ class TendedEngines(SglangClient):
         self._note_quorum()
 
     def _refuse_unlike(self, member: Member) -> None:
-        """Nothing shows which server answers a request, so all must send a stream and logprobs alike."""
+        """Refuse a server whose stream or logprobs differ: a request does not show which server answers it."""
         first = not self._serving()
         if member.engine.answers_alone:
             if not first and member.engine.logprob_kind != self.logprob_kind:
@@ -270,7 +270,7 @@ class TendedEngines(SglangClient):
             )
 
     async def _lose(self, member: Member, why: str) -> None:
-        """Take a server out at once; its requests return as aborted, where it can still be reached."""
+        """Remove a server at once; its requests return as aborted, if it can still be reached."""
         if member.state is not EngineState.SERVING:
             return
         log.error("engine %s is lost: %s", member.config.url, why)
@@ -290,7 +290,7 @@ class TendedEngines(SglangClient):
         try:
             await self._router.remove(url)
         except EngineError as exc:
-            log.warning("the router was not told that %s is lost: %s", url, exc)
+            log.warning("failed to remove %s from the router: %s", url, exc)
         self._end_eviction(url)
         try:
             await member.engine.call("POST", "/continue_generation", {})
@@ -298,8 +298,8 @@ class TendedEngines(SglangClient):
         except EngineDied:
             pass  # its requests ended with it
         except EngineError as exc:
-            # It hangs, and with it requests that nobody can name: the router is their only end.
-            log.warning("engine %s cannot be asked to abort (%s): the router is started again", url, exc)
+            # It hangs, and so do its requests, which cannot be named: only the router can end them.
+            log.warning("engine %s did not abort its requests (%s): restarting the router", url, exc)
             with contextlib.suppress(EngineError):
                 await self._router.restart(starts)
         await member.engine.stop()
@@ -309,13 +309,13 @@ class TendedEngines(SglangClient):
             member.task.cancel()
 
     async def _leave(self, member: Member, was_serving: bool) -> None:
-        """Drain a server: no new requests, running ones end or are aborted, then it is forgotten."""
+        """Drain a server: no new requests, running ones finish or are aborted, then it is forgotten."""
         url = member.config.url
         self._note_quorum()
         try:
             if was_serving:
                 await self._router.remove(url)
-                # Loads are reported late, so it is asked more than once; what is left then returns what it has.
+                # Loads are reported late, so they are read several times; remaining requests are then aborted.
                 deadline, idle = time.monotonic() + _DRAIN_S, 0
                 while idle < 3:
                     idle = 0 if await self._running_at(member) else idle + 1
@@ -327,7 +327,7 @@ class TendedEngines(SglangClient):
         await member.engine.stop()
         self._members.pop(url, None)
         log.info("engine %s has left", url)
-        self._take_wanted()
+        self._create_members()
 
     async def _running_at(self, member: Member) -> int:
         answer = await member.engine.call("GET", "/v1/loads?include=core")

@@ -1,1 +1,1 @@
-"""Ways of weights into an engine beside the folder, the worker's side: one file each (docs/consumers.md)."""
+"""The worker's side of transports that bypass the folder: one file each (docs/consumers.md)."""

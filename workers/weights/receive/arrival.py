@@ -1,4 +1,4 @@
-"""One version on its way to this worker, and a word to and from the trainer (penstock/protocol/transfers.py)."""
+"""One version being sent to this worker, and the messages with its trainer (penstock/protocol/transfers.py)."""
 
 import asyncio
 import time
@@ -15,12 +15,12 @@ from penstock.weights.index import TensorEntry
 from penstock.workers.engine import Engine
 
 _LOOK_S = 0.003
-#: The trainer gives up first, so that a member is not lost for being slow.
+#: The trainer times out first, so that a slow member is not lost.
 MARGIN_S = 5.0
 
 
 class Arrival:
-    """What a receiver is given of one version, and of the decision who takes it.
+    """One version for a receiver, with the decision on its recipients.
 
     Args:
         timeout_s: ``trainer.transfer_timeout_s``.
@@ -40,7 +40,7 @@ class Arrival:
     ) -> None:
         self.publication = publication
         self.decision = decision
-        #: Tensors of another version of this layout, where this one has no folder yet: names, dtypes and shapes hold.
+        #: Tensors of another version of this layout, if this one has no folder yet: names, dtypes, shapes are the same.
         self.entries = entries
         self._worker = worker
         self._engine = engine
@@ -48,7 +48,7 @@ class Arrival:
         self._keys = keys
         self._control = control
         self._timeout_s = timeout_s
-        #: Whether the trainer waits to hear what came of it.
+        #: Whether the trainer waits for the outcome.
         self._is_awaited = False
 
     @property
@@ -57,7 +57,7 @@ class Arrival:
         return self.decision.ranks[self._worker]
 
     async def post(self, path: str, body: dict[str, Any]) -> str:
-        """Have the engine's server do something: '' when it did, else why not. Raises EngineDied without an answer."""
+        """Send a request to the engine's server; return '' or why it failed. Raises EngineDied without an answer."""
         try:
             answer = await self._engine.post(path, body, timeout_s=self._timeout_s + MARGIN_S)
         except EngineDied:
@@ -67,7 +67,7 @@ class Arrival:
         return "" if answer.get("success") else (str(answer.get("message", answer))[:500] or "no reason was given")
 
     async def told(self) -> str:
-        """Say that the engine is held still, and wait for what ``Transfer.tell`` tells this worker.
+        """Report that the engine is frozen, and wait for what ``Transfer.tell`` sends this worker.
 
         Raises:
             NotSent: the trainer gave up, or is silent; nothing was written to the engine.
@@ -82,15 +82,15 @@ class Arrival:
         return text
 
     async def sent(self, where: str = "") -> str:
-        """Say that the engine is held still, and wait for ``Transfer.end``: '' when the trainer has written to it.
+        """Report that the engine is frozen, and wait for ``Transfer.end``: '' when the trainer has written to it.
 
         Args:
-            where: address through which the trainer writes to it, where it does.
+            where: address through which the trainer writes to it, if it does.
         """
         return (await self._first_of(Word.SENT, where=where))[1]
 
     async def answer(self, failure: str) -> None:
-        """Tell the trainer what came of it: that it failed, or what it waits for."""
+        """Report the outcome to the trainer, if it failed or the trainer waits for it."""
         if failure or self._is_awaited:
             await self._report(Word.TOOK, failure)
 
@@ -110,14 +110,14 @@ class Arrival:
         raise NotSent("the trainer did not send it in time" if is_open else "the trainer left it for another transfer")
 
     async def _report(self, word: Word, text: str) -> bool:
-        """False: the transfer is over."""
+        """Report to the trainer; return False if the transfer is over."""
         call = transfers.report(self._keys, self.publication.model, self.decision.id, word, self._worker, text)
         return await self._control.call(call)
 
 
 class NotSent(Exception):
-    """The trainer did not send the weights: why. The folder is loaded."""
+    """The trainer did not send the weights; the message says why. The folder is loaded instead."""
 
 
 class NotBegun(NotSent):
-    """It did not even begin: the engine has what it had."""
+    """The transfer did not begin: the engine is unchanged."""

@@ -1,4 +1,4 @@
-"""Weights from checkpoint-engine's parameter servers, at sockets that the trainer names."""
+"""Weights from checkpoint-engine's parameter servers, over sockets that the trainer names."""
 
 import re
 
@@ -15,7 +15,7 @@ _MAX_HANDLES = 1024
 
 
 class CheckpointEngine(Receiver):
-    """The engine meets the server on each of its GPUs."""
+    """The engine connects to the server on each of its GPUs."""
 
     async def receive(self, arrival: Arrival) -> str:
         try:
@@ -27,9 +27,9 @@ class CheckpointEngine(Receiver):
 
 
 def read_handles(text: str) -> dict[str, str]:
-    """GPU -> socket of its parameter server, as a trainer wrote it.
+    """Return GPU -> socket of its parameter server, as written by a trainer.
 
-    The engine unpickles what comes out of these sockets: only checkpoint-engine's own names on this machine will do.
+    The engine unpickles what these sockets send: only checkpoint-engine's own names on this machine are accepted.
 
     Raises:
         ProtocolError: it is anything else.

@@ -1,4 +1,4 @@
-"""Weights by a process group with the trainer, whose rank 0 broadcasts them bucket by bucket (nccl, gloo)."""
+"""Weights through a process group with the trainer, whose rank 0 broadcasts them bucket by bucket (nccl, gloo)."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class Collective(Receiver):
-    """The engine joins a group where that is a new one, and takes bucket after bucket in it."""
+    """The engine joins the group if it is a new one, and receives bucket after bucket."""
 
     def __init__(self, engine: Engine, birth: Callable[[], int]) -> None:
         super().__init__(engine, birth)
-        #: Birth of the engine that is in a group, and the group.
+        #: Start number of the engine that is in a group, and the group.
         self._group: tuple[int, str] = (-1, "")
         self._entries: list[TensorEntry] = []
 

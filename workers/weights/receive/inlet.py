@@ -1,9 +1,9 @@
-"""Where a trainer writes into an engine: through its worker, while that holds the engine still for one version.
+"""Let a trainer write into an engine through its worker, while the engine is frozen for one version.
 
-    trainer ──bucket──> inlet (loopback, a path that nobody guesses) ──> engine
+    trainer ──bucket──> inlet (loopback, an unguessable path) ──> engine
 
-Whoever is late finds it closed: a trainer that stood still, say, and goes on when it was taken over, or when its worker
-has given it up. A bucket that is under way when it closes is waited for, so nothing reaches the engine behind that.
+A late trainer finds it closed, for instance one that stalled and was replaced, or whose worker has timed out. A bucket
+in flight when it closes is waited for, so nothing reaches the engine afterwards.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ from penstock.errors import EngineDied
 from penstock.system.tokens import new_token
 from penstock.weights.http.bad_requests import BAD_REQUESTS
 
-#: Of SGLang's server.
+#: Path of SGLang's server.
 PATH = "/update_weights_from_tensor"
-#: Handles of a bucket's tensors, for each process of the engine.
+#: Largest body: handles of a bucket's tensors, for each process of the engine.
 _MAX_BODY_BYTES = 256 * 1024**2
 #: Longest wait for a client that does not read its answer.
 _SHUTDOWN_S = 1.0
 
-#: As ``Arrival.post``.
+#: Like ``Arrival.post``.
 Post = Callable[[str, dict[str, Any]], Awaitable[str]]
 
 
 class Inlet:
-    """Open within ``async with``. Its end blocks for the bucket that is under way.
+    """Open within ``async with``, whose end waits for the bucket in flight.
 
     Raises:
-        EngineDied: at its end, where the engine did not answer to a bucket: what it has is not known.
+        EngineDied: at its end, if the engine did not answer to a bucket: its weights are unknown.
     """
 
     def __init__(self, post: Post) -> None:
-        #: Where buckets are posted to, with ``PATH`` behind it.
+        #: Base URL for buckets, without ``PATH``.
         self.url = ""
         self._post = post
         self._is_open = False

@@ -8,7 +8,7 @@ from penstock.workers.weights.receive.receiver import Receiver
 
 
 class CudaIpc(Receiver):
-    """The trainer writes to the engine, through an inlet of the worker's that is open for so long."""
+    """The trainer writes to the engine, through an inlet of the worker that is open meanwhile."""
 
     async def receive(self, arrival: Arrival) -> str:
         if not is_loopback(self.engine.url):

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Receiver(ABC):
-    """Takes weights into a worker's engine. It lives as long as the worker; its calls do not overlap.
+    """Receive weights into a worker's engine. It lives as long as the worker; its calls do not overlap.
 
     Args:
-        birth: counts the engine's starts: a new engine knows nothing of what the last one was given.
+        birth: counts the engine's starts: a new engine has nothing of the previous one's weights.
     """
 
     def __init__(self, engine: Engine, birth: Callable[[], int]) -> None:
@@ -27,37 +27,37 @@ class Receiver(ABC):
 
     @property
     def standing(self) -> str:
-        """What the sender should know of this engine before it decides: ``Enrollment.group``."""
+        """State of this engine that the sender needs for its decision: ``Enrollment.group``."""
         return ""
 
     async def prepare(self, arrival: "Arrival") -> None:  # noqa: B027
-        """It was decided that this worker takes part; its engine still generates. Raises PublishError."""
+        """Prepare for a transfer this worker takes part in; its engine still generates. Raises PublishError."""
 
     @abstractmethod
     async def receive(self, arrival: "Arrival") -> str:
-        """Take the weights into the engine, which is held still: no token is drawn until this returns.
+        """Receive the weights into the engine, which is frozen: no token is generated until this returns.
 
         Returns:
-            '' when the engine has them, else why not: it loads the folder.
+            '' when the engine has them, else why not: it then loads the folder.
 
         Raises:
-            EngineDied: the engine does not answer; its successor loads the folder. Anything else: as a reason.
+            EngineDied: the engine does not answer; its successor loads the folder. Other exceptions count as reasons.
         """
 
 
 def receiver_of(name: str) -> type[Receiver]:
-    """The class of one of penstock's own that is sent. Imports its module."""
+    """Return the class of a built-in transport that sends weights. Imports its module."""
     module, _, attribute = TRANSPORTS[name].receiver.partition(":")
     found: type[Receiver] = getattr(import_module(f"penstock.workers.weights.receive.{module}"), attribute)
     return found
 
 
 def users_receiver(name: str) -> type[Receiver]:
-    """The class that a user's sender ``module:Class`` names. Imports both modules; raises ConfigError."""
+    """Return the class that a user's sender ``module:Class`` names. Imports both modules; raises ConfigError."""
     named: Any = getattr(find(name, "trainer.transport"), "receiver", None)
     if not isinstance(named, str) or not named:
         raise ConfigError(f"trainer.transport {name} names no receiver: write receiver = 'module:Class' in its class.")
     found = find(named, f"The receiver of trainer.transport {name},")
     if not (isinstance(found, type) and issubclass(found, Receiver)):
-        raise ConfigError(f"The receiver {named} is none: derive its class from penstock.Receiver.")
+        raise ConfigError(f"the receiver {named} is not a penstock.Receiver: derive its class from it.")
     return found

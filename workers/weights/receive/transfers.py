@@ -1,11 +1,11 @@
-"""The worker's part in weights that come without the disk (penstock/protocol/transfers.py).
+"""The worker's part in weights that are sent without the disk (penstock/protocol/transfers.py).
 
-    prepare   enroll, wait for the decision; the engine goes on generating (drain: it has ended)
-    receive   the engine is held still, and takes the weights as its transport has it (one file each, beside this)
+    prepare   enroll, wait for the decision; the engine keeps generating (drain: it has finished)
+    receive   the engine is frozen, and receives the weights by its transport (one file each, beside this)
 
-Whatever goes wrong before the first bytes costs nothing; after it the engine's weights are mixed, and the folder is
-loaded before it goes on, that of this version or of a later one. An engine that does not answer at all sits in a
-collective whose trainer or other member is dead: it is lost, and its successor loads a folder.
+A failure before the first bytes costs nothing; after it the engine's weights are mixed, and the folder of this version
+or of a later one is loaded before it resumes. An engine that does not answer at all is stuck in a collective whose
+trainer or other member is dead: it is lost, and its successor loads a folder.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from penstock.workers.weights.receive.receiver import Receiver, receiver_of, use
 
 log = logging.getLogger(__name__)
 
-#: Takes the weights into an engine that is held still: None when it has them, else what has to be loaded from its
-#: folder, that publication or a later one. Raises FolderToCome where the engine has what it had.
+#: Receives the weights into a frozen engine: None on success, else the publication to load from its folder, that one
+#: or a later one. Raises FolderToCome if the engine is unchanged.
 Receive = Callable[[], Awaitable[Publication | None]]
-#: A publication, or a later one, with its folder on this machine; waits for it.
+#: Returns a publication, or a later one, with its folder on this machine; waits for it.
 Instead = Callable[[Publication], Awaitable[Publication]]
 
 _BLOCK_MS = 200
@@ -49,15 +49,15 @@ async def _read(streams: dict[str, bytes], client: AsyncClient) -> News:
 
 
 class Transfers:
-    """Enrolls one engine for transfers, and has it receive them.
+    """Enroll one engine for transfers, and receive them.
 
     Args:
-        named: ``trainer.transport`` of this worker's own configuration. Its class is imported here where it is a
-            user's: raises ConfigError.
+        named: ``trainer.transport`` of this worker's own configuration. A user's class is imported here: raises
+            ConfigError.
         reader: a connection for blocking reads that nothing else uses meanwhile.
         timeout_s: ``trainer.transfer_timeout_s``.
         birth: counts the engine's starts.
-        instead: for an engine whose weights are partly new.
+        instead: finds a publication to load for an engine whose weights are partly new.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Transfers:
         self._birth = birth
         self._receivers: dict[type[Receiver], Receiver] = {}
         self._instead = instead
-        #: Digest of an index that was read, of its layout, and its tensors.
+        #: Digest of the latest index read, digest of its layout, and its tensors.
         self._known: tuple[str, str, list[TensorEntry]] = ("", "", [])
         self._users = None if named in TRANSPORTS else users_receiver(named)
 
     def check(self, publication: Publication) -> None:
-        """Raise PublishError on a transport that is neither penstock's own nor named by this worker's configuration.
+        """Raise PublishError on a transport that is neither built in nor named by this worker's configuration.
 
-        A publication comes from Redis, and whoever writes there must not choose what is imported here.
+        Publications come from Redis, and a client of that Redis must not choose what is imported here.
         """
         if publication.transport in TRANSPORTS or publication.transport == self._named:
             return
@@ -104,16 +104,16 @@ class Transfers:
 
     @property
     def layout(self) -> str:
-        """Digest of the layout that this worker knows an index of; '': of none."""
+        """Digest of the layout of the latest index read; '': none."""
         return self._known[1]
 
     def may_take(self, publication: Publication) -> bool:
-        """Whether this engine can get these weights without the disk: of one without a folder its layout is known."""
+        """Return whether this engine can get these weights without the disk: without a folder, its layout is known."""
         is_known = bool(publication.index) if publication.is_whole else publication.layout == self.layout != ""
         return transport(publication.transport).is_sent and is_known and self._engine.info.num_ranks > 0
 
     async def learn(self, publication: Publication) -> None:
-        """Know the layout of a version that was loaded, by the index in its folder. Reads a small file in a thread."""
+        """Remember the layout of a loaded version, from the index in its folder. Reads a small file in a thread."""
         if not publication.is_whole or publication.index in ("", self._known[0]):
             return
         if not transport(self._named).is_sent:
@@ -128,14 +128,14 @@ class Transfers:
         self._known = publication.index, layout, entries
 
     def receiver(self, name: str) -> Receiver:
-        """What takes weights by this transport; made when it is first needed."""
+        """Return the receiver of this transport; created on first use."""
         kind = self._users if self._users is not None and name == self._named else receiver_of(name)
         if kind not in self._receivers:
             self._receivers[kind] = kind(self._engine, self._birth)
         return self._receivers[kind]
 
     async def prepare(self, publication: Publication) -> Receive | None:
-        """Enroll, and wait until it is decided who receives. None: load the folder."""
+        """Enroll, and wait for the decision on the recipients. Return None to load the folder."""
         if not self.may_take(publication):
             return None
         model, id_ = publication.model, publication.id
@@ -188,12 +188,12 @@ class Transfers:
 
 
 async def take(receiver: Receiver, arrival: Arrival, instead: Instead, engine: Engine) -> Publication | None:
-    """None where the engine has the weights; else why is told to the trainer, and what has to be loaded instead.
+    """Receive the weights; return None, or the publication to load instead, after telling the trainer why.
 
     Raises:
-        EngineDied: the engine was lost by it.
-        FolderToCome: nothing was sent, and there is no folder: the engine has what it had.
-        QueueUnavailable, QueueFull: nobody can be told.
+        EngineDied: the engine was lost.
+        FolderToCome: nothing was sent, and there is no folder: the engine is unchanged.
+        QueueUnavailable, QueueFull: the trainer cannot be notified.
     """
     publication, failure, has_begun = arrival.publication, "", True
     engine.is_receiving = True
@@ -220,6 +220,6 @@ async def take(receiver: Receiver, arrival: Arrival, instead: Instead, engine: E
 
 
 async def _fail(arrival: Arrival, exc: Exception) -> None:
-    """A user's own code, or ours, raised what it should not: the folder is there."""
+    """Report an unexpected exception of a receiver to the trainer; the folder is loaded instead."""
     log.error("version %s is loaded from its folder: its receiver raised", arrival.decision.id, exc_info=exc)
     await arrival.answer(f"its receiver raised {format_exc(exc)}")
