@@ -1,11 +1,11 @@
-"""How many workers a run needs: the least of three bounds, and when a change is made. Pure.
+"""Compute how many workers a run needs: the smallest of three bounds, and when to change. Pure.
 
     N_backlog = ceil(samples not yet committed / slots)
-    N_demand  = ceil(1.15 x tokens/s that trainers eat / tokens/s of one worker with full slots)
+    N_demand  = ceil(1.15 x tokens/s that trainers consume / tokens/s of one worker with full slots)
     N_fresh   = ceil((bound + 1) x samples of a publication / slots)
 
-More workers than the trainers eat only make stale samples; more than N_fresh find the gate closed. What is not known
-yet binds nobody.
+More workers than trainers consume only make stale samples; more than N_fresh find the gate closed. An unknown bound
+does not count.
 """
 
 import math
@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from penstock.config.fleet import AutoscaleConfig
 from penstock.config.staleness import places
 
-#: What workers should be able to do more than trainers eat.
+#: Capacity of the workers relative to the demand of trainers.
 HEADROOM = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is seen of a run; 0: not known yet."""
+    """The load of a run; 0: not known yet."""
 
-    #: Samples that are not committed yet, queued or in flight.
+    #: Samples not committed yet, queued or in flight.
     open_samples: float
-    #: Samples that one worker draws at once.
+    #: Samples that one worker generates at once.
     slots: int
-    #: Tokens that trainers consume, and that one worker draws with all slots taken, per second.
+    #: Tokens that trainers consume, and that one worker generates with all slots taken, per second.
     trainer_tokens_per_s: float
     worker_tokens_per_s: float
     #: Staleness bound, and samples that go into one publication.
@@ -37,16 +37,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Workers wanted, and the term that binds: backlog, demand, fresh, min or max."""
+    """The wanted number of workers, and the term that binds: backlog, demand, fresh, min or max."""
 
     count: int
     binds: str
-    #: Every term that is known, by its name.
+    #: Every known term, by name.
     terms: Mapping[str, int] = field(default_factory=dict)
 
 
 def wanted(load: Load, config: AutoscaleConfig) -> Wanted:
-    """The formula above, inside ``min_workers`` and ``max_workers``."""
+    """Apply the formula above, within ``min_workers`` and ``max_workers``."""
     terms = {"backlog": math.ceil(load.open_samples / load.slots)}
     if load.trainer_tokens_per_s > 0 and load.worker_tokens_per_s > 0:
         terms["demand"] = math.ceil(HEADROOM * load.trainer_tokens_per_s / load.worker_tokens_per_s)
@@ -61,14 +61,14 @@ def wanted(load: Load, config: AutoscaleConfig) -> Wanted:
 
 
 class Autoscaler:
-    """Turns what is wanted into changes: up when wanted for a while, down after long, never within the dead band."""
+    """Turn wanted numbers into changes: up when wanted for a while, down after long, never within the dead band."""
 
     def __init__(self, config: AutoscaleConfig) -> None:
         self._config = config
         self._since: tuple[int, float] | None = None
 
     def decide(self, now: float, want: int, present: int) -> int:
-        """How many workers there should be from ``now`` on; warming ones count as present."""
+        """Return the number of workers to have from ``now`` on; starting ones count as present."""
         config = self._config
         if not config.min_workers <= present <= config.max_workers:
             return max(config.min_workers, min(want, config.max_workers))

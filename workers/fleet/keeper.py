@@ -1,7 +1,8 @@
-"""A process that keeps one engine, or the router of a frozen model, up: ``python -m penstock.workers.fleet.keeper``.
+"""Keep one engine, or the router of a frozen model, running: ``python -m penstock.workers.fleet.keeper``.
 
-What to keep is JSON in the variable ``FLEET_KEEPER``, which the fleet sets. It ends with the reason when the engine
-does (the fleet starts it again, with back-off), and the engine with it, however it ends. SIGTERM: 0.
+The variable ``FLEET_KEEPER``, set by the fleet, has the specification as JSON. The keeper exits with the reason when
+the engine ends (the fleet restarts it, with back-off), and the engine ends with it, however it ends. SIGTERM: exit
+code 0.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from penstock.workers.sglang import server as servers
 from penstock.workers.sglang.args import check_arguments
 
 VARIABLE = "FLEET_KEEPER"
-#: How often a router is looked at.
+#: Seconds between two checks of a router.
 LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -35,24 +36,24 @@ log = logging.getLogger(__name__)
 def engine_spec(
     name: str, engine: EngineConfig, model: ModelConfig, logs: dict[str, Any], *, serves: bool, kind: str
 ) -> str:
-    """Value of the variable for an engine.
+    """Return the value of the variable for an engine.
 
     Args:
         logs: ``run``, ``log_dir`` and the section ``logs`` of the configuration.
-        serves: False on the further nodes of an engine, which answer nobody.
-        kind: its worker_type; encoders know fewer questions.
+        serves: False on the further nodes of an engine, which do not answer requests.
+        kind: its worker_type; encoders support fewer calls.
     """
     values = {"engine": engine.model_dump(mode="json"), "model": model.model_dump(mode="json")}
     return json.dumps(values | logs | {"name": name, "serves": serves, "kind": kind})
 
 
 def router_spec(name: str, router: RouterConfig, python: str, logs: dict[str, Any]) -> str:
-    """Value of the variable for a router; ``logs`` as of ``engine_spec``."""
+    """Return the value of the variable for a router; ``logs`` as in ``engine_spec``."""
     return json.dumps(logs | {"name": name, "router": router.model_dump(mode="json"), "python": python})
 
 
 async def keep_engine(spec: dict[str, Any]) -> str:
-    """Start an engine and wait until it is lost; returns why.
+    """Start an engine and wait until it is lost; return why.
 
     Raises:
         ConfigError, EngineError: it cannot be started.
@@ -76,7 +77,7 @@ async def keep_engine(spec: dict[str, Any]) -> str:
 
 
 async def _lost(session: aiohttp.ClientSession, server: servers.Server, url: str, config: EngineConfig) -> str:
-    """Its scheduler answers nobody while weights load, which others see to: it hangs only beyond that limit."""
+    """Wait until an engine has died or hung; return why. Its scheduler may be silent for as long as a load may take."""
     died = asyncio.create_task(server.died())
     limit = max(config.load_timeout_s, config.health_timeout_s * config.health_failures)
     answered = time.monotonic()
@@ -101,7 +102,7 @@ def _ended(server: servers.Server, reason: str) -> str:
 
 
 async def keep_router(spec: dict[str, Any]) -> str:
-    """Keep a router up and its engines known to it, for ever. They are of frozen models: no weights to wait for.
+    """Keep a router running and its engines added, until cancelled. They are of frozen models: no weights to wait for.
 
     Raises:
         ConfigError, EngineError: it cannot be started.
@@ -147,7 +148,7 @@ async def _bound_logs(spec: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Exit codes: 0 asked to end, 1 what it kept was lost, 2 it cannot be configured so."""
+    """Run the keeper; return 0 if asked to end, 1 if the process was lost, 2 if the configuration is invalid."""
     from penstock.logs import say_end, set_up
 
     spec = json.loads(os.environ.pop(VARIABLE))

@@ -1,4 +1,4 @@
-"""One process of a fleet on its node, started again whenever it dies; a crash loop is a state, not a spin."""
+"""One process of a fleet on its node, restarted whenever it dies; a crash loop is a state, not a spin."""
 
 import os
 import time
@@ -11,13 +11,13 @@ from penstock.config.load import without_settings
 from penstock.system.log_files import LOOK_EVERY_S, bound
 from penstock.system.processes import Child, python_command, python_environment
 
-#: A process that died too often is tried again so much later.
+#: Pause before a process in a crash loop is retried.
 LOOP_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run. Travels to other nodes: plain values only."""
+    """Specification of a process. Sent to other nodes: plain values only."""
 
     name: str
     kind: Literal["worker", "engine", "encoder", "router"]
@@ -25,44 +25,44 @@ class Spec:
     gpus: tuple[int, ...]
     #: Module and arguments under the node's own interpreter.
     arguments: tuple[str, ...]
-    #: Added to the node's environment; holds secrets.
+    #: Added to the node's environment; contains secrets.
     environment: dict[str, str] = field(repr=False)
     log_path: str
-    #: Processes of one engine over several nodes end and begin together.
+    #: Processes of one engine over several nodes start and end together.
     tie: str = ""
-    #: As ``logs.max_bytes`` and ``logs.keep``.
+    #: ``logs.max_bytes`` and ``logs.keep``.
     max_log_bytes: int = 64 * 1024**2
     keep_logs: int = 3
 
 
 class ProcessState(StrEnum):
-    """How a process of a fleet stands."""
+    """State of a process of a fleet."""
 
-    #: It is not started before its encoders are up.
+    #: Not started before its encoders answer.
     WAITING = "waiting for encoders"
     RUNNING = "running"
     RESTARTING = "restarting"
     CRASH_LOOP = "crash loop"
-    #: It was asked to, or ended by itself with 0.
+    #: It was asked to end, or ended by itself with exit code 0.
     ENDED = "ended"
-    #: Its node or actor is away.
+    #: Its node or actor is unreachable.
     LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a process stands."""
+    """State of a process, with details."""
 
     state: ProcessState
     pid: int = 0
     starts: int = 0
-    #: How it ended last, with its last words.
+    #: How it last ended, with its last log lines.
     why: str = ""
     host: str = ""
 
 
 class Kept:
-    """A process and its restarts. ``look`` has to be called now and then."""
+    """A process and its restarts. ``look`` must be called regularly."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -76,12 +76,12 @@ class Kept:
         self._why = ""
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start the process; returns at once."""
         self._ended, self._retry_at = False, 0.0
         self._child.start()
 
     def look(self) -> Status:
-        """Restart what is due; how it stands. Does not block."""
+        """Restart the process if due; return its status. Does not block."""
         child = self._child
         if child.ended():
             if child.code == 0:
@@ -96,7 +96,7 @@ class Kept:
         child.restart_if_due()
         self._bound_log()
         if child.alive():
-            # It counts as out of its loop when it has lived longer than the wait for another try.
+            # It counts as recovered once it has lived longer than the pause before a retry.
             if self._looping and not self._retry_at and child.age_s > LOOP_RETRY_S:
                 self._looping = False
             state = ProcessState.CRASH_LOOP if self._looping else ProcessState.RUNNING
@@ -109,24 +109,24 @@ class Kept:
             bound([self._child.log_path], self.spec.max_log_bytes, self.spec.keep_logs)
 
     def _down(self) -> ProcessState:
-        """The state of a process that does not run."""
+        """Return the state of a process that does not run."""
         if self._ended:
             return ProcessState.ENDED
         return ProcessState.CRASH_LOOP if self._looping else ProcessState.RESTARTING
 
     def bounce(self) -> None:
-        """Kill it and start it again at once: another process of its engine died."""
+        """Kill the process and restart it at once: another process of its engine died."""
         self._child.kill()
         self.start()
 
     def terminate(self) -> None:
-        """SIGTERM, and no restart; a worker drains."""
+        """Send SIGTERM, and do not restart; a worker drains."""
         self._retry_at = 0.0
         if not self._child.alive():
             self._ended = True
         self._child.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, and no restart; blocks until it is gone."""
+        """Send SIGKILL, and do not restart; blocks until the process has ended."""
         self._retry_at, self._ended = 0.0, True
         self._child.kill()

@@ -1,4 +1,4 @@
-"""What a fleet needs of whoever starts its processes: on this machine (local.py), or by Ray (ray_fleet.py)."""
+"""The interface of a fleet to its launcher: on this machine (local.py), or on Ray (ray_fleet.py)."""
 
 from typing import Protocol
 
@@ -6,36 +6,36 @@ from penstock.workers.fleet.kept import Spec, Status
 
 
 class Launcher(Protocol):
-    """Starts processes on the fleet's nodes and keeps them up. Nothing blocks but what says so."""
+    """Start processes on the fleet's nodes and keep them running. Methods do not block unless they say so."""
 
     def reserve(self, host: str, ports: list[int]) -> list[int]:
-        """Hold ports of a node; returns those that others have."""
+        """Reserve ports of a node; return those that others use."""
         ...
 
     def release(self, host: str, ports: list[int]) -> None:
-        """Let go of ports."""
+        """Release ports."""
         ...
 
     def start(self, spec: Spec) -> None:
-        """Start a process, which is kept up from then on. Raises ConfigError where there is no place for it."""
+        """Start a process and keep it running. Raises ConfigError if it cannot be placed."""
         ...
 
     def look(self) -> dict[str, Status]:
-        """How every process stands, by name; restarts what is due. To be called often."""
+        """Return the status of every process, by name; restart what is due. Call it often."""
         ...
 
     def bounce(self, name: str) -> None:
-        """Kill a process and start it again at once."""
+        """Kill a process and restart it at once."""
         ...
 
     def terminate(self, name: str) -> None:
-        """SIGTERM, and no restart."""
+        """Send SIGTERM, and do not restart."""
         ...
 
     def forget(self, name: str) -> None:
-        """Kill what is left of a process. Blocks until it is gone."""
+        """Kill what is left of a process. Blocks until it has ended."""
         ...
 
     def close(self) -> None:
-        """Kill everything. Blocks until it is gone."""
+        """Kill all processes. Blocks until they have ended."""
         ...

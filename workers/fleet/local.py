@@ -9,22 +9,22 @@ from penstock.workers.fleet.ports import Reservation
 
 
 class LocalLauncher:
-    """Starts processes here; they end with this process, however it ends (Linux)."""
+    """Start processes on this machine; they end with this process, however it ends (Linux)."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
         self._reservation = Reservation()
 
     def reserve(self, host: str, ports: list[int]) -> list[int]:
-        """Hold ports for the life of this process; returns those that are not free."""
+        """Reserve ports for the life of this process; return those that are not free."""
         return self._reservation.hold(ports)
 
     def release(self, host: str, ports: list[int]) -> None:
-        """Let go of ports."""
+        """Release ports."""
         self._reservation.release(ports)
 
     def start(self, spec: Spec) -> None:
-        """Start a process; it is kept up from then on."""
+        """Start a process and keep it running."""
         if spec.host not in (LOOPBACK, "localhost", os.uname().nodename):
             raise ConfigError(
                 f"{spec.name} belongs on host {spec.host}, and fleet.launcher local starts processes on this machine "
@@ -35,24 +35,24 @@ class LocalLauncher:
         self._kept[spec.name] = kept
 
     def look(self) -> dict[str, Status]:
-        """Restart what is due; how every process stands. To be called often; does not block."""
+        """Restart what is due; return the status of every process. Call it often; does not block."""
         return {name: kept.look() for name, kept in self._kept.items()}
 
     def bounce(self, name: str) -> None:
-        """Kill and start a process at once."""
+        """Kill a process and restart it at once."""
         self._kept[name].bounce()
 
     def terminate(self, name: str) -> None:
-        """SIGTERM, and no restart."""
+        """Send SIGTERM, and do not restart."""
         self._kept[name].terminate()
 
     def forget(self, name: str) -> None:
-        """Kill what is left of a process, and restart it no more."""
+        """Kill what is left of a process, and do not restart it."""
         if (kept := self._kept.pop(name, None)) is not None:
             kept.kill()
 
     def close(self) -> None:
-        """Kill everything."""
+        """Kill all processes."""
         for name in list(self._kept):
             self.forget(name)
         self._reservation.close()

@@ -1,10 +1,10 @@
-"""``penstock fleet up``: start the processes of a plan, keep them up, and follow what is asked of the fleet.
+"""``penstock fleet up``: start the processes of a plan, keep them running, and scale groups on request.
 
 | every look   | does                                                                                        |
 |--------------|---------------------------------------------------------------------------------------------|
-| start        | encoders first; who needs their addresses when they answer                                  |
-| keep         | restarts what dies; all processes of an engine over several nodes together                  |
-| scale        | more: plan an engine beside what is there; fewer: drain, those with the oldest weights first |
+| start        | encoders first; engines that need their addresses once they answer                          |
+| keep         | restart what dies; all processes of an engine over several nodes together                   |
+| scale        | more: plan an additional engine; fewer: drain, those with the oldest weights first          |
 | show         | the hash ``fleet``: groups, processes, their states and reasons                             |
 
 The queue holds the work: a fleet that dies takes its engines with it, and loses nothing.
@@ -46,9 +46,9 @@ from penstock.workers.sglang.args import check_arguments
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-#: Between two looks at Redis.
+#: Seconds between two updates from and to Redis.
 SHOW_S = 1.0
-#: Longest wait for the end of everything but workers; workers have their drain on top.
+#: Longest wait for the end of all but workers; workers have their drain on top.
 STOP_S = 10.0
 
 
@@ -73,23 +73,23 @@ class Fleet:
         self._specs = specs_of(config, self.plan)
         self._waiting = dict(self._specs)
         self._statuses: dict[str, Status] = {}
-        #: Engines that are on their way out, and since when.
+        #: Engines being drained, and since when.
         self._leaving: dict[tuple[str, str, int], float] = {}
         self._refused: dict[str, str] = {}
-        #: Groups for which there was no place, and why; asked for again when another number is wanted.
+        #: Groups that could not be placed, and why; retried when another number is wanted.
         self._unplaced: dict[str, str] = {}
         self._followed: dict[str, int] = {}
         self._is_up = False
         self._shown = 0.0
-        #: As it was shown last; replaced, never changed.
+        #: The last published record; replaced, never changed.
         self.shown: dict[str, Any] = {}
-        # One port would be the workers', to which the fleet hands its configuration on.
+        # A fixed port would be the workers', which get the fleet's configuration.
         alone = config.metrics.port
         self._exporter = None if alone else Exporter.of(config, "fleet", "", FleetCollector(lambda: self.shown))
         self._scaling = Scaling(config, self.client, self.keys) if config.fleet.autoscale is not None else None
 
     def run(self) -> int:
-        """Keep the fleet up until a signal ends it; the exit code. Blocks."""
+        """Keep the fleet running until a signal ends it; return the exit code. Blocks."""
         clear_wanted(self.client, self.keys)
         self.show_members()
         try:
@@ -111,7 +111,7 @@ class Fleet:
             self.client.close()
 
     def _adopt(self, new: Plan) -> None:
-        """Start what is new in a plan."""
+        """Start the new processes of a plan."""
         self.plan = new
         specs = specs_of(self.config, new)
         self._waiting |= {name: spec for name, spec in specs.items() if name not in self._specs}
@@ -119,7 +119,7 @@ class Fleet:
         self.show_members()
 
     def show_members(self) -> None:
-        """Say which engines each worker has behind its router."""
+        """Publish which engines each worker has behind its router."""
         leaving = {e.url for e in self.plan.engines if e.key in self._leaving}
         for worker in self.plan.workers:
             if worker.engine.router is not None:
@@ -127,7 +127,7 @@ class Fleet:
                 write_members(self.client, self.keys, worker.name, members)
 
     def start_waiting(self) -> None:
-        """Start what waits for nothing: engines that name encoders wait until those answer."""
+        """Start processes that need not wait: engines that name encoders wait until those answer."""
         encoders = {e.model: False for e in self.plan.engines if e.worker_type == "encoder"}
         for model in encoders:
             urls = [e.url for e in self.plan.engines if e.model == model and e.worker_type == "encoder"]
@@ -145,7 +145,7 @@ class Fleet:
         except ConfigError as exc:
             if not self._is_up:
                 raise
-            # What was asked for later has no place; the rest of the fleet goes on.
+            # An engine added later cannot be placed; the rest of the fleet keeps running.
             key = next(
                 (e.key for e in self.plan.engines if spec.name in (engine_process(e), engine_name(*e.key))), None
             )
@@ -156,7 +156,7 @@ class Fleet:
             self.show_members()
 
     def keep_up(self) -> None:
-        """Restart what died, with what is tied to it, and end what has left."""
+        """Restart what died, with what is tied to it, and end drained engines."""
         before, self._statuses = self._statuses, self.launcher.look()
         for name, status in self._statuses.items():
             old = before.get(name)
@@ -164,35 +164,35 @@ class Fleet:
             if old is not None and old.state == ProcessState.RUNNING and died:
                 log.warning("%s %s: %s", name, status.state, redact(status.why))
                 self._bounce_tied(name)
-        self._let_go()
+        self._end_drained()
 
     def _bounce_tied(self, name: str) -> None:
         tie = self._specs[name].tie if name in self._specs else ""
         for other, spec in self._specs.items():
             if tie and spec.tie == tie and other != name and other not in self._waiting:
-                log.warning("%s is started again with %s", other, name)
+                log.warning("restarting %s with %s", other, name)
                 self.launcher.bounce(other)
 
     def scale(self, model: str, group: str, count: int) -> None:
-        """Have ``count`` engines in a group: start, or drain those with the oldest weights.
+        """Scale a group to ``count`` engines: start new ones, or drain those with the oldest weights.
 
         Raises:
-            ConfigError: it cannot grow so far; what could be started is.
+            ConfigError: it cannot grow that far; the engines that fit are started.
         """
-        there = [key for key in self._keys_of(model, group) if key not in self._leaving]
-        for _ in range(count - len(there)):
+        present = [key for key in self._keys_of(model, group) if key not in self._leaving]
+        for _ in range(count - len(present)):
             self._adopt(self._plans.extended(self.plan, model, group))
-        if count < len(there):
+        if count < len(present):
             versions = self._versions()
-            stalest = sorted(there, key=lambda key: (versions.get(engine_name(*key), -1), -key[2]))
-            for key in stalest[: len(there) - count]:
+            stalest = sorted(present, key=lambda key: (versions.get(engine_name(*key), -1), -key[2]))
+            for key in stalest[: len(present) - count]:
                 self._drain(key)
 
     def _keys_of(self, model: str, group: str) -> list[tuple[str, str, int]]:
         return list(dict.fromkeys(e.key for e in self.plan.engines if e.key[:2] == (model, group)))
 
     def _versions(self) -> dict[str, int]:
-        """Version of each engine, as workers show it; engines that show none are not there."""
+        """Return the version of each engine, as reported by workers; engines without a report are missing."""
         found = {}
         for worker in read_workers(self.client, self.keys):
             found[worker.started_as] = worker.version
@@ -201,8 +201,8 @@ class Fleet:
         return found
 
     def _drain(self, key: tuple[str, str, int]) -> None:
-        """Let one engine leave: its worker drains, or the router's worker lets go of it."""
-        log.info("%s is drained", engine_name(*key))
+        """Drain one engine: its worker drains, or the worker with the router removes it."""
+        log.info("draining %s", engine_name(*key))
         self._leaving[key] = time.monotonic()
         if (name := engine_name(*key)) in {worker.name for worker in self.plan.workers}:
             self._waiting.pop(name, None)
@@ -211,8 +211,8 @@ class Fleet:
         else:
             self.show_members()
 
-    def _let_go(self) -> None:
-        """End the processes of drained engines, and give back what they had."""
+    def _end_drained(self) -> None:
+        """End the processes of drained engines, and release their GPUs and ports."""
         for key, since in list(self._leaving.items()):
             name = engine_name(*key)
             mine = [e for e in self.plan.engines if e.key == key]
@@ -236,7 +236,7 @@ class Fleet:
         return bool(urls & known)
 
     def follow_and_show(self) -> None:
-        """Follow what is asked for in Redis, and show how the fleet stands. A Redis that is away is tried again."""
+        """Follow requests in Redis, and publish the fleet's state. If Redis is down, retry later."""
         try:
             wanted = read_wanted(self.client, self.keys)
             self._follow(wanted)
@@ -245,12 +245,12 @@ class Fleet:
             self.shown = self.record()
             write_state(self.client, self.keys, self.shown)
         except PASSING as exc:
-            log.warning("Redis does not answer, the fleet goes on: %s", redact(str(exc)))
+            log.warning("Redis does not answer, the fleet keeps running: %s", redact(str(exc)))
         except PenstockError as exc:
             log.error("%s", redact(str(exc)))
 
     def _count(self, group: str) -> int:
-        """Engines of ``MODEL.GROUP`` that are there or on their way in."""
+        """Return the number of engines of ``MODEL.GROUP`` that run or start."""
         return sum(key not in self._leaving for key in self._keys_of(*group.split(".", 1)))
 
     def _follow(self, wanted: dict[str, int]) -> None:
@@ -271,7 +271,7 @@ class Fleet:
                 self._refused.pop(name, None)
 
     def record(self) -> dict[str, Any]:
-        """The fleet as it stands, as plain values."""
+        """Return the state of the fleet, as plain values."""
         groups: dict[str, dict[str, Any]] = {}
         for model in groups_of(self.config):
             for name, group in zip(model.names(), model.server_groups, strict=True):
@@ -305,7 +305,7 @@ class Fleet:
         }
 
     def _finish(self) -> None:
-        """Drain the workers, then end the rest; a second signal has workers hand back what runs, a third one kills."""
+        """Drain the workers, then end the rest; a second signal makes workers hand back at once, a third one kills."""
         workers = [name for name, spec in self._specs.items() if spec.kind == "worker" and name in self._statuses]
         presses = self.stop.count
         self._end(workers, self.config.worker.drain_timeout_s + KILL_S + STOP_S, presses)
@@ -325,12 +325,12 @@ class Fleet:
             left = [name for name in left if self._statuses[name].state != ProcessState.ENDED]
             time.sleep(LOOK_S / 4)
         for name in left:
-            log.warning("%s did not end in time and is killed", name)
+            log.warning("%s did not end in time: killing it", name)
             self.launcher.forget(name)
 
 
 def answers(url: str) -> bool:
-    """Whether the server at ``url`` is well. Blocks for seconds at most."""
+    """Return whether the server at ``url`` is healthy. Blocks for seconds at most."""
     from penstock.system.engine_http import ask
 
     try:
@@ -343,7 +343,7 @@ def main(config: Config) -> int:
     """Run the fleet of a configuration until SIGTERM or Ctrl-C. Blocks.
 
     Raises:
-        ConfigError: its groups, arguments, nodes or ports cannot work.
+        ConfigError: its groups, arguments, nodes or ports are invalid.
     """
     config.run_dir.mkdir(parents=True, exist_ok=True)
     stop = Stop()
@@ -360,7 +360,7 @@ def main(config: Config) -> int:
 
 
 def _check_arguments(laid_out: Plan) -> None:
-    """Every argument of every engine against the installed SGLang, before anything starts."""
+    """Check every argument of every engine against the installed SGLang, before anything starts."""
     for engine in laid_out.engines:
         if engine.engine is not None and engine.rank == 0:
             check_arguments(engine.engine)

@@ -1,4 +1,4 @@
-"""Metrics of one fleet: its processes, the engines of each group, and what it could not do."""
+"""Metrics of one fleet: its processes, the engines of each group, and failed requests to scale."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -9,20 +9,20 @@ from prometheus_client.registry import Collector
 
 from penstock.system.metrics.series import counter, gauge
 
-PROCESSES = gauge("fleet_processes", "Processes of the fleet, by what they are and how they stand.", "kind", "state")
-STARTS = counter("fleet_process_starts", "Starts of a process, the first one among them.", "process")
-ENGINES = gauge("fleet_engines", "Engines of a group, those on their way in or out too.", "group")
-LEAVING = gauge("fleet_leaving_engines", "Those of them that are drained, and then go.", "group")
-REFUSED = gauge("fleet_refused", "1 where the group could not be made as large as it was asked to be.", "group")
+PROCESSES = gauge("fleet_processes", "Processes of the fleet, by kind and state.", "kind", "state")
+STARTS = counter("fleet_process_starts", "Starts of a process, the first one included.", "process")
+ENGINES = gauge("fleet_engines", "Engines of a group, starting and draining ones included.", "group")
+LEAVING = gauge("fleet_leaving_engines", "Engines of a group that are being drained.", "group")
+REFUSED = gauge("fleet_refused", "1 if the group could not be scaled as requested.", "group")
 
 SERIES = (PROCESSES, STARTS, ENGINES, LEAVING, REFUSED)
 
 
 class FleetCollector(Collector):
-    """Reads what the fleet shows of itself. Called from the server's thread.
+    """Read the fleet's published state. Called in the server's thread.
 
     Args:
-        shown: the record as it was made last, which nobody changes any more.
+        shown: returns the last record, which is never changed.
     """
 
     def __init__(self, shown: Callable[[], Mapping[str, Any]]) -> None:

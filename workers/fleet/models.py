@@ -1,4 +1,4 @@
-"""The models of a fleet and their groups, checked against the run."""
+"""The models of a fleet and their groups, validated against the run."""
 
 from penstock.config import Config
 from penstock.config.fleet import GroupConfig, ModelGroups
@@ -7,10 +7,10 @@ from penstock.workers.fleet.roles import merge
 
 
 def groups_of(config: Config) -> list[ModelGroups]:
-    """``fleet.models``, or worker.count engines of ``model`` without GPUs.
+    """Return ``fleet.models``, or worker.count engines of ``model`` without GPUs.
 
     Raises:
-        ConfigError: models that contradict each other or ``model``.
+        ConfigError: models that are inconsistent with each other or with ``model``.
     """
     if not config.fleet.models:
         return [
@@ -43,7 +43,7 @@ def _check_model(config: Config, model: ModelGroups) -> None:
     if not trained and model.update_weights:
         raise ConfigError(
             f"fleet.models.{model.name}: only {config.model.name} (model.name) is trained, so update_weights cannot be "
-            "true: nobody publishes weights for a frozen model."
+            "true: remove it, because a frozen model gets no publications."
         )
     if not trained and model.model_path is None and not all(group.urls for group in model.server_groups):
         raise ConfigError(f"fleet.models.{model.name} is a model of its own: set its model_path.")
@@ -60,7 +60,7 @@ def _check_model(config: Config, model: ModelGroups) -> None:
 
 
 def find_group(config: Config, model_name: str, group_name: str) -> tuple[ModelGroups, GroupConfig]:
-    """Raises ConfigError that lists what is there."""
+    """Return a model and its group. Raises ConfigError that lists the existing ones."""
     for model in groups_of(config):
         for name, group in zip(model.names(), model.server_groups, strict=True):
             if (model.name, name) == (model_name, group_name):
@@ -70,7 +70,7 @@ def find_group(config: Config, model_name: str, group_name: str) -> tuple[ModelG
 
 
 def is_routed(config: Config, model: ModelGroups) -> bool:
-    """Whether one address stands for all its engines."""
+    """Return whether one address stands for all its engines."""
     kinds = {group.worker_type for group in model.server_groups}
     several = sum(group.count + len(group.urls) for group in model.server_groups if group.worker_type == "regular") > 1
     return "prefill" in kinds or model.router is not None or (model.name != config.model.name and several)

@@ -1,4 +1,4 @@
-"""Machines and which of their GPUs are free."""
+"""Machines, and which of their GPUs are free."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ class Node:
 
     host: str
     gpus: tuple[int, ...] = ()
-    #: What CUDA_VISIBLE_DEVICES calls each of them there; empty: their ids.
+    #: Names for CUDA_VISIBLE_DEVICES on that machine; empty: their ids.
     names: tuple[str, ...] = ()
 
     def visible(self, gpus: Iterable[int]) -> str:
-        """CUDA_VISIBLE_DEVICES for these ids."""
+        """Return CUDA_VISIBLE_DEVICES for these ids."""
         return ",".join(self.names[self.gpus.index(gpu)] if self.names else str(gpu) for gpu in gpus)
 
 
 def local_nodes(config: Config) -> list[Node]:
-    """The nodes of ``fleet.nodes``; without them this machine with the GPUs that this process may use."""
+    """Return the nodes of ``fleet.nodes``; without them this machine with the GPUs that this process may use."""
     if config.fleet.nodes:
         return [Node(node.host, tuple(range(node.num_gpus))) for node in config.fleet.nodes]
     names = visible_gpus()
@@ -34,10 +34,10 @@ def local_nodes(config: Config) -> list[Node]:
 
 @dataclass(slots=True)
 class Inventory:
-    """Who has which GPU. GPUs are given in the order of nodes and ids."""
+    """Assignment of GPUs. They are assigned in the order of nodes and ids."""
 
     nodes: list[Node]
-    #: (host, gpu) -> who has it.
+    #: (host, gpu) -> engine that has it.
     owners: dict[tuple[str, int], str] = field(default_factory=dict)
     #: Processes per host.
     load: dict[str, int] = field(default_factory=dict)
@@ -54,10 +54,10 @@ class Inventory:
             self.owners[host, gpu] = who
 
     def take(self, who: str, num_gpus: int, host: str | None) -> list[tuple[str, tuple[int, ...]]]:
-        """GPUs for one engine: on one node, or all of several nodes where it needs more than one has.
+        """Assign GPUs to one engine: on one node, or all of several nodes if it needs more than one has.
 
         Raises:
-            ConfigError: there are not so many; the text says what is free where.
+            ConfigError: not enough are free; the message says what is free on each node.
         """
         nodes = self._candidates(who, host)
         if num_gpus == 0:
@@ -87,7 +87,7 @@ class Inventory:
         return taken
 
     def take_exactly(self, who: str, host: str | None, gpus: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-        """These GPU ids of one node; raises ConfigError where one is not there or another's."""
+        """Assign these GPU ids of one node; raises ConfigError if one does not exist or is assigned already."""
         nodes = self._candidates(who, host)
         if len(nodes) > 1:
             raise ConfigError(f"{who}: gpus {list(gpus)} do not say on which node they are: set host too.")

@@ -1,4 +1,4 @@
-"""The plan of a fleet: which process runs where, on which GPUs and ports, by which command. Pure: starts nothing.
+"""The plan of a fleet: which process runs on which node, GPUs and ports, with which command. Pure: starts nothing.
 
 | worker_type | started by | served by                                   |
 |-------------|------------|---------------------------------------------|
@@ -6,7 +6,7 @@
 | prefill     | the fleet  | the model's router, of one worker           |
 | decode      | the fleet  | the same                                    |
 | encoder     | the fleet  | prefill (or regular) engines, by URL        |
-| placeholder | nobody     | nobody: it occupies GPUs                    |
+| placeholder | none       | none: it occupies GPUs                      |
 | (urls)      | others     | as regular                                  |
 
 Engines of frozen models and of several nodes are started by the fleet too. One worker, and so one consumer of the
@@ -41,29 +41,29 @@ class EngineProcess:
     group: str
     worker_type: str
     index: int
-    #: Place among the nodes of its engine; only rank 0 serves.
+    #: Index among the nodes of its engine; only rank 0 serves.
     rank: int
     num_nodes: int
     host: str
     gpus: tuple[int, ...]
-    #: worker: the worker starts it as its own; fleet; nobody: a placeholder, or a server that runs already.
+    #: worker: its worker starts it; fleet; "nobody": a placeholder, or a server that runs already.
     started_by: Literal["worker", "fleet", "nobody"]
     url: str = ""
     ports: dict[str, int] = field(default_factory=dict)
-    #: How it is started; None where nobody starts it.
+    #: Its configuration; None if it is not started here.
     engine: EngineConfig | None = None
     command: tuple[str, ...] = ()
-    #: What is added to the environment of the process that starts it.
+    #: Additional environment variables.
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Which engine it is of."""
+        """Identity of its engine."""
         return self.model, self.group, self.index
 
     @property
     def member(self) -> MemberConfig:
-        """As a router knows it."""
+        """The engine as a member of a router."""
         kind: Any = self.worker_type
         return MemberConfig(url=self.url, worker_type=kind, bootstrap_port=self.ports.get("bootstrap"))
 
@@ -107,7 +107,7 @@ class Plan:
     paths: dict[str, str]
 
     def ports(self, host: str) -> list[int]:
-        """Every port that is planned with on a host."""
+        """Return every port that the plan uses on a host."""
         found: list[int] = []
         for engine in self.engines:
             if engine.host == host:
@@ -120,13 +120,13 @@ class Plan:
         return sorted(found)
 
     def endpoint(self, model: str) -> str | None:
-        """The one address of a model: its router's, or that of its only engine."""
+        """Return the one address of a model: its router's, or that of its only engine."""
         router = next((one.url for one in self.routers if one.model == model), None)
         urls = [e.url for e in self.engines if e.model == model and e.url and e.worker_type == "regular"]
         return router or (urls[0] if len(urls) == 1 else None)
 
     def without(self, key: tuple[str, str, int]) -> "Plan":
-        """The plan less one engine."""
+        """Return the plan without one engine."""
         engines = [engine for engine in self.engines if engine.key != key]
         gone = {engine.url for engine in self.engines if engine.key == key} - {""}
         name = engine_name(*key)
@@ -143,18 +143,18 @@ def engine_name(model: str, group: str, index: int) -> str:
 
 
 def plan(config: Config, nodes: list[Node], taken: Taken | None = None) -> Plan:
-    """Lay a fleet out.
+    """Plan a fleet.
 
     Args:
-        nodes: the machines, with their GPUs in the order in which they are given away.
+        nodes: the machines, with their GPUs in the order of assignment.
         taken: ports that are not free, by host.
 
     Raises:
-        ConfigError: groups that contradict each other, or need more GPUs or ports than there are.
+        ConfigError: groups that are inconsistent, or need more GPUs or ports than are available.
     """
     planner = _Planner(config, nodes, taken or {})
     models = groups_of(config)
-    # GPUs go by the order of the file, which placeholders are there to shape; arguments by who needs whose address.
+    # GPUs are assigned in the order of the file, which placeholders exist to shape; arguments in order of dependency.
     for model in models:
         for name, group in zip(model.names(), model.server_groups, strict=True):
             planner.place(model, name, group, range(group.count))
@@ -167,7 +167,7 @@ def plan(config: Config, nodes: list[Node], taken: Taken | None = None) -> Plan:
 def extend(
     config: Config, nodes: list[Node], old: Plan, model_name: str, group_name: str, taken: Taken | None = None
 ) -> Plan:
-    """``old`` with one more engine in a group; what is there stays where it is.
+    """Return ``old`` with one more engine in a group; existing engines stay in place.
 
     Raises:
         ConfigError: no such group, one that cannot grow, or no room for it.
@@ -210,7 +210,7 @@ class _Planner:
         return Plan(self.engines, self.routers, self.workers, self.paths)
 
     def adopt(self, old: Plan) -> None:
-        """Go on from a plan: its processes keep what they have."""
+        """Continue from a plan: its processes keep their GPUs and ports."""
         self.engines, self.routers, self.workers = list(old.engines), list(old.routers), list(old.workers)
         self.paths = dict(old.paths)
         for engine in self.engines:
@@ -220,7 +220,7 @@ class _Planner:
     # -- GPUs
 
     def place(self, model: ModelGroups, name: str, group: GroupConfig, indexes: range) -> None:
-        """Give the engines of a group their nodes and GPUs."""
+        """Assign nodes and GPUs to the engines of a group."""
         self.groups[model.name, name] = group
         if group.urls:
             self.engines += [
@@ -258,7 +258,7 @@ class _Planner:
     # -- arguments
 
     def equip(self, model: ModelGroups) -> None:
-        """Give the placed engines of a model their ports and arguments, encoders first: others are given their URLs."""
+        """Assign ports and arguments to the engines of a model, encoders first: the others need their URLs."""
         self.paths[model.name] = model.model_path or self.config.model.path
         ours = [e for e in self.engines if e.model == model.name and not e.url and e.started_by != "nobody"]
         for engine in sorted(ours, key=lambda one: one.worker_type != "encoder"):
@@ -317,7 +317,7 @@ class _Planner:
         )
 
     def _address(self, engine: EngineProcess) -> str:
-        # What only its own worker speaks to need not be seen from elsewhere.
+        # An address that only its own worker uses need not be reachable from other machines.
         return engine.host if self.spread and engine.started_by == "fleet" else LOOPBACK
 
     def _encoders(self, model: ModelGroups, engine: EngineProcess) -> list[str]:
@@ -329,7 +329,7 @@ class _Planner:
     # -- who serves
 
     def serve(self, model: ModelGroups) -> None:
-        """Routers and workers for the engines of a model that have none."""
+        """Plan routers and workers for the engines of a model that have none."""
         trained = model.name == self.config.model.name
         served = [e for e in self.engines if e.model == model.name and e.url and e.worker_type != "encoder"]
         if is_routed(self.config, model):

@@ -1,4 +1,4 @@
-"""Ports of a node: handed out by a plan, and reserved on the node while the fleet lives."""
+"""Ports of a node: assigned by a plan, and reserved on the node while the fleet lives."""
 
 import fcntl
 import os
@@ -12,11 +12,11 @@ from penstock.system.disk import own_file, own_folder
 
 
 class Ports:
-    """Hands out ports of one node, each once, in order.
+    """Assign ports of one node, each once, in order.
 
     Args:
         first, last: the range, both included.
-        taken: ports that others have.
+        taken: ports that others use.
     """
 
     def __init__(self, host: str, first: int, last: int, taken: Collection[int] = ()) -> None:
@@ -26,7 +26,7 @@ class Ports:
         self._taken = taken
 
     def take(self, what: str, count: int = 1) -> int:
-        """First of ``count`` ports in a row. Raises ConfigError that names ``what`` when the range is used up."""
+        """Return the first of ``count`` ports in a row. Raises ConfigError naming ``what`` if the range is used up."""
         start = self._next
         while start + count - 1 <= self._last:
             blocked = [port for port in range(start, start + count) if port in self._taken]
@@ -41,19 +41,19 @@ class Ports:
 
 
 class Reservation:
-    """Ports that no other penstock fleet of this user on this machine may plan with. Ended by ``close`` or by death."""
+    """Ports reserved against other penstock fleets of this user on this machine, until ``close`` or death."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
         self._held: dict[int, int] = {}
 
     def hold(self, ports: Iterable[int]) -> list[int]:
-        """Reserve ports; returns those that are not free: reserved by another, or something listens there.
+        """Reserve ports; return those that are not free: reserved by another fleet, or in use.
 
-        Those that were free stay reserved. Does not block.
+        The free ones stay reserved. Does not block.
 
         Raises:
-            ConfigError: another user made what they are reserved in.
+            ConfigError: another user owns the folder of reservations.
         """
         try:
             return self._hold(ports)
@@ -81,19 +81,19 @@ class Reservation:
         return refused
 
     def release(self, ports: Iterable[int]) -> None:
-        """Let others have these; those that are not held are passed over."""
+        """Release these ports; ignores those that are not held."""
         for port in ports:
             if (lock := self._held.pop(port, None)) is not None:
                 os.close(lock)
 
     def close(self) -> None:
-        """Let others have them all."""
+        """Release all ports."""
         self.release(list(self._held))
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # What a server does that listens there after another one: connections that end do not hinder it.
+        # As a server does that reuses the port of another: closing connections do not block it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", port))

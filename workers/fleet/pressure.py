@@ -1,4 +1,4 @@
-"""What a snapshot of a run says of the load on its workers, and how many of them the autoscaler makes of that."""
+"""Derive the load on a run's workers from snapshots, and let the autoscaler decide on their number."""
 
 import time
 from collections import deque
@@ -15,31 +15,31 @@ from penstock.workers.fleet.autoscaler import Autoscaler, Load, Wanted, wanted
 from penstock.workers.fleet.models import groups_of
 from penstock.workers.fleet.state import read_capacity, write_capacity
 
-#: What trainers eat is taken over so long.
+#: Window over which the consumption of trainers is averaged, in seconds.
 WINDOW_S = 60.0
-#: Below so long it is not known yet.
+#: Below this many seconds it is unknown.
 LEAST_S = 10.0
-#: Changes of the group's size that are told, the latest ones.
+#: Most recent changes of the group's size that are published.
 MAX_DECISIONS = 32
-#: A capacity is written again when it changed by such a share.
+#: Relative change after which a capacity is written again.
 KEEP_CHANGE = 0.02
 
 
 class Pressure:
-    """Sees snapshots one after the other, because consumption is a difference of two.
+    """Reads snapshots one after the other, because consumption is a difference of two.
 
     Args:
-        capacity: tokens/s of a worker with full slots as it was known before; 0: it was not.
+        capacity: known tokens/s of a worker with full slots; 0: unknown.
     """
 
     def __init__(self, config: Config, capacity: float = 0.0) -> None:
         self._config = config
         self._cut: deque[tuple[float, float]] = deque()
-        #: As it is known now: workers that are throttled by the gate or have just started do not show it.
+        #: Latest known value: workers that are throttled by the gate or have just started report none.
         self.capacity = capacity
 
     def load(self, now: float, state: Mapping[str, Any]) -> Load:
-        """The load as of a snapshot (``penstock.protocol.snapshot``) taken at ``now`` (seconds, any origin)."""
+        """Return the load of a snapshot (``penstock.protocol.snapshot``) taken at ``now`` (seconds, any origin)."""
         config, workers = self._config, state["workers"]
         samples = sum(one.samples for one in workers)
         tokens = sum(one.generated_tokens for one in workers)
@@ -52,7 +52,7 @@ class Pressure:
         return Load(
             open_samples=self._open_samples(state),
             slots=config.worker.slots,
-            trainer_tokens_per_s=self._eaten(now, driving) * config.rollout.n * mean_tokens,
+            trainer_tokens_per_s=self._consumed(now, driving) * config.rollout.n * mean_tokens,
             worker_tokens_per_s=config.fleet.autoscale.worker_tokens_per_s or self.capacity,
             bound=max((int(sub.get("bound", 0)) for sub in driving), default=0),
             samples_per_version=config.rollout.n
@@ -60,7 +60,7 @@ class Pressure:
         )
 
     def _open_samples(self, state: Mapping[str, Any]) -> float:
-        """Samples not yet committed: those of queued jobs, those that workers report, and those of silent workers."""
+        """Return the samples not yet committed: of queued jobs, reported by workers, and held by silent workers."""
         lanes, workers = state["lanes"].values(), state["workers"]
         queued = sum(lane["queued"] for lane in lanes) + state["delayed"]
         held = sum(one.held for one in workers)
@@ -68,8 +68,8 @@ class Pressure:
         reported: int = sum(one.open_samples for one in workers)
         return float((queued + silent) * self._config.rollout.n + reported)
 
-    def _eaten(self, now: float, driving: list[dict[str, Any]]) -> float:
-        """Groups per second that went into batches; 0: not known."""
+    def _consumed(self, now: float, driving: list[dict[str, Any]]) -> float:
+        """Return groups per second that went into batches; 0: unknown."""
         cut = float(sum(int(sub.get("cut", 0)) * int(sub.get("size", 0)) for sub in driving))
         if self._cut and cut < self._cut[-1][1]:
             self._cut.clear()  # another subscription, or one that left
@@ -84,7 +84,7 @@ class Scaling:
     """The autoscaler of a fleet's one regular group of the trained model. Reads Redis; starts nothing.
 
     Raises:
-        ConfigError: there is no such group, or more than one.
+        ConfigError: there is not exactly one such group.
     """
 
     def __init__(self, config: Config, client: Client, keys: Keys) -> None:
@@ -94,14 +94,14 @@ class Scaling:
         self._pressure = Pressure(config, read_capacity(client, keys))
         self._autoscaler = Autoscaler(self._config)
         self._client, self._keys = client, keys
-        #: Capacity as it was written last.
+        #: Capacity last written.
         self._kept = self._pressure.capacity
-        #: What was decided last, which term binds, and what was changed before, for people.
+        #: The latest decision, the term that binds, and earlier changes, for people.
         self.record: dict[str, Any] = {}
         self._decisions: deque[dict[str, Any]] = deque(maxlen=MAX_DECISIONS)
 
     def decide(self, present: int) -> int:
-        """How many engines there should be, where ``present`` are. Blocks for a few round trips."""
+        """Return how many engines to have, if ``present`` run. Blocks for a few round trips."""
         now = time.monotonic()
         want = wanted(self._pressure.load(now, snapshot(self._client, self._keys)), self._config)
         self._keep_capacity()
@@ -119,14 +119,14 @@ class Scaling:
         return count
 
     def _note(self, want: Wanted, present: int, count: int) -> None:
-        """Keep a change with its reason; one that cannot be made at once is decided again and again, and kept once."""
+        """Record a change with its reason; one that cannot be made at once is decided repeatedly, and recorded once."""
         change = {"before": present, "engines": count, "binds": want.binds}
         last = self._decisions[-1] if self._decisions else {}
         if count != present and {name: last.get(name) for name in change} != change:
             self._decisions.append({"at": time.time(), **change, "wanted": want.count, "terms": dict(want.terms)})
 
     def _keep_capacity(self) -> None:
-        """Have the next fleet of this run know it from its first look on."""
+        """Save the capacity for the next fleet of this run."""
         now = self._pressure.capacity
         if now and abs(now - self._kept) > KEEP_CHANGE * now:
             write_capacity(self._client, self._keys, now)
@@ -134,7 +134,7 @@ class Scaling:
 
 
 def the_group(config: Config) -> str:
-    """``MODEL.GROUP`` that is scaled; see :class:`Scaling`."""
+    """Return ``MODEL.GROUP`` to scale; see :class:`Scaling`."""
     (model,) = [one for one in groups_of(config) if one.name == config.model.name]
     able = [
         f"{model.name}.{name}"

@@ -1,9 +1,9 @@
-"""Processes of a fleet on a Ray cluster: one actor per process, which keeps it up on its node. Needs penstock[ray].
+"""Processes of a fleet on a Ray cluster: one actor per process, which keeps it running. Needs penstock[ray].
 
-Ray places and restarts; it is never on the way of a token. An actor holds no CPU (two that do are one too many for a
-small node) and sits in a placement group of its own, pinned to the node of the plan, because an impossible one stays
-pending without a word: after ``fleet.placement_timeout_s`` it is refused with what is missing. A node that freezes may
-run its old worker beside the new one: leases and fences of the queue make that harmless.
+Ray places and restarts; no token passes through it. An actor holds no CPU (two that do are too many for a small node)
+and has its own placement group, pinned to the node of the plan. An impossible group would stay pending silently: it is
+refused after ``fleet.placement_timeout_s`` with what is missing. A node that freezes may run its old worker beside the
+new one: leases and fences of the queue make that harmless.
 """
 
 import json
@@ -23,8 +23,8 @@ from penstock.workers.fleet.kept import Kept, ProcessState, Spec, Status
 from penstock.workers.fleet.nodes import Node
 from penstock.workers.fleet.ports import Reservation
 
-#: Clusters that are started here: a node that is gone is noticed after some 3 s instead of 14, and engines, which are
-#: children of Ray's workers, run at the weight of everybody else on the machine (Ray's own is nice 15).
+#: Settings of clusters started here: a lost node is noticed after about 3 s instead of 14, and engines, which are
+#: children of Ray's workers, run at normal priority (Ray's own is nice 15).
 OWN_CLUSTER = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class KeptActor:
-    """Runs on the node: a :class:`Kept` with the GPUs that Ray gave. Restarted by Ray, it starts its process again."""
+    """A :class:`Kept` on its node, with the GPUs that Ray assigned. After a restart by Ray it starts its process."""
 
     def __init__(self, spec: Spec) -> None:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "") if spec.gpus else ""
@@ -61,7 +61,7 @@ class KeptActor:
 
 
 class PortsActor:
-    """Runs on a node for as long as the fleet: holds its ports."""
+    """Runs on a node for the life of the fleet: holds its ports."""
 
     def __init__(self) -> None:
         self._reservation = Reservation()
@@ -74,7 +74,7 @@ class PortsActor:
 
 
 def with_gpus(spec: Spec, visible: str) -> Spec:
-    """``spec`` with the GPUs that Ray gave instead of those of the plan: other users of the node have theirs."""
+    """Return ``spec`` with the GPUs that Ray assigned instead of those of the plan, which others may use."""
     name = VARIABLE if VARIABLE in spec.environment else ENV_PREFIX + "ENGINE"
     values = json.loads(spec.environment.get(name, "{}"))
     engine = values.setdefault("engine", {}) if name == VARIABLE else values
@@ -83,7 +83,7 @@ def with_gpus(spec: Spec, visible: str) -> Spec:
 
 
 class RayLauncher:
-    """Starts processes as actors; they end with this process, which is Ray's driver."""
+    """Start processes as actors; they end with this process, which is Ray's driver."""
 
     def __init__(self, config: Config) -> None:
         check_installed("ray", "fleet.launcher ray")
@@ -94,18 +94,18 @@ class RayLauncher:
         self._wanted_hosts = [node.host for node in config.fleet.nodes]
         self._actors: dict[str, Any] = {}
         self._groups: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
+        self._pending: dict[str, Any] = {}
         self._last: dict[str, Status] = {}
         self._ports: dict[str, Any] = {}
         self._connect(config.fleet.ray_address)
 
     def _connect(self, address: str | None) -> None:
-        """Join the cluster (where this process has not yet), or start one here that only this machine sees."""
+        """Join the cluster (unless this process has), or start one here that only this machine can reach."""
         self._joined = not self._ray.is_initialized()
         if not self._joined:
             return
         address = address or os.environ.get("RAY_ADDRESS")
-        # Not left to a default that differs between releases.
+        # Explicit, because the default differs between releases.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
         if not address:
@@ -128,10 +128,10 @@ class RayLauncher:
             self._ray.shutdown()
 
     def nodes(self) -> list[Node]:
-        """The living nodes of the cluster, those of ``fleet.nodes`` where it names some.
+        """Return the living nodes of the cluster; only those of ``fleet.nodes`` if it names some.
 
         Raises:
-            ConfigError: one that is named is not there.
+            ConfigError: a named node is missing.
         """
         there = {}
         for one in self._alive():
@@ -148,7 +148,7 @@ class RayLauncher:
         return [one for one in self._ray.nodes() if one["Alive"]]
 
     def reserve(self, host: str, ports: list[int]) -> list[int]:
-        """Hold ports on a node; returns those that are not free."""
+        """Reserve ports on a node; return those that are not free."""
         if host not in self._ports:
             actor = self._ray.remote(num_cpus=0, resources={f"node:{host}": PIN})(PortsActor)
             self._ports[host] = actor.remote()
@@ -156,15 +156,15 @@ class RayLauncher:
         return refused
 
     def release(self, host: str, ports: list[int]) -> None:
-        """Let go of ports."""
+        """Release ports."""
         if host in self._ports:
             self._ports[host].release.remote(ports)
 
     def start(self, spec: Spec) -> None:
-        """Place an actor and have it start the process. Blocks until it is placed.
+        """Place an actor that starts the process. Blocks until it is placed.
 
         Raises:
-            ConfigError: Ray finds no place for it in time; the text says what is missing.
+            ConfigError: Ray cannot place it in time; the message says what is missing.
         """
         from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -197,56 +197,56 @@ class RayLauncher:
         )
 
     def look(self) -> dict[str, Status]:
-        """How every process stands. Blocks for a moment at most: an actor that is silent counts as lost."""
+        """Return the status of every process. Blocks for a moment at most: a silent actor counts as lost."""
         for name, actor in self._actors.items():
-            if name not in self._asked:
-                self._asked[name] = actor.look.remote()
-        if self._asked:
-            ready, _ = self._ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=ANSWER_S)
+            if name not in self._pending:
+                self._pending[name] = actor.look.remote()
+        if self._pending:
+            ready, _ = self._ray.wait(list(self._pending.values()), num_returns=len(self._pending), timeout=ANSWER_S)
             done = set(ready)
-            for name, ref in list(self._asked.items()):
+            for name, ref in list(self._pending.items()):
                 if ref not in done:
                     self._last[name] = replace(
                         self._last[name], state=ProcessState.LOST, why="its actor does not answer"
                     )
                     continue
-                del self._asked[name]
+                del self._pending[name]
                 try:
                     self._last[name] = self._ray.get(ref)
                 except self._ray.exceptions.RayError as exc:
-                    # Ray starts it again; it answers then.
+                    # Ray restarts it; then it answers.
                     why = f"its actor was lost: {str(exc).splitlines()[0]}"
                     self._last[name] = replace(self._last[name], state=ProcessState.LOST, pid=0, why=why)
         return dict(self._last)
 
     def bounce(self, name: str) -> None:
-        """Kill and start a process at once."""
-        self._tell(name, "bounce")
+        """Kill a process and restart it at once."""
+        self._call(name, "bounce")
 
     def terminate(self, name: str) -> None:
-        """SIGTERM, and no restart."""
-        self._tell(name, "terminate")
+        """Send SIGTERM, and do not restart."""
+        self._call(name, "terminate")
 
-    def _tell(self, name: str, what: str) -> None:
+    def _call(self, name: str, what: str) -> None:
         try:
             self._ray.get(getattr(self._actors[name], what).remote(), timeout=END_S)
         except (self._ray.exceptions.RayError, TimeoutError) as exc:
-            log.warning("%s could not be asked to %s: %s", name, what, str(exc).splitlines()[0])
+            log.warning("%s: failed to %s: %s", name, what, str(exc).splitlines()[0])
 
     def forget(self, name: str) -> None:
-        """Kill what is left of a process, its actor and its place."""
+        """Kill what is left of a process, its actor and its placement group."""
         from ray.util.placement_group import remove_placement_group
 
         if name not in self._actors:
             return
-        self._tell(name, "kill")
+        self._call(name, "kill")
         self._ray.kill(self._actors.pop(name), no_restart=True)
         remove_placement_group(self._groups.pop(name))
-        self._asked.pop(name, None)
+        self._pending.pop(name, None)
         self._last.pop(name, None)
 
     def close(self) -> None:
-        """Kill everything."""
+        """Kill all processes."""
         for name in list(self._actors):
             self.forget(name)
         for actor in self._ports.values():

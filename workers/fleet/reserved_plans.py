@@ -1,4 +1,4 @@
-"""Plans of a fleet on ports that nobody else has: reserved on their nodes, and given back with the engines."""
+"""Plans of a fleet on free ports: reserved on their nodes, and released with the engines."""
 
 from collections.abc import Callable
 
@@ -8,30 +8,30 @@ from penstock.workers.fleet.launcher import Launcher
 from penstock.workers.fleet.nodes import Node
 from penstock.workers.fleet.plan import Plan, extend, plan
 
-#: Tries to find ports that are free.
+#: Attempts to find free ports.
 MAX_PLANS = 20
 
 
 class ReservedPlans:
-    """Lays out one fleet on its nodes."""
+    """Plan one fleet on its nodes."""
 
     def __init__(self, config: Config, nodes: list[Node], launcher: Launcher) -> None:
         self._config = config
         self._nodes = nodes
         self._launcher = launcher
-        #: Host -> ports that others turned out to have.
+        #: Host -> ports found to be in use by others.
         self._taken: dict[str, frozenset[int]] = {}
 
     def first(self) -> Plan:
-        """The fleet as it is configured. Raises ConfigError where it cannot be laid out."""
+        """Return the plan of the configured fleet. Raises ConfigError if it cannot be placed."""
         return self._reserved(lambda: plan(self._config, self._nodes, self._taken), None)
 
     def extended(self, old: Plan, model: str, group: str) -> Plan:
-        """One more engine in a group. Raises ConfigError where there is no room for it."""
+        """Return a plan with one more engine in a group. Raises ConfigError if it cannot be placed."""
         return self._reserved(lambda: extend(self._config, self._nodes, old, model, group, self._taken), old)
 
     def without(self, old: Plan, key: tuple[str, str, int]) -> Plan:
-        """One engine less, whose ports are given back."""
+        """Return a plan without one engine, and release its ports."""
         new = old.without(key)
         for host in {engine.host for engine in old.engines if engine.key == key and engine.host}:
             self._launcher.release(host, sorted(set(old.ports(host)) - set(new.ports(host))))
@@ -49,7 +49,7 @@ class ReservedPlans:
         )
 
     def _refused(self, new: Plan, old: Plan | None) -> bool:
-        """Reserve what a plan adds, on every node; True where others have some of it."""
+        """Reserve what a plan adds, on every node; return True if others use some of it."""
         refused = False
         for node in self._nodes:
             if bad := self._launcher.reserve(node.host, _added(new, old, node.host)):

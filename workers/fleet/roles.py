@@ -1,4 +1,4 @@
-"""The arguments of SGLang by which an engine plays its part in a group, by worker type."""
+"""SGLang arguments for the role of an engine in its group, by worker type."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from penstock.errors import ConfigError
 #: Ports above --dist-init-addr that SGLang derives from it (0.5.20: six).
 DERIVED_PORTS = 6
 
-#: Arguments that the plan gives, and what to set instead.
+#: Arguments that the plan sets, and what to set instead.
 PLANNED = {
     "disaggregation_mode": "worker_type",
     "disaggregation_bootstrap_port": "nothing; it is taken from fleet.ports",
@@ -25,15 +25,15 @@ PLANNED = {
 
 
 def with_underscores(args: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's arguments under one spelling."""
+    """Return SGLang's arguments with underscores."""
     return {name.replace("-", "_"): value for name, value in args.items()}
 
 
 def merge(where: str, base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """``engine.args`` with a group's ``overrides`` on top.
+    """Return ``engine.args`` overridden by a group's ``overrides``.
 
     Raises:
-        ConfigError: one of them sets what the plan gives.
+        ConfigError: one of them sets what the plan sets.
     """
     merged = with_underscores(base) | with_underscores(overrides)
     for name, instead in PLANNED.items():
@@ -43,7 +43,7 @@ def merge(where: str, base: dict[str, Any], overrides: dict[str, Any]) -> dict[s
 
 
 def parallelism(where: str, args: dict[str, Any], num_gpus: int) -> dict[str, Any]:
-    """``args`` with the tensor-parallel size that fills ``num_gpus``, unless they say it.
+    """Return ``args`` with the tensor-parallel size that fills ``num_gpus``, unless they set it.
 
     Raises:
         ConfigError: their product is not the number of GPUs of an engine.
@@ -58,7 +58,7 @@ def parallelism(where: str, args: dict[str, Any], num_gpus: int) -> dict[str, An
     given = {kind: next((args[n] for n in aliases if n in args), None) for kind, aliases in names.items()}
     if bad := next((k for k, v in given.items() if v is not None and (type(v) is not int or v < 1)), None):
         raise ConfigError(f"{where}: {bad}_size = {given[bad]!r} is not a number of GPUs.")
-    # With DP attention the data-parallel ranks live inside the tensor-parallel group.
+    # With DP attention the data-parallel ranks are inside the tensor-parallel group.
     outside = (given["dp"] or 1) if not args.get("enable_dp_attention") else 1
     others = (given["pp"] or 1) * outside
     if given["tp"] is None:
@@ -76,7 +76,7 @@ def parallelism(where: str, args: dict[str, Any], num_gpus: int) -> dict[str, An
 
 
 def role_of(worker_type: str, *, bootstrap_port: int | None, encoder_urls: list[str]) -> dict[str, Any]:
-    """Arguments that make an engine a prefill, a decode, an encoder, or a regular one."""
+    """Return the arguments that make an engine a prefill, a decode, an encoder, or a regular one."""
     match worker_type:
         case "prefill":
             role: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A plan for people and for scripts. Values of variables that the configuration sets are masked."""
+"""Print a plan for people and for scripts. Values of variables set in the configuration are masked."""
 
 import shlex
 from typing import Any
@@ -8,7 +8,7 @@ from penstock.workers.fleet.plan import EngineProcess, Plan
 
 
 def as_records(plan: Plan) -> dict[str, Any]:
-    """Plain values: every process with host, GPUs, ports, exact command and what is added to its environment."""
+    """Return plain values: every process with host, GPUs, ports, exact command and additional environment."""
     return {
         "engines": [
             {
@@ -61,17 +61,17 @@ def _feeds(plan: Plan, worker: str) -> str:
 
 
 def _masked(engine: EngineProcess) -> dict[str, str]:
-    """Return what is added to an engine's environment: the values that penstock chose, and masks for all others."""
+    """Return an engine's additional environment: the values that penstock chose, and masks for all others."""
     given = set(engine.engine.env if engine.engine is not None else ())
     if engine.gpus:
-        given.discard("CUDA_VISIBLE_DEVICES")  # of the plan
+        given.discard("CUDA_VISIBLE_DEVICES")  # set by the plan
     return {
         name: MASK if name in given or is_secret(name, value) else value for name, value in engine.environment.items()
     }
 
 
 def as_text(plan: Plan) -> str:
-    """The same as lines that a shell could run."""
+    """Return the same as lines that a shell could run."""
     lines: list[str] = []
     records = as_records(plan)
     for engine in records["engines"]:

@@ -1,4 +1,4 @@
-"""From a plan to what is run: arguments, configurations and environments of every process."""
+"""Turn a plan into arguments, configurations and environments of every process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from penstock.workers.fleet.plan import EngineProcess, Plan, RouterProcess, Work
 
 
 def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
-    """Processes that the fleet starts, by name. Writes the configuration of every worker into the run's folder.
+    """Return the processes that the fleet starts, by name. Writes each worker's configuration into the run's folder.
 
     Args:
         config: with ``redis.url`` set.
@@ -32,7 +32,7 @@ def _logs(config: Config) -> Path:
 
 
 def _log(config: Config) -> dict[str, Any]:
-    """What a keeper is told of logs."""
+    """Return the logging part of a keeper's specification."""
     return {"run": config.run, "log_dir": str(_logs(config)), "logs": config.logs.model_dump(mode="json")}
 
 
@@ -55,7 +55,7 @@ def _engine(config: Config, plan: Plan, engine: EngineProcess) -> Spec:
 
 
 def engine_process(engine: EngineProcess) -> str:
-    """Name of the process that keeps an engine; a worker may have the engine's own."""
+    """Return the name of the process that keeps an engine; a worker may have the engine's own."""
     return f"{engine.name}.engine"
 
 
@@ -98,7 +98,7 @@ def _worker(config: Config, plan: Plan, worker: WorkerProcess) -> Spec:
 
 
 def _judges(config: Config, plan: Plan) -> list[JudgeConfig]:
-    """Judges with the addresses of this plan. Raises ConfigError where a model has none."""
+    """Return the judges with the addresses of this plan. Raises ConfigError if a model has none."""
     return [
         judge.model_copy(update={"url": _address(plan, judge, f"Judge {judge.name} (reward.judges)", "the judge")})
         for judge in config.reward.judges
@@ -106,7 +106,7 @@ def _judges(config: Config, plan: Plan) -> list[JudgeConfig]:
 
 
 def _scoring_models(config: Config, plan: Plan) -> dict[str, ScoringModelConfig]:
-    """Models that score samples, with the addresses of this plan. Raises ConfigError where one has none."""
+    """Return the models that score samples, with the addresses of this plan. Raises ConfigError if one has none."""
     return {
         key: model.model_copy(
             update={

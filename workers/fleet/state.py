@@ -1,4 +1,4 @@
-"""What a fleet shows in Redis, and what is asked of it there: fields of the hash ``fleet``."""
+"""The state of a fleet in Redis, and requests to scale it: fields of the hash ``fleet``."""
 
 import time
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from penstock.redis.commands import Client
 from penstock.text import safe_repr
 
 STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
-#: Most engines of a group that may be asked for.
+#: Most engines of a group that may be requested.
 MAX_WANTED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    """What whoever looks at a fleet relies on; more may stand there."""
+    """Fields of a fleet's record that readers rely on; it may have more."""
 
     host: str
     groups: dict[str, dict[str, Any]]
@@ -47,20 +47,20 @@ class _Scaled:
 
 
 def _check(cls: type, record: dict[str, Any], what: str) -> None:
-    """Raise ProtocolError unless a record has the fields of ``cls``, as they are declared."""
+    """Raise ProtocolError unless a record has the fields of ``cls``, with their declared types."""
     for name, fits in checks_of(cls).items():
         if name not in record or not fits(record[name]):
             raise ProtocolError(f"{what} has no field {name} as penstock writes it: {safe_repr(record.get(name))}.")
 
 
 def write_state(client: Client, keys: Keys, record: dict[str, Any]) -> None:
-    """Show the fleet; an empty record takes it away."""
+    """Publish the state of the fleet; an empty record removes it."""
     value = pack(record | {"at": time.time()}) if record else b""
     run(client, scripts.note(keys, keys.fleet, STATE, value))
 
 
 def read_state(client: Client, keys: Keys) -> dict[str, Any]:
-    """The fleet as it showed itself last, with ``age_s``.
+    """Return the fleet's last record, with ``age_s``.
 
     Raises:
         ConfigError: no fleet runs.
@@ -81,18 +81,18 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
 
 
 def write_wanted(client: Client, keys: Keys, group: str, count: int) -> None:
-    """Ask for so many engines of a group, ``MODEL.GROUP``; others stay as they were asked for."""
+    """Request a number of engines of a group, ``MODEL.GROUP``; requests for other groups stay."""
     wanted = read_wanted(client, keys) | {group: count}
     run(client, scripts.note(keys, keys.fleet, WANTED, pack(wanted)))
 
 
 def clear_wanted(client: Client, keys: Keys) -> None:
-    """Ask for nothing: the configuration counts."""
+    """Remove all requests: the configuration counts."""
     run(client, scripts.note(keys, keys.fleet, WANTED, b""))
 
 
 def read_wanted(client: Client, keys: Keys) -> dict[str, int]:
-    """Engines that are asked for, by ``MODEL.GROUP``. Raises ProtocolError for what is not such a map."""
+    """Return the requested engines, by ``MODEL.GROUP``. Raises ProtocolError if the record is not such a map."""
     data = client.hget(keys.fleet, WANTED)
     value = unpack(data, "what is wanted of the fleet") if data else {}
     fine = isinstance(value, dict) and all(type(n) is int and 0 <= n <= MAX_WANTED for n in value.values())
@@ -102,12 +102,12 @@ def read_wanted(client: Client, keys: Keys) -> dict[str, int]:
 
 
 def write_capacity(client: Client, keys: Keys, tokens_per_s: float) -> None:
-    """Keep what a worker of this run draws with full slots, for the next fleet."""
+    """Save the token rate of a worker of this run with full slots, for the next fleet."""
     run(client, scripts.note(keys, keys.fleet, CAPACITY, pack(tokens_per_s)))
 
 
 def read_capacity(client: Client, keys: Keys) -> float:
-    """What an earlier fleet kept; 0 where there was none. Raises ProtocolError for what is not a rate."""
+    """Return the rate that an earlier fleet saved; 0 if none. Raises ProtocolError if it is not a rate."""
     data = client.hget(keys.fleet, CAPACITY)
     value = unpack(data, "the capacity of a worker") if data else 0.0
     if not isinstance(value, float) or not 0 <= value < float("inf"):

@@ -59,5 +59,5 @@ def users_receiver(name: str) -> type[Receiver]:
         raise ConfigError(f"trainer.transport {name} names no receiver: write receiver = 'module:Class' in its class.")
     found = find(named, f"The receiver of trainer.transport {name},")
     if not (isinstance(found, type) and issubclass(found, Receiver)):
-        raise ConfigError(f"the receiver {named} is not a penstock.Receiver: derive its class from it.")
+        raise ConfigError(f"the receiver {named} is not a receiver: derive its class from penstock.Receiver.")
     return found

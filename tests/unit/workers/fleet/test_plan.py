@@ -252,7 +252,7 @@ def test_contradictions_are_refused_with_a_sentence(groups: list[dict[str, Any]]
                     {"name": "rm", "model_path": "/x", "update_weights": True, "server_groups": [{"num_gpus": 1}]},
                 ]
             },
-            "nobody publishes weights for a frozen model",
+            "a frozen model gets no publications",
         ),
         (
             {
