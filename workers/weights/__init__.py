@@ -1,1 +1,1 @@
-"""Weights on their way into an engine."""
+"""Load weights into engines."""

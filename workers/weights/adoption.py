@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Adoption:
-    """Gives the weights of one engine the numbers of later publications."""
+    """Give the weights of one engine the numbers of later publications."""
 
     def __init__(self, services: Services, folders: Folders) -> None:
         self._services = services
@@ -27,7 +27,7 @@ class Adoption:
         self._local_path = ""
 
     def note_loaded(self, publication: Publication, here: Publication) -> None:
-        """Note what the engine has; ``here``: with its folder on this machine."""
+        """Record what the engine has; ``here``: with its folder on this machine."""
         self._local_path = here.path if here.path != publication.path else ""
 
     def with_folder(self, publication: Publication) -> Publication:
@@ -35,7 +35,7 @@ class Adoption:
         return replace(publication, path=self._local_path or publication.path)
 
     async def is_due(self, publication: Publication, loaded: Publication | None) -> bool:
-        """Whether ``publication`` is newer than the engine and proven to have its weights. Blocks for a round trip.
+        """Return whether ``publication`` is newer and proven to have the engine's weights. Blocks for a round trip.
 
         False if a rewind abandoned the engine's version: what runs under that is not continued (T1).
 
@@ -53,7 +53,7 @@ class Adoption:
         return found is not None and found.index == publication.index
 
     async def take(self, publication: Publication, loaded: Publication | None) -> bool:
-        """Have the engine take the number of a publication that is due. Blocks for a few round trips.
+        """Make the engine adopt a publication that is due. Blocks for a few round trips.
 
         A cancellation waits for the end of the change, so that ``engine.version`` is what the server reports.
 

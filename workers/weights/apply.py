@@ -36,7 +36,7 @@ Load: TypeAlias = Callable[[], Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class ApplyReport:
-    """What an update cost."""
+    """Cost of an update."""
 
     #: What was loaded: the publication, or a later one where it was sent in part.
     version: int
@@ -87,7 +87,7 @@ async def apply_publication(
 
 
 async def _prepare(engine: Engine, publication: Publication, transfers: Transfers | None) -> Load:
-    """How to load: as it was arranged with the trainer, or the folder, verified."""
+    """Load weights as agreed with the trainer, or from the folder, verified."""
     receive = await transfers.prepare(publication) if transfers is not None else None
     if receive is None:
         if not publication.is_whole:
@@ -172,7 +172,7 @@ async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
 
 
 async def unless_lost(engine_lost: asyncio.Event, change: Coroutine[Any, Any, T]) -> T | None:
-    """Wait for a change of an engine; None: it was lost before the end, and the change was cancelled."""
+    """Wait for a change of an engine; None if the engine was lost first, and the change was cancelled."""
     lost, applying = asyncio.create_task(engine_lost.wait()), asyncio.create_task(change)
     try:
         await asyncio.wait({applying, lost}, return_when=asyncio.FIRST_COMPLETED)

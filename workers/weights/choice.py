@@ -1,4 +1,4 @@
-"""Which publication an engine is to have next, where that may be another one than the newest."""
+"""Select the publication that an engine is to load next, which may be another one than the newest."""
 
 from penstock.config.staleness import Mode
 from penstock.protocol.records.publication import Publication
@@ -14,7 +14,7 @@ KEPT = 16
 
 
 class Choice:
-    """Of one engine.
+    """Select publications for one engine.
 
     Args:
         reader: a connection of its own.
@@ -31,7 +31,7 @@ class Choice:
 
     @property
     def out(self) -> set[str]:
-        """Publications that will not do (VERSION-REV)."""
+        """Publications to skip (VERSION-REV)."""
         return self.aside.keys() | self.passed.ids
 
     async def first(self, newest: Publication, had: int = -1) -> Publication | None:
@@ -39,7 +39,7 @@ class Choice:
         return await self._ends.first(newest, self.out, had)
 
     async def now(self, newest: Publication) -> Publication | None:
-        """What can be loaded at once from a folder; None: that is still to come.
+        """Return what can be loaded at once from a folder; None if it is still missing.
 
         Raises:
             PublishError: what tells of the newest one's folder cannot be read.
@@ -47,7 +47,7 @@ class Choice:
         return await self.first(newest) or await self._folders.now(newest)
 
     async def in_time(self, newest: Publication, *, in_its_stead: bool = True) -> Publication:
-        """As ``now``; waits for a folder, by name.
+        """Return the same as ``now``; wait for a folder, and report the wait.
 
         Args:
             in_its_stead: whether the latest one that the bound allows will do, while the newest has no folder.
@@ -103,6 +103,6 @@ class Choice:
         return self._services.keys.weights(self._services.config.model.name)
 
     def _is_near(self, one: Publication, newest: Publication) -> bool:
-        """Whether the bound allows ``one`` in the stead of a newest that has no folder yet."""
+        """Return whether the bound allows ``one`` instead of a newest without a folder."""
         staleness = self._services.config.staleness
         return 0 < newest.version - one.version <= (staleness.bound if staleness.mode is Mode.ASYNC else 0)

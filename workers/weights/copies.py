@@ -1,4 +1,4 @@
-"""Where an engine loads a publication from: the trainer's folder, or a copy on this machine (``transport: delta``)."""
+"""Select the folder an engine loads from: the trainer's, or a copy on this machine (``transport: delta``)."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ class Copies:
 
     @property
     def _copies(self) -> "LocalCopies":
-        """Made when it is first needed."""
+        """The local copies, created on first use."""
         if self._made is None:
             from penstock.workers.weights.fetch.spool import Spool
             from penstock.workers.weights.local_copies import FETCHED, LocalCopies
@@ -104,13 +104,13 @@ class Copies:
             self._tally.weight_copy_s += copy.took_s
 
     def close(self) -> None:
-        """End what makes a copy, and hold none any more: others may delete them."""
+        """Stop making copies, and hold none: others may delete them."""
         self._stop.set()
         if self._made is not None:
             self._made.close()
 
     def _get(self, publication: Publication) -> tuple[Path, bool]:
-        """Its folder, and whether it is a copy. Blocks."""
+        """Return the folder, and whether it is a copy. Blocks."""
         try:
             copies = self._copies
             if self._sources is not None:
@@ -152,7 +152,7 @@ class Copies:
 
 
 def _is_seen(folder: Path, why: Exception) -> bool:
-    """Whether the trainer's folder is there; raises PublishError, with ``why`` there is no copy, where none can see."""
+    """Return whether the trainer's folder exists; raise PublishError, with ``why`` there is no copy, if unknown."""
     try:
         return is_folder(folder)
     except PublishError as exc:

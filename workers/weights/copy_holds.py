@@ -19,7 +19,7 @@ HELD = 2
 
 
 class CopyHolds:
-    """Those of one process, which end with it; ``folder`` is there and its user's alone."""
+    """Holds of one process, which end with it; ``folder`` exists and is accessible to its user alone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class CopyHolds:
 
     @contextmanager
     def meanwhile(self, digest: str) -> Iterator[None]:
-        """Hold a copy while it is proven. Raises OSError where somebody deletes it."""
+        """Hold a copy while it is proven. Raises OSError if it is being deleted."""
         file = self.folder / digest
         handle = own_file(file)
         try:
@@ -51,7 +51,7 @@ class CopyHolds:
 
     @contextmanager
     def alone(self, digest: str) -> Iterator[bool]:
-        """Whether no process that lives holds that copy; none begins to meanwhile. Raises OSError."""
+        """Return whether no live process holds the copy; none can start to meanwhile. Raises OSError."""
         try:
             handle = own_file(self.folder / digest)
         except OSError as exc:
@@ -74,6 +74,6 @@ class CopyHolds:
                         file.unlink()
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Release all holds."""
         while self._held:
             os.close(self._held.popitem()[1])

@@ -1,4 +1,4 @@
-"""What updates of weights cost, counted."""
+"""Count the costs of weight updates."""
 
 import logging
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 async def count_update(services: Services, report: ApplyReport) -> None:
-    """Count an update that was made, here and in Redis. Blocks for a round trip."""
+    """Count an update, here and in Redis. Blocks for a round trip."""
     log.info(
         "version %d loaded (%s): paused %.1f ms, %d aborted",
         report.version,

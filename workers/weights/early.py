@@ -1,4 +1,4 @@
-"""The trainer's copy of a version, fetched while the folder of that version is still to come (docs/protocol.md)."""
+"""Fetch the trainer's copy of a version before the folder of that version exists (docs/protocol.md)."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ class Early:
 
     @property
     def of(self) -> Publication | None:
-        """What is being fetched now."""
+        """The publication being fetched."""
         return self._of if self._task is not None else None
 
     @property
@@ -80,7 +80,7 @@ class Early:
             self._task = asyncio.ensure_future(fetch(copied, self.progress))
 
     async def end(self) -> None:
-        """Fetch no more; what came stays for whoever goes on with it."""
+        """Stop fetching; fetched bytes stay for a later fetch."""
         task, self._task, self._of = self._task, None, None
         self._again_at, self._said = 0.0, ""
         if task is not None:

@@ -1,4 +1,4 @@
-"""What has to end before other weights are loaded: a cohort, and an evaluation that is pinned to its version."""
+"""Preconditions for loading new weights: the end of a cohort, and of an evaluation pinned to its version."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ TAKEN_OVER_S = 2.0
 
 
 class Ends:
-    """Of one engine. Every wait is named, and over when the engine is lost."""
+    """Preconditions of one engine. Every wait is reported and ends if the engine is lost."""
 
     def __init__(self, services: Services, waiting: Waiting, folders: Folders) -> None:
         self._services = services
@@ -116,7 +116,7 @@ class Ends:
             await asyncio.sleep(LOOK_S)
 
     async def _is_over(self, newest: Publication) -> bool:
-        """Whether ``newest``, or what the engine has, was abandoned meanwhile: what is drawn under it is lost (T1)."""
+        """Return whether ``newest``, or the engine's version, was abandoned: its tokens are lost (T1)."""
         announced = await self._folders.newest()
         if announced is None or announced.id == newest.id:
             return False
@@ -126,7 +126,7 @@ class Ends:
         return is_over
 
     async def _cohorts(self) -> list[int]:
-        """Versions under which jobs were admitted that are not done."""
+        """Return versions with admitted jobs that are not done."""
         key = self._services.keys.cohorts
         return cohorts_in(await self._services.control.do(lambda client: client.hkeys(key)))
 
@@ -180,13 +180,13 @@ class Ends:
 
 
 def _draws(one: WorkerPresence) -> bool:
-    """Whether a worker draws, or ends what it holds."""
+    """Return whether a worker generates, or finishes what it holds."""
     serves = one.state in (WorkerState.SERVING, WorkerState.CANNOT_LOAD)
     return one.version >= 0 and (serves or (one.state == WorkerState.DRAINING and one.held > 0))
 
 
 async def _evaluating(client: AsyncClient, keys: Keys) -> tuple[list[bytes], bool]:
-    """Evaluation's jobs that are not done, and whether their lane is paused: nobody draws them then."""
+    """Return evaluation's unfinished jobs, and whether their lane is paused."""
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.unfinished(Lane.EVAL), 0, -1)
     pipe.sismember(keys.paused, Lane.EVAL)
@@ -198,6 +198,6 @@ async def _evaluating(client: AsyncClient, keys: Keys) -> tuple[list[bytes], boo
 
 
 def _asked_version(job: bytes) -> int:
-    """Version that a job of an evaluation is asked of; -1 for one of somebody else's."""
+    """Return the version that an evaluation's job asks for; -1 for jobs of other programs."""
     parts = job.rsplit(b"/", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else -1

@@ -92,7 +92,7 @@ def cache_folder() -> Path:
 
 
 def _machine() -> str:
-    """Name of this machine since its start: a home folder may be shared by many, each with a page cache of its own."""
+    """Return the name of this machine since its start: many may share a home folder, each with its own page cache."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -104,7 +104,7 @@ def _state(file: os.stat_result) -> State:
 
 
 def _remembered(folder: Path, names: Iterable[str], digest: str) -> dict[str, int]:
-    """Hashes of the files that have not changed since they were hashed. Raises OSError where one cannot be read."""
+    """Return cached hashes of files that have not changed since. Raises OSError if one cannot be read."""
     known = _read(digest)
     return {
         name: known[name][1] for name in names if name in known and known[name][0] == _state((folder / name).stat())
@@ -112,7 +112,7 @@ def _remembered(folder: Path, names: Iterable[str], digest: str) -> dict[str, in
 
 
 def _read(digest: str) -> Known:
-    """What is remembered of a version; {} where that cannot be read."""
+    """Return the cached hashes of a version; {} if they cannot be read."""
     try:
         check_own(cache_folder())
         found = json.loads((cache_folder() / f"{digest}.json").read_bytes())
@@ -125,7 +125,7 @@ def _read(digest: str) -> Known:
 
 
 def _ask_child(folder: Path, names: list[str], digest: str) -> dict[str, int]:
-    """Have a process of low priority hash files, so that this one's event loop is not held up. Blocks for it."""
+    """Hash files in a process of low priority, so that this event loop is not blocked. Waits for it."""
     command = python_command(__name__, str(os.getpid()))
     question = json.dumps({"folder": str(folder), "names": names, "digest": digest}).encode()
     limit_s = CHILD_S + 2 * sum((folder / name).stat().st_size for name in names) / CHILD_BYTES_PER_S

@@ -1,4 +1,4 @@
-"""Folders of publications that were announced before their folders were there (docs/protocol.md, The send first)."""
+"""Folders of publications that were announced before their folders existed (docs/protocol.md, The send first)."""
 
 import asyncio
 import time
@@ -21,11 +21,11 @@ EARLIER_S, BETWEEN = 0.5, 16
 
 
 class FolderToCome(PublishError):
-    """A publication was not sent to this engine, which has what it had, and its folder is not there yet."""
+    """A publication was not sent to this engine, which is unchanged, and its folder does not exist yet."""
 
 
 class Folders:
-    """What one worker knows of folders.
+    """Folders as one worker knows them.
 
     Args:
         newest: reads the newest publication.
@@ -46,7 +46,7 @@ class Folders:
         self.awaits = -1
 
     async def now(self, publication: Publication) -> Publication | None:
-        """The publication with its folder; None: that is still to come. Blocks for a round trip at most.
+        """Return the publication with its folder; None if it is still missing. Blocks for a round trip at most.
 
         Raises:
             PublishError: what tells of its folder cannot be read.
@@ -59,7 +59,7 @@ class Folders:
             raise PublishError(str(exc)) from exc
 
     async def there(self, publication: Publication) -> Publication | None:
-        """As ``now``; None too where what tells of its folder cannot be read: who needs that one alone says so."""
+        """Return the same as ``now``; None also if the record of its folder is malformed."""
         try:
             return await self.now(publication)
         except PublishError:
@@ -105,7 +105,7 @@ class Folders:
     async def before(
         self, publication: Publication, above: int, fits: Callable[[Publication], bool]
     ) -> Publication | None:
-        """The latest one before ``publication``, and above version ``above``, that is whole and fits."""
+        """Return the latest complete one before ``publication`` and above version ``above`` that fits."""
         if publication.version - above <= 1:
             return None
         key, first, last = self._keys.weights(publication.model), str(above + 1), f"({publication.version}-0"
@@ -167,11 +167,11 @@ class Folders:
 
 
 async def _none() -> None:
-    """No earlier one will do."""
+    """No earlier publication fits."""
 
 
 def publications_in(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Publication]:
-    """Publications of a stream, but for those that cannot be read: that is said of one while it is the newest."""
+    """Return the publications of a stream; a malformed one is skipped, with a log entry while it is the newest."""
     found = []
     for _, fields in entries:
         with suppress(ProtocolError):

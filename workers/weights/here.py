@@ -1,4 +1,4 @@
-"""A version's folder on this machine: a copy made of deltas, one fetched over HTTP, or the trainer's own."""
+"""A version's folder on this machine: a copy made from deltas, one fetched over HTTP, or the trainer's own."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from penstock.workers.weights.fetch.progress import Progress
 
 
 class Here:
-    """Of one worker. Raises ConfigError as ``Fetcher``."""
+    """The folders of one worker. Raises ConfigError as ``Fetcher``."""
 
     def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting, tally: Tally) -> None:
         self._fetcher = Fetcher(config, keys, worker) if config.serving.enabled else None
@@ -45,7 +45,7 @@ class Here:
         return replace(publication, path=str(path))
 
     def close(self) -> None:
-        """Fetch, serve and hold no more. Blocks shortly."""
+        """Stop fetching and serving, and release all holds. Blocks briefly."""
         self._copies.close()
         if self._fetcher is not None:
             self._fetcher.close()

@@ -1,4 +1,4 @@
-"""Versions of weights on this machine, for ``transport: delta``: fetched and patched before an engine is touched.
+"""Copies of versions on this machine, for ``transport: delta``: fetched and patched before an engine is touched.
 
     held, without the lock:         believed copy? ─no──┐
     under the lock of this folder:  believed copy? <────┘
@@ -47,7 +47,7 @@ FETCHED = ".fetched"
 
 
 class Fetched(NamedTuple):
-    """What became of one version."""
+    """The outcome for one version."""
 
     path: Path
     #: Bytes that came from the store; 0: it was here.
@@ -114,7 +114,7 @@ class LocalCopies:
         return fetched.path
 
     def close(self) -> None:
-        """No copy is held any more."""
+        """Release all copies."""
         self._holds.close()
 
     def leads(self, objects: Objects, index: str) -> bool:
@@ -124,7 +124,7 @@ class LocalCopies:
         return index in here or bool(ways(catalog_of(listed(objects)), index, here))
 
     def _copies(self) -> dict[str, Path]:
-        """Digest -> folder."""
+        """Return digest -> folder."""
         return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob(_COPIES)) if _is_own(path)}
 
     def _held_here(self, digest: str) -> Fetched | None:
@@ -297,7 +297,7 @@ class LocalCopies:
             )
 
     def _fetched(self) -> list[Path]:
-        """Groups that came over HTTP, whole or in part."""
+        """Return groups that came over HTTP, complete or in part."""
         folder = self._folder / FETCHED
         return list(folder.iterdir()) if folder.is_dir() else []
 
@@ -334,5 +334,5 @@ def _oldest_first(paths: Iterable[Path]) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a folder is in this place, and no link to one elsewhere."""
+    """Return whether this is a folder, and not a link to one elsewhere."""
     return path.is_dir() and not path.is_symlink()

@@ -1,4 +1,4 @@
-"""Alone in a folder of this machine, among the processes that share it.
+"""An exclusive lock on a folder, among the processes of this machine.
 
 The kernel ends the lock with its holder's process, but not while that stands still (SIGSTOP, a debugger). So whoever
 holds it says so in the file, every ``BEAT_S``, and who waits names that process, and gives up on one that says nothing.
@@ -27,7 +27,7 @@ STILL_S, LOOK_COUNTS_S = 30.0, 1.0
 
 
 class Stopped(PublishError):
-    """The worker stops: no other way is tried."""
+    """The worker stops: no alternative is tried."""
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def alone_in(
 
 
 class Holder:
-    """Who holds the lock of ``file``, as one sees it who waits with a handle of that file."""
+    """The holder of the lock of ``file``, as seen by a process that waits with a handle of that file."""
 
     def __init__(self, handle: int, file: Path) -> None:
         self._handle, self._file = handle, file
@@ -93,7 +93,7 @@ def _wait(handle: int, file: Path, blocked_on: Callable[[Cause | None], None], s
 
 
 def locks(handle: int) -> bool:
-    """Whether this process has the lock of ``handle`` now; does not block."""
+    """Return whether this process has the lock of ``handle``; does not block."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -102,7 +102,7 @@ def locks(handle: int) -> bool:
 
 
 def _shown(handle: int) -> tuple[bytes, int]:
-    """Who holds the lock, and when it said so last (ns)."""
+    """The holder of the lock, and when it last renewed its entry (ns)."""
     return os.pread(handle, 20, 0), os.fstat(handle).st_mtime_ns
 
 

@@ -1,4 +1,4 @@
-"""Memory of an engine on a GPU that it shares with the trainer: given up and taken back as it is asked.
+"""Memory of an engine on a GPU that it shares with the trainer: released and allocated again on request.
 
     offload   no new request ─> running ones return (drain: samples end) ─> idle ─> release
     onload    weights ─> load the newest publication: what was in that memory is gone ─> graphs and KV ─> requests
@@ -25,7 +25,7 @@ _LOOK_S = 0.05
 
 
 class Memory:
-    """Brings one engine's memory to what is wished."""
+    """Apply memory requests to one engine."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def wanted(self) -> set[str]:
-        """Tags that are to be offloaded."""
+        """Tags to be offloaded."""
         return set(self.wish.offloaded) if self.wish else set()
 
     @property
@@ -50,15 +50,15 @@ class Memory:
 
     @property
     def unwatched(self) -> bool:
-        """Whether health checks are left out because somebody asked for it."""
+        """Whether health checks are suspended by request."""
         return self.wish is not None and self.wish.unwatched
 
     def is_settled(self) -> bool:
-        """Whether the engine's memory is as it is wished, or cannot be."""
+        """Whether the engine's memory is as requested, or cannot be."""
         return self._services.engine.offloaded == self.wanted or bool(self.cannot_offload)
 
     def take(self, wish: MemoryWish | None) -> None:
-        """A newer wish."""
+        """Record a newer request."""
         before, self.wish = self.unwatched, wish
         self.cannot_offload = ""
         engine = self._services.engine
@@ -76,11 +76,11 @@ class Memory:
             log.error("%s", self.cannot_offload)
 
     def reset(self) -> None:
-        """The engine was started again: it holds all its memory."""
+        """Record that the engine was restarted, with all its memory."""
         self._hold.close()
 
     async def settle(self, newest: Publication | None, policy: Policy) -> None:
-        """Do what is wished. Blocks; raises EngineDied when the engine is lost over it."""
+        """Apply the request. Blocks; raises EngineDied if the engine is lost."""
         engine, wanted = self._services.engine, self.wanted
         try:
             if release := check_tags(wanted - engine.offloaded):

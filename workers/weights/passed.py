@@ -1,4 +1,4 @@
-"""Publications that could not be loaded though they were to come before the newest one, or in its stead."""
+"""Versions to skip: publications that failed to load although they were due before, or instead of, the newest one."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ TRIES, RETRY_S = 3, 1.0
 
 
 class Passed:
-    """Of one engine; what is passed over is remembered until something is loaded."""
+    """The versions one engine skips, until something is loaded."""
 
     def __init__(self, waiting: Waiting, *, is_tried_again: bool) -> None:
         self._waiting = waiting
@@ -24,11 +24,11 @@ class Passed:
 
     @property
     def ids(self) -> set[str]:
-        """Those that are passed over (VERSION-REV)."""
+        """Publications to skip (VERSION-REV)."""
         return {one for one, failed in self._failed.items() if failed >= self._tries}
 
     def count(self, publication: Publication, why: Exception) -> bool:
-        """Count a failure; whether it is to be tried again."""
+        """Count a failure; return whether to retry."""
         self._failed[publication.id] += 1
         is_passed = publication.id in self.ids
         if is_passed:
@@ -36,7 +36,7 @@ class Passed:
         return not is_passed
 
     async def after(self, publication: Publication, why: Exception) -> bool:
-        """As ``count``; waits by name before the next try."""
+        """Do the same as ``count``; wait before a retry, and report the wait."""
         is_tried_again = self.count(publication, why)
         if is_tried_again:
             self._waiting.blocked_on(VersionRetried(publication.version, str(why)))
@@ -45,5 +45,5 @@ class Passed:
         return is_tried_again
 
     def clear(self) -> None:
-        """Something was loaded."""
+        """Reset after a load."""
         self._failed.clear()

@@ -1,4 +1,4 @@
-"""Whether a folder of this machine is the version that it should be: fetched, made of deltas, or left by a worker."""
+"""Verify that a folder of this machine has the expected version: fetched, made from deltas, or left by a worker."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def prove(folder: Path, digest: str) -> None:
 
 
 def is_whole(folder: Path, digest: str) -> bool:
-    """As :func:`prove`, for who has another way where it does not. Raises OSError."""
+    """Return whether :func:`prove` succeeds, for callers with an alternative. Raises OSError."""
     try:
         prove(folder, digest)
     except PublishError:

@@ -38,11 +38,11 @@ WISH_S = 0.2
 
 
 async def _nothing() -> None:
-    """Nobody holds anything."""
+    """Hold nothing."""
 
 
 class Updates:
-    """Knows the newest publication and brings the engine to it.
+    """Follow the newest publication and load it into the engine.
 
     Args:
         reader: a connection of its own for blocking reads.
@@ -126,7 +126,7 @@ class Updates:
         await self._services.engine.start(None)
 
     async def _start_with(self, publication: Publication) -> bool:
-        """False: it cannot be loaded; one that came before the newest is tried more than once (one_step)."""
+        """Return False if it cannot be loaded; one before the newest is tried more than once (one_step)."""
         services, passed = self._services, self._choice.passed
         is_newest = self.newest is not None and publication.id == self.newest.id
         while True:
@@ -150,7 +150,7 @@ class Updates:
                 return True
 
     async def run(self) -> None:
-        """Follow the stream for ever; an engine that dies of an update is left to the engine task."""
+        """Follow the stream until cancelled; an engine lost during an update is left to the engine task."""
         while True:
             await self._follow()
             await self._read_aside()
@@ -177,7 +177,7 @@ class Updates:
                 log.error("a wish for memory is left out: %s", exc)
 
     async def _read_aside(self) -> None:
-        """See which publications engines died of, and what serves in their stead (T12, as far as the bound allows)."""
+        """Check which publications engines crashed on, and which serve instead (T12, as far as the bound allows)."""
         services, key = self._services, self._services.keys.aside(self._services.config.model.name)
         found = await services.control.do(lambda client: client.hgetall(key))
         aside = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
@@ -196,7 +196,7 @@ class Updates:
         self._waiting.blocked_on(VersionSetAside(newest.model, newest.version, shorten(aside[newest.id])))
 
     async def _leave_aside(self) -> None:
-        """An engine that has a publication which was set aside is started again without it, its jobs handed back."""
+        """Restart an engine whose publication was set aside, and hand its jobs back."""
         services = self._services
         if services.publication not in self._choice.aside or services.engine_lost.is_set():
             return
@@ -206,7 +206,7 @@ class Updates:
         services.lose_engine(birth, f"publication {left} was set aside")
 
     async def _all_memory_is_wanted(self) -> None:
-        """An engine is started only while nobody else has its GPU."""
+        """Wait to start an engine until no other process has its GPU."""
         while True:
             self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
             if not self.memory.wanted:
@@ -215,7 +215,7 @@ class Updates:
             await asyncio.sleep(WISH_S)
 
     async def pause(self, wait_s: float) -> None:
-        """Sleep before the next start of a lost engine, unless somebody asks that it be started at once."""
+        """Sleep before the next start of a lost engine, unless an immediate start is requested."""
         deadline = time.monotonic() + wait_s
         while not self.memory.revive.is_set() and (left := deadline - time.monotonic()) > 0:
             self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
@@ -244,7 +244,7 @@ class Updates:
         return (engine.version, engine.rev) < (newest.version, newest.rev)
 
     async def catch_up(self) -> None:
-        """Bring the engine to the newest publication."""
+        """Load the newest publication into the engine."""
         while (newest := self.newest) is not None and self._is_behind(newest):
             services = self._services
             if services.engine_lost.is_set():
@@ -316,7 +316,7 @@ class Updates:
         await count_update(self._services, report)
 
     async def _instead(self, publication: Publication) -> Publication:
-        """For an engine whose weights are partly new: the publication or a later one, on this machine."""
+        """Return the publication or a later one, on this machine, for an engine whose weights are partly new."""
         limit_s = self._services.config.trainer.transfer_timeout_s
         found = await self.folders.of_this_or_later(publication, limit_s)
         here = await self.here.of(found)
@@ -324,7 +324,7 @@ class Updates:
         return here
 
     async def settle_memory(self) -> None:
-        """Bring the engine's memory to what is wished."""
+        """Apply memory requests to the engine."""
         services = self._services
         if self.memory.is_settled():
             return
@@ -357,7 +357,7 @@ class Updates:
             services.show.set()
 
     async def _apply(self, newest: Publication) -> ApplyReport | None:
-        """Apply, but for an engine that is lost meanwhile: its successor has weights of its own. None then."""
+        """Apply, and return None if the engine is lost meanwhile: its successor has weights of its own."""
         services = self._services
         change = apply_publication(services.engine, services.valves, newest, self.policy, self.transfers)
         return await unless_lost(services.engine_lost, change)
@@ -371,7 +371,7 @@ class Updates:
         await services.control.call(note(keys, keys.loading(model), services.worker, record))
 
     async def _note_loaded(self, publication: Publication, here: Publication) -> None:
-        """The engine has a publication; ``here``: with its folder on this machine."""
+        """Record the engine's publication; ``here``: with its folder on this machine."""
         self.loaded, self._later = publication, None
         self._adoption.note_loaded(publication, here)
         self._choice.passed.clear()

@@ -1,4 +1,4 @@
-"""Whether a publication can be loaded, found out before the engine is touched.
+"""Check whether a publication can be loaded, before the engine is touched.
 
 A checkpoint with a wrong shape kills a running SGLang server, a missing tensor silently keeps its old values: both
 are refused here. Reads safetensors headers only; the bytes for their checksums are read by ``file_hashes.py``.
@@ -69,7 +69,7 @@ def _announced(publication: Publication, folder: Path) -> tuple[Tensors, dict[st
 
 
 def _tensors_of(publication: Publication) -> Tensors:
-    """Those that a publication without an index names itself."""
+    """Return the tensors that a publication without an index names itself."""
     try:
         return {
             _text(name): (as_safetensors(_text(dtype)), tuple(map(operator.index, shape)))

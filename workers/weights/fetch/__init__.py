@@ -1,1 +1,1 @@
-"""Versions of weights that come over HTTP, from the trainer and from other workers, into a folder of this machine."""
+"""Fetch versions of weights over HTTP, from the trainer and other workers, into a folder of this machine."""

@@ -1,4 +1,4 @@
-"""One range of an object from one server, taken up again where it was cut, and checked by the digest of the offer."""
+"""Fetch one range of an object from one server, resume where it was cut, and check it by the digest of the offer."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ _KNOWN_CERTIFICATE = "set serving.tls_ca to what its certificate is signed with,
 
 
 class NotGiven(Exception):
-    """A server did not give a range: why, in words.
+    """A server did not give a range; the message says why.
 
     Args:
         remedy: what to do where nobody else gives it either.
@@ -48,7 +48,7 @@ class NotGiven(Exception):
 
 
 class Downloads:
-    """Fetches ranges. Made and closed in one event loop.
+    """Fetch ranges. Created and closed in one event loop.
 
     Args:
         token: the run's.
@@ -136,7 +136,7 @@ class Downloads:
 
 
 class _Taken:
-    """Bytes of a range that came."""
+    """Bytes of a range that arrived."""
 
     def __init__(self, write: Callable[[int, bytes], None]) -> None:
         self.num_bytes = 0
@@ -153,7 +153,7 @@ class _Taken:
 
 
 class _Unwritten(Exception):
-    """Our own disk refused: nothing that another server would do better."""
+    """Our own disk refused: another server would not help."""
 
     def __init__(self, why: OSError) -> None:
         super().__init__(str(why))
@@ -161,7 +161,7 @@ class _Unwritten(Exception):
 
 
 class _Otherwise(Exception):
-    """An answer that is not these bytes: what it is, in words."""
+    """An answer with other content; the message says which."""
 
     def __init__(self, what: str, remedy: str = _BE_THERE) -> None:
         super().__init__(what)
@@ -169,7 +169,7 @@ class _Otherwise(Exception):
 
 
 def _check(answer: aiohttp.ClientResponse, start: int, end: int) -> None:
-    """Raises _Otherwise on an answer that is not these bytes."""
+    """Check the head of an answer. Raises _Otherwise if it does not have these bytes."""
     if answer.status == 401:
         raise _Otherwise("it refuses our token of the run", _SAME_TOKEN)
     if answer.status == 404:

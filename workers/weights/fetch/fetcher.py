@@ -1,4 +1,4 @@
-"""A worker's way to versions whose folder it does not see: fetched over HTTP, kept, and served to other workers.
+"""Make versions available whose folder a worker cannot see: fetched over HTTP, kept, and served to other workers.
 
 All of it runs in a thread of its own, so that no token waits for it.
 """
@@ -45,7 +45,7 @@ LOOK_S = 0.2
 
 
 class Fetcher:
-    """Fetches versions for one worker, and serves what it has until ``close``.
+    """Fetch versions for one worker, and serve them until ``close``.
 
     Args:
         config: with ``redis.url`` set and ``serving.enabled``.
@@ -95,11 +95,11 @@ class Fetcher:
         )
 
     def names(self) -> "concurrent.futures.Future[list[str]]":
-        """Names of objects that are offered, or were until half a minute ago."""
+        """Return names of objects that are offered, or were until half a minute ago."""
         return self._thread.submit(self._names())
 
     def is_superseded(self, version: int) -> "concurrent.futures.Future[bool]":
-        """Whether a newer version was announced: nobody needs to wait for this one."""
+        """Return whether a newer version was announced, so that this one is not needed."""
         return self._thread.submit(self._is_superseded(version))
 
     def bring(self, name: str, into: Path, room: Callable[[int], None]) -> "concurrent.futures.Future[Path]":
@@ -115,14 +115,14 @@ class Fetcher:
         return self._thread.submit(self._bring_into(name, into, room))
 
     async def serve(self, version: int, index: str, path: Path) -> None:
-        """Have others take a whole version from a folder that is proven. What fails is logged."""
+        """Serve a complete version from a proven folder. Failures are logged."""
         try:
             await asyncio.wrap_future(self._thread.submit(self._serve_held(object_name(version, index), path)))
         except (PenstockError, OSError) as exc:
             log.warning("version %d is not served to other workers: %s", version, format_exc(exc))
 
     def close(self) -> None:
-        """Fetch and serve no more. Blocks shortly."""
+        """Stop fetching and serving. Blocks briefly."""
         self._thread.close()
         self.server.close()
         for hold in self._holds:
@@ -159,7 +159,7 @@ class Fetcher:
             return path
 
     async def _here(self, name: str, index: str) -> Path | None:
-        """What this process holds, or proves while it holds it: without the lock, whoever else has that."""
+        """Return a folder that this process holds, or proves while it holds it, without the lock."""
         for path in await asyncio.to_thread(self._store.of_index, index):
             # One that is not right, or goes, is looked at again by whoever has the lock.
             with suppress(OSError, PublishError), closing(Hold(path)):
@@ -196,7 +196,7 @@ class Fetcher:
         return path
 
     async def _index_of(self, name: str, offer: Offer, here: Path) -> Came:
-        """The index of a version, and what is offered of it, which is what that names."""
+        """Return the index of a version, and its offer, which must match the index."""
         control, keys, thing = self._opened(), self._keys, self._thing(name)
 
         async def peers(count: int) -> list[Peer]:
@@ -287,7 +287,7 @@ class Fetcher:
         )
 
     async def _offered(self, name: str, version: int, progress: Progress) -> None:
-        """Wait for it to be offered, while other workers of this machine fetch what is; raises PublishError."""
+        """Wait for an offer; other workers of this machine may fetch meanwhile. Raises PublishError."""
         deadline = time.monotonic() + OFFER_WAIT_S
         while await self._offer_of(name) is None:
             progress.blocked_on(step="offer")
@@ -318,7 +318,7 @@ class Fetcher:
         await self._tell_of(name)
 
     async def _tell_of(self, name: str) -> None:
-        """Have others know that all of it is here, once it is offered."""
+        """Announce that all of it is here, once it is offered."""
         if name in self._told or (offer := await self._offer_of(name)) is None:
             return
         count = len(offer.ranges())
@@ -355,7 +355,7 @@ class Fetcher:
         return self._control
 
     async def _tell_for_ever(self) -> None:
-        """Who says nothing is taken for dead: say again and again what is here."""
+        """Renew the announcements: silent workers count as dead."""
         try:
             while True:
                 await asyncio.sleep(HAVE_EVERY_S)

@@ -23,7 +23,7 @@ from penstock.workers.weights.fetch.pace import GRACE_S
 
 
 class Came(NamedTuple):
-    """An index, proven."""
+    """A verified index."""
 
     data: bytes
     #: Who gave it; '' for nobody: it was here.
@@ -116,7 +116,7 @@ class IndexFirst:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def _from(self, url: str, offer: Offer, ranges: list[Range]) -> Came | None:
-        """None: it is not given there."""
+        """Return the index from one server; None if it does not give it."""
         data = bytearray(sum(one.num_bytes for one in ranges))
         try:
             for one in ranges:
@@ -130,7 +130,7 @@ class IndexFirst:
 
 
 class _Differs(Exception):
-    """An offer is not the trainer's: how it is offered, in words."""
+    """An offer differs from the trainer's; the message says how."""
 
 
 def _ranges(offer: Offer) -> list[Range]:

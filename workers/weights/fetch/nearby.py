@@ -1,4 +1,4 @@
-"""Publications as this machine can load them: with a folder that it sees, fetched where it does not."""
+"""Make publications loadable on this machine: by a folder it can see, or fetched."""
 
 import asyncio
 from dataclasses import replace
@@ -14,7 +14,7 @@ from penstock.workers.weights.fetch.progress import Progress
 
 
 class Nearby:
-    """Fetches for one worker what it does not see.
+    """Fetch the versions that one worker cannot see.
 
     Args:
         fetcher: None: nothing is fetched.

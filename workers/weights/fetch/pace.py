@@ -1,4 +1,4 @@
-"""How long peers take for a range: one that takes much longer than others did is asked for elsewhere."""
+"""Timeouts for ranges from peers: one that takes much longer than others did is requested elsewhere."""
 
 import time
 from collections import deque
@@ -11,7 +11,7 @@ REMEMBERED, FIRST_BYTES_PER_S = 16, 64 * 1024**2
 
 
 class Pace:
-    """Of the peers of one object, in one fetch.
+    """Response times of the peers of one object, in one fetch.
 
     Args:
         range_bytes: of most ranges; those of less than half of it say nothing of how fast a peer is.
@@ -28,23 +28,23 @@ class Pace:
         self.patience = 1.0
 
     def asked(self, *, is_again: bool) -> None:
-        """A peer was asked for a range; ``is_again``: that another one gives too slowly."""
+        """Record a request for a range; ``is_again``: because another peer gives it too slowly."""
         if is_again:
             self.patience *= 2
         if self._waits_since is None:
             self._waits_since = time.monotonic()
 
     def came(self, num_bytes: int, took_s: float) -> None:
-        """A peer gave a range."""
+        """Record a received range."""
         self.is_known, self._waits_since, self.patience = True, None, 1.0
         if num_bytes >= self._range_bytes / 2:
             self._rates.append(num_bytes / max(took_s, 1e-6))
 
     def is_late(self, num_bytes: int, since: float, patience: float = 1.0) -> bool:
-        """Whether a range of so many bytes that was asked for at ``since`` (monotonic, in s) should be here."""
+        """Return whether a range of this size requested at ``since`` (monotonic, in s) is late."""
         rate = median(self._rates) if self._rates else FIRST_BYTES_PER_S
         return time.monotonic() - since > patience * (GRACE_S + TIMES * num_bytes / rate)
 
     def is_idle(self) -> bool:
-        """Whether peers have given nothing for as long as a range may take."""
+        """Return whether peers have given nothing for as long as a range may take."""
         return self._waits_since is not None and self.is_late(self._range_bytes, self._waits_since)

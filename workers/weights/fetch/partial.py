@@ -1,4 +1,4 @@
-"""A folder of files that are being fetched: which of their ranges are here, proven by their digests and nothing else.
+"""A folder of files being fetched: which of their ranges are here, verified by their digests alone.
 
 No list of what is here is kept on disk: who goes on after a kill reads the bytes, and believes those that are right.
 """
@@ -71,13 +71,13 @@ class Partial:
 
     @property
     def missing(self) -> list[int]:
-        """Numbers of ranges that are not here yet."""
+        """Return the numbers of ranges that are not here yet."""
         with self._lock:
             return [one.number for one in self.ranges if one.number not in self._here]
 
     @property
     def has_any(self) -> bool:
-        """Whether any byte of it is here, beside its index."""
+        """Return whether any byte of it is here, besides its index."""
         with self._lock:
             here = [self.ranges[number] for number in self._here]
         return any(one.num_bytes for one in here if one.file != INDEX_FILE)
@@ -91,7 +91,7 @@ class Partial:
         return sum(self._sizes.values())
 
     def bitmap(self) -> bytes:
-        """Ranges that are here; the first is the highest bit of the first byte."""
+        """Return a bit map of ranges that are here; the first is the highest bit of the first byte."""
         found = bytearray(bitmap_bytes(len(self.ranges)))
         with self._lock:
             for number in self._here:
@@ -100,7 +100,7 @@ class Partial:
 
     @contextmanager
     def writing(self, one: Range) -> Iterator[Callable[[int, bytes], None]]:
-        """What writes bytes of a range at an offset in it."""
+        """Return a function that writes bytes of a range at an offset in it."""
         handle = os.open(self.folder / one.file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
         def write(at: int, data: bytes) -> None:
@@ -115,12 +115,12 @@ class Partial:
             os.close(handle)
 
     def is_here(self, number: int) -> None:
-        """A range was written, and is right."""
+        """Record a range that was written and verified."""
         with self._lock:
             self._here.add(number)
 
     def blobs(self) -> dict[str, FileBlob]:
-        """The files, to be served as far as they are here."""
+        """Return the files, to be served as far as they are here."""
         return {
             name: FileBlob(self.folder / name, size, self._has(self._first[name])) for name, size in self._sizes.items()
         }
@@ -147,7 +147,7 @@ class Partial:
         self.seal(target)
 
     def seal(self, target: Path) -> None:
-        """Sync it, and give it its name. Raises OSError."""
+        """Sync the folder and rename it. Raises OSError."""
         for path in (*sorted(self.folder.iterdir()), self.folder):
             fsync(path)
         self.folder.rename(target)

@@ -1,4 +1,4 @@
-"""How a fetch goes, for whoever waits for it."""
+"""Progress of a fetch, for processes that wait for it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from penstock.protocol.records.causes import WeightsFetched
 
 @dataclass(slots=True)
 class Progress:
-    """Of one fetch: written by the thread that fetches, read by any."""
+    """Progress of one fetch: written by the thread that fetches, read by any."""
 
     #: What is fetched, and what that waits for.
     cause: WeightsFetched = field(default_factory=lambda: WeightsFetched(0))
@@ -16,5 +16,5 @@ class Progress:
     num_bytes: int = 0
 
     def blocked_on(self, **fields: Any) -> None:
-        """Set what it waits for: fields of ``WeightsFetched``; none: nothing that has a name."""
+        """Set the cause of its wait, as fields of ``WeightsFetched``; none: no cause."""
         self.cause = WeightsFetched(self.cause.version, self.cause.is_copy, **fields)

@@ -20,7 +20,7 @@ _LOOK_S = 0.1
 
 
 class Spool:
-    """Objects of the relay. Calls block.
+    """A store of the relay's objects. Calls block.
 
     Args:
         folder: made where it is missing; who calls ``near`` is alone in it, and deletes there what it likes.
@@ -40,7 +40,7 @@ class Spool:
             raise OSError(str(exc)) from exc
 
     def is_superseded(self, version: int) -> bool:
-        """Whether a newer version was announced, so that nobody needs to wait for this one."""
+        """Return whether a newer version was announced, so that this one is not needed."""
         try:
             return self._await(self._fetcher.is_superseded(version), self._stopped)
         except PublishError:

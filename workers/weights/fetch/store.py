@@ -1,4 +1,4 @@
-"""The folder of fetched versions of this machine, which its workers share: who fetches, what is used, what goes."""
+"""The folder of fetched versions of this machine, shared by its workers: locks, uses, deletion."""
 
 import asyncio
 import fcntl
@@ -21,10 +21,10 @@ LOOK_S = 0.1
 
 
 class Hold:
-    """A folder that is used by this process: others leave it. It ends with the process too."""
+    """A folder in use by this process, so that others keep it. The use ends with the process too."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where there is none such, or it is being deleted."""
+        """Start to use a folder. Raises OSError if it does not exist, or is being deleted."""
         self.path = path
         #: Objects that it is served as, the newest last: a tick gives the same weights another number.
         self.names: list[str] = []
@@ -62,7 +62,7 @@ class Store:
         return [path for path in reversed(self._versions()) if path.name.endswith(f"-{index}")]
 
     def temporary(self, name: str) -> Path:
-        """Where it is while it is fetched."""
+        """Return the folder of a version while it is fetched."""
         return self.folder / f"{FETCHING}{name}"
 
     @asynccontextmanager
@@ -118,7 +118,7 @@ class Store:
             )
 
     def remove(self, path: Path) -> bool:
-        """Delete a folder that nobody uses; whether it could be."""
+        """Delete an unused folder; return whether it was deleted."""
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -130,7 +130,7 @@ class Store:
         return not path.exists()
 
     def _versions(self) -> list[Path]:
-        """Those that are whole, the oldest first."""
+        """Return the complete ones, the oldest first."""
         return sorted(path for path in self.folder.iterdir() if is_object(path.name))
 
     def _remove_leftovers(self, name: str) -> None:
@@ -140,10 +140,10 @@ class Store:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of a folder's files. Raises OSError."""
+    """Return the bytes of a folder's files. Raises OSError."""
     return sum(entry.lstat().st_size for entry in folder.iterdir())
 
 
 def _allocated(folder: Path) -> int:
-    """Bytes that the disk has given to the files of a folder by now; 0 where there is none."""
+    """Return the bytes allocated on disk to the files of a folder; 0 if it does not exist."""
     return sum(entry.lstat().st_blocks * 512 for entry in folder.iterdir()) if folder.is_dir() else 0

@@ -1,4 +1,4 @@
-"""One object fetched by one worker: from peers what they have, from the trainer what nobody has.
+"""Fetch one object for one worker: from peers what they have, from the trainer what no peer has.
 
     look    who has what, as Redis says; now and then, where the trainer is by now
     peers   rarest range first, from whoever of those that have it is asked least; one that does not give is left alone,
@@ -62,7 +62,7 @@ MAX_LIARS = 1024
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A range that is under way. ``peer``: '' is the trainer."""
+    """A range in flight. ``peer``: '' is the trainer."""
 
     wanted: Range
     peer: str
@@ -71,7 +71,7 @@ class _Asked:
 
 
 class Swarm:
-    """Fetches what is missing of ``partial``.
+    """Fetch the missing ranges of ``partial``.
 
     Args:
         name: of the object, as servers have it.
@@ -124,7 +124,7 @@ class Swarm:
         self._gone = 0
 
     async def run(self) -> None:
-        """Until all ranges are here.
+        """Fetch until all ranges are here.
 
         Raises:
             PublishError: nothing came for ``GIVE_UP_S``. OSError: the disk refuses. QueueFull, QueueUnavailable.
@@ -165,7 +165,7 @@ class Swarm:
             await asyncio.sleep(LOOK_S + LOOK_EACH_S * len(found))
 
     async def _look_at_offer(self) -> None:
-        """A trainer that was started again serves the same bytes elsewhere; one that swept them serves them no more."""
+        """Update the trainer's address: a restarted one serves the same bytes elsewhere, or no longer."""
         told = self._told
         offer = await told.control.do(lambda client: read_offer(client, told.keys, told.thing))
         self._gone = 0 if offer is not None else self._gone + 1
@@ -220,16 +220,16 @@ class Swarm:
         return self._partial.ranges[wanted[at]], min(able, key=lambda name: self._asked[name])
 
     def _most(self, peer: str) -> int:
-        """Ranges that a peer is asked for at once: one by itself must not hold all that are."""
+        """Return how many ranges to request from a peer at once: one peer must not hold them all."""
         return max(1, self._fetches // 2) if peer in self._gave else 1
 
     def _late(self, patience: float = 1.0) -> list[int]:
-        """Ranges that peers give much more slowly than others."""
+        """Return the ranges that peers give much more slowly than others."""
         asked = [one for one in self._under_way.values() if one.peer]
         return [one.wanted.number for one in asked if self._pace.is_late(one.wanted.num_bytes, one.since, patience)]
 
     def _have(self, names: list[str]) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-        """[peers, ranges] 1 where a peer has a range."""
+        """Return [peers, ranges] 1 if a peer has a range."""
         count = len(self._partial.ranges)
         length = bitmap_bytes(count)
         rows = [np.frombuffer(self._peers[name].bitmap[:length].ljust(length, b"\0"), np.uint8) for name in names]
@@ -285,7 +285,7 @@ class Swarm:
         return f"; the trainer's slots are held by {' and '.join(names)}" if names else ""
 
     def _not_given(self) -> int:
-        """A missing range that only peers have which do not give, or give much too slowly; -1: none."""
+        """Return a missing range whose peers do not give it, or give it much too slowly; -1: none."""
         # Where nothing comes, it does not matter what they say that they have.
         giving = [] if self._pace.is_idle() else [name for name in self._peers if not self._rests(name)]
         not_given = self._had_by([*self._peers]) - self._had_by(giving) - self._under_way.keys()

@@ -1,4 +1,4 @@
-"""Work in threads, which do not end with the task that awaits them."""
+"""Run work in threads that outlive the task awaiting them."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As ``asyncio.to_thread``, but who is cancelled has the error when the work has ended, and his lock until then."""
+    """Run as ``asyncio.to_thread``, but raise a cancellation only when the work has ended, so that locks stay held."""
     working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
     while not working.done():

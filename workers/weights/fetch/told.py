@@ -1,4 +1,4 @@
-"""What others know of one worker and one object, through Redis."""
+"""The entries of one worker and one object in Redis, as other workers see them."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from penstock.redis.control import AsyncControl
 
 @dataclass(slots=True)
 class Told:
-    """What Redis knows of this worker and one object: said by ``say``, one word at a time."""
+    """Announces what one worker has of one object by ``say``, one announcement at a time."""
 
     keys: Keys
     control: AsyncControl
@@ -24,7 +24,7 @@ class Told:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def say(self) -> None:
-        """What is here by now, and which claim goes on. An older word must not come behind a newer one."""
+        """Announce what is here by now, and which claim continues, in order."""
         async with self._lock:
             await self.control.call(
                 relay_have(self.keys, self.thing, self.worker, self.url, self.bitmap(), claim=self.claim)
