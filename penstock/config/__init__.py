@@ -1,4 +1,4 @@
-"""The configuration of a run: its sections, how it is read, and what it may not say."""
+"""The configuration of a run: its sections, and how it is read and validated."""
 
 from penstock.config.buffer import BufferConfig, FilterConfig
 from penstock.config.data import DataConfig, DatasetConfig

@@ -1,4 +1,4 @@
-"""Section ``buffer``: filters, and what is kept for how long."""
+"""Section ``buffer``: filters, and retention."""
 
 from enum import StrEnum
 from typing import Literal, Self
@@ -10,7 +10,7 @@ from penstock.config.section import Positive, Seconds, Section
 
 
 class OnFilterError(StrEnum):
-    """What becomes of a group whose filter raises."""
+    """What to do with a group whose filter raises."""
 
     KEEP = "keep"
     DROP = "drop"
@@ -21,12 +21,12 @@ class OnFilterError(StrEnum):
 class FilterConfig(Section):
     """Which completed groups a subscription trains on (dynamic sampling)."""
 
-    #: Asked in this order when a group completes; the first that rejects it counts. ``nonzero_std`` (rewards must
-    #: differ), or ``module:function``: gets a penstock.CompletedGroup, gives keep or (keep, reason).
+    #: Called in this order when a group completes; the first that rejects it counts. ``nonzero_std`` (rewards must
+    #: differ), or ``module:function``: gets a penstock.CompletedGroup, returns keep or (keep, reason).
     functions: list[FilterName] = Field(default_factory=list)
-    #: What becomes of a group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
+    #: A group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
     on_error: OnFilterError = OnFilterError.KEEP
-    #: Hold rejects back, and train on them after all when too few other groups remain to fill a batch.
+    #: Hold rejected groups back, and train on them if too few other groups remain to fill a batch.
     keep_when_few: bool = False
 
     @model_validator(mode="after")
@@ -41,18 +41,19 @@ class FilterConfig(Section):
 class BufferConfig(Section):
     #: Leadership is lost when not renewed for so long.
     lease_s: Seconds = 5.0
-    #: A group whose subscriptions are done with it but have no checkpoint past it goes after so long; None: never.
+    #: A group whose subscriptions are done with it but have no checkpoint past it is deleted after so long; None:
+    #: never.
     retention_s: Seconds | None = None
     #: oldest_version | fifo | cohort; None: by mode (cohort for sync and one_step).
     sampler: Literal["oldest_version", "fifo", "cohort"] | None = None
-    #: Payloads that nobody commits vanish after so long. So do those of groups that are not complete yet where their
-    #: server's clock is set ahead by as much: three days, since clocks are set wrong by one, this way and that.
+    #: Payloads that are not committed expire after so long, and so do those of incomplete groups if their server's
+    #: clock is set ahead by as much: three days, since clocks are often wrong by one day in either direction.
     payload_ttl_s: Positive = 259_200
-    #: Results of scoring jobs that nobody collects are deleted after so long.
+    #: Results of scoring jobs that are not collected are deleted after so long.
     score_ttl_s: Seconds = 3600.0
     #: An evaluation that no consumer reads is written to ``eval.jsonl``, and its groups are deleted, after so long.
     eval_ttl_s: Seconds = 600.0
     #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
     filters: list[FilterName] = Field(default_factory=list)
-    #: Longest run of one filter on one group; one that takes longer is taken to have raised.
+    #: Longest run of one filter on one group; a longer one counts as raised.
     filter_timeout_s: Seconds = 1.0

@@ -1,6 +1,6 @@
 """Names of code in a configuration (rewards, filters, transports, ...): penstock's own, or ``module:name`` of a user's.
 
-Only how they are written is checked here, without importing anything; user_imports.py imports them before a start.
+Only their form is checked here, without an import; user_imports.py imports them before a start.
 """
 
 import difflib
@@ -11,16 +11,16 @@ from pydantic import AfterValidator
 
 from penstock.weights.transport import TRANSPORTS
 
-#: Rewards and filters of penstock's own. All environments are the user's.
+#: Penstock's own rewards and filters. All environments are the user's.
 REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "ifbench", "code", "random",
            "remote_rm")  # fmt: skip
-#: The one that runs what an answer wrote.
+#: The reward that runs programs in answers.
 CODE = "code"
-#: Rewards of whole groups.
+#: Rewards of complete groups.
 GROUP_REWARDS = ("ranks", "shortest_right")
-#: The one that a service of the user's computes.
+#: The reward that a service of the user's computes.
 REMOTE = "remote_rm"
-#: Before any of them: what is in the last box of an answer is judged.
+#: Prefix of any of them: only the last box of an answer is scored.
 BOXED = "boxed_"
 FILTERS = ("nonzero_std",)
 
@@ -39,7 +39,7 @@ def _named(
     return check
 
 
-#: What the keys of the configuration hold.
+#: Types of the configuration keys.
 RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS, prefix=BOXED))]
 GroupRewardName = Annotated[str, AfterValidator(_named("group reward", GROUP_REWARDS))]
 FilterName = Annotated[str, AfterValidator(_named("filter", FILTERS))]

@@ -12,22 +12,22 @@ from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.names import MAX_ANSWERS
 
 Share = Annotated[float, Field(ge=0, le=1)]
-#: Rows of a stream that are read, and shuffled, together, where nobody says another number.
+#: Default number of rows of a stream that are read, and shuffled, together.
 STREAM_WINDOW = 1024
-#: Reward from which on an answer is right, where nobody says another.
+#: Default reward from which on an answer is right.
 RIGHT_FROM = 1.0
 
 
 class CurriculumConfig(Section):
-    """Which prompts come again, by what their groups came to in earlier epochs."""
+    """Which prompts are repeated, by the results of their groups in earlier epochs."""
 
-    #: A prompt is skipped as easy where at least this share of its answers is right; None: never.
+    #: A prompt is skipped as easy if at least this share of its answers is right; None: never.
     skip_above: Share | None = 1.0
-    #: A prompt is skipped as hard where at most this share of its answers is right; None: never.
+    #: A prompt is skipped as hard if at most this share of its answers is right; None: never.
     skip_below: Share | None = None
-    #: Its latest groups, whose mean counts; a prompt that has fewer is not skipped.
+    #: Number of its latest groups whose mean counts; a prompt that has fewer is not skipped.
     groups: Annotated[int, Field(ge=1, le=8)] = 1
-    #: Share of the prompts to be skipped that come all the same, others in each epoch: so none is gone for good.
+    #: Share of the skipped prompts that are admitted anyway, others in each epoch, so that none is gone for good.
     revisit: Annotated[float, Field(gt=0, le=1)] = 0.1
     #: Reward from which on an answer is right.
     right_from: float = RIGHT_FROM
@@ -60,49 +60,49 @@ class DatasetConfig(Section):
     path: str
     #: Split of ``hf:``; None: the only one.
     split: str | None = None
-    #: Of ``hf:``: rows are read as they come, and none of them before it is asked for; how many there are is known at
-    #: their end.
+    #: With ``hf:``: rows are read only when they are needed; their number is known at the end.
     streaming: bool = False
     #: Rows of a stream that are read together, and shuffled among themselves; None: 1024.
     shuffle_window: Annotated[int, Field(ge=1, le=65536)] | None = None
-    #: Handed to the class of ``python:`` when it is made, by name.
+    #: Keyword arguments for the class of ``python:``.
     source_args: dict[str, Any] = Field(default_factory=dict)
     #: Column of the prompt: text, or a list of chat messages.
     input_key: str = "prompt"
-    #: Column of the images that stand where texts of messages say ``<image>``: bytes, data: URIs or paths, or a list
+    #: Column of the images for each ``<image>`` in the texts of messages: bytes, data: URIs or paths, or a list
     #: of those; None: images are parts of the messages.
     image_key: str | None = None
     #: Folder that paths of images are below; None: that of the dataset's file.
     image_folder: str | None = None
-    #: Column of what the reward compares with, any JSON value; None: there is none.
+    #: Column that the reward compares with, any JSON value; None: none.
     label_key: str | None = "label"
-    #: Column of answers that are given: text, token ids, or a list of those; None: all are drawn.
+    #: Column of given answers: text, token ids, or a list of those; None: all answers are generated.
     answer_key: str | None = None
-    #: Column handed through to rewards; None: none.
+    #: Column passed to rewards; None: none.
     metadata_key: str | None = None
-    #: Of held-out prompts: entry of the metadata that names a prompt's category; scores are told by category too.
+    #: For held-out prompts: entry of the metadata with a prompt's category; scores are reported by category too.
     category_key: str | None = None
     #: Render chat messages with the model's chat template.
     apply_chat_template: bool = False
-    #: Comes before the messages of each prompt that do not begin with a system message; None: nothing does.
+    #: System prompt for prompts whose messages do not begin with one; None: none.
     system_prompt: str | None = None
-    #: Handed to the chat template, as ``enable_thinking: false``.
+    #: Arguments for the chat template, as ``enable_thinking: false``.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    #: Column of the tools that the chat template is told of: a list of maps, or that as JSON text; None: none.
+    #: Column of the tools for the chat template: a list of maps, or that as JSON text; None: none.
     tools_key: str | None = None
-    #: Most tokens of a prompt, counted with the model's tokenizer where the prompts are read; None: the engine says.
+    #: Most tokens of a prompt, counted with the model's tokenizer by the producer; None: the engine's limit.
     max_prompt_tokens: Positive | None = None
-    #: A longer one ends the producer with the number of its line, or is passed over and counted.
+    #: A longer one ends the producer with the number of its line, or is skipped and counted.
     on_long_prompt: Literal["error", "skip"] = "error"
     #: A line that cannot be read or has no prompt, or one that is held out, ends the producer with its number, or is
-    #: passed over and counted.
+    #: skipped and counted.
     on_bad_line: Literal["error", "skip"] = "error"
-    #: Share of the training prompts that are of this dataset, beside the weights of the others: 3 and 1, or 0.75 and
-    #: 0.25. All have one, and each then has epochs of its own, or none has, and an epoch is once through all of them.
+    #: Share of the training prompts from this dataset, relative to the weights of the others: 3 and 1, or 0.75 and
+    #: 0.25. Either all have one, and each then has its own epochs, or none has, and an epoch is one pass over all of
+    #: them.
     weight: Annotated[float, Field(gt=0)] | None = None
-    #: Of training prompts: skip those that are too easy, or too hard, by what their groups came to; None: none are.
+    #: For training prompts: skip those that are too easy, or too hard, by the results of their groups; None: none are.
     curriculum: CurriculumConfig | None = None
-    #: In another order in each epoch, which follows from ``seed``; a stream within its windows.
+    #: Shuffle anew in each epoch, by ``seed``; a stream within its windows.
     shuffle: bool = True
     #: Overrides of ``rollout.sampling`` for this dataset.
     sampling: dict[str, Any] = Field(default_factory=dict)
@@ -186,21 +186,21 @@ class DatasetConfig(Section):
 class DataConfig(Section):
     train: list[DatasetConfig] = Field(min_length=1)
     eval: list[DatasetConfig] = Field(default_factory=list)
-    #: Passes over the train data, after which the run ends; null: prompts come again for as long as somebody trains.
+    #: Passes over the train data, after which the run ends; null: prompts repeat as long as a trainer runs.
     #: With weights: as many prompts as so many passes have, in the shares of the weights.
     #: May be raised from one start to the next, and lowered to what was not admitted yet.
     epochs: Positive | None = None
-    #: What becomes of the groups that are left at the end of the data and are fewer than a batch: ``drop`` leaves
-    #: them untrained, so that every step is of the size that the learning rate was chosen for; ``train`` makes one
+    #: Groups that are left at the end of the data and are fewer than a batch: ``drop`` leaves
+    #: them untrained, so that every step has the size that the learning rate was chosen for; ``train`` makes one
     #: smaller batch of them.
     last_batch: Literal["train", "drop"] = "drop"
     #: Evaluate at every so many versions, and at the first and the last; 0: only first and last.
     eval_every: Annotated[int, Field(ge=0)] = 0
-    #: Weights that come while a version is being evaluated are loaded when its evaluation is through, so that it alone
-    #: draws it. Training goes on with what the version draws, as far as the bound allows, and waits then.
+    #: Weights that are published while a version is evaluated are loaded after its evaluation, so that it alone
+    #: generates it. Training continues with this version's groups, as far as the bound allows, and waits then.
     eval_pinned: bool = False
-    #: Longest wait for the last evaluation; the trainer then ends with exit code 1, and one that is started again waits
-    #: for the same evaluation. None: it waits, and `penstock why` says for what.
+    #: Longest wait for the last evaluation; the trainer then ends with exit code 1, and a restarted one waits
+    #: for the same evaluation. None: it waits, and `penstock why` reports the reason.
     eval_timeout_s: Seconds | None = None
 
     @model_validator(mode="after")

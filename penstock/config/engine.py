@@ -1,4 +1,4 @@
-"""Sections ``engine`` and ``faults``: how SGLang is started, watched and, on demand, spoiled."""
+"""Sections ``engine`` and ``faults``: start and supervision of SGLang, and fault injection."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +18,7 @@ class EngineConfig(Section):
 
     #: Address of an external server (http://HOST:PORT); None spawns one. It is never started, stopped or killed.
     url: str | None = None
-    #: Engines behind an sglang-router of the worker's own, which stand for one; beside it neither url nor args.
+    #: Engines behind an sglang-router of the worker's own, which act as one; set neither url nor args with it.
     router: RouterConfig | None = None
     #: Address that a spawned server listens at.
     host: str = "127.0.0.1"
@@ -33,7 +33,7 @@ class EngineConfig(Section):
     env: dict[str, str] = Field(default_factory=dict)
     #: Longest start.
     start_timeout_s: Seconds = 600.0
-    #: Longest load of new weights; an engine that takes longer is taken to be dead.
+    #: Longest load of new weights; after it the engine counts as dead.
     load_timeout_s: Seconds = 300.0
     #: No health check for so long after a start.
     health_first_wait_s: Annotated[float, Field(ge=0)] = 0.0
@@ -43,24 +43,24 @@ class EngineConfig(Section):
     health_timeout_s: Seconds = 10.0
     #: Failures in a row until the engine is restarted.
     health_failures: Positive = 3
-    #: A lost engine is started again at once; after a second failure in a row so much later, which doubles with each.
+    #: A lost engine is restarted at once; after a second failure in a row after this wait, which doubles with each.
     restart_wait_s: Seconds = 1.0
     #: The longest such wait.
     max_restart_wait_s: Seconds = 30.0
-    #: So many failures (deaths before anything was finished, failed starts) within the window are a crash loop: the
-    #: worker hands its jobs back, leases none, says why, and tries again every ``max_restart_wait_s``.
+    #: So many failures (crashes before anything was finished, failed starts) within the window are a crash loop: the
+    #: worker hands its jobs back, leases none, reports why, and retries every ``max_restart_wait_s``.
     crash_loop_failures: Annotated[int, Field(ge=2)] = 5
     #: See ``crash_loop_failures``.
     crash_loop_window_s: Seconds = 600.0
     #: Longest wait for one answer.
     request_timeout_s: Seconds = 3600.0
-    #: A request of which nothing was heard for so long is named by `penstock why`, with its worker and job. null: one
+    #: `penstock why` reports a request without progress for so long, with its worker and job. null: one
     #: that is older than 10 s and than three times max_new_tokens / (tokens/s of one request, as measured).
     slow_request_s: Seconds | None = None
-    #: None: as the server shows. false: treat it as one that does not report version spans.
+    #: None: as the server reports. false: treat it as a server that does not report version spans.
     reports_spans: bool | None = None
-    #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` has it, else scaled; for a server
-    #: at a URL what it returns, which is looked at. One that returns something else than what stands here is refused.
+    #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` sets it, else scaled; for a server
+    #: at a URL as a test request shows. A server that returns another kind than set here is refused.
     logprob_kind: Literal["scaled", "original"] | None = None
 
     @model_validator(mode="after")
@@ -83,7 +83,7 @@ class EngineConfig(Section):
         given = [name for name in ("url", "args", "env", "port") if getattr(self, name)]
         if self.router is not None and given:
             raise ValueError(
-                f"{' and '.join(given)} are of one engine, and router names several that are there already: give them "
+                f"{' and '.join(given)} are of one engine, and router names several that run already: give them "
                 "to those servers, or remove router"
             )
         return self
@@ -97,16 +97,17 @@ class EngineConfig(Section):
         given = [name for name in ("args", "env") if getattr(self, name)]
         if given:
             raise ValueError(
-                f"{' and '.join(given)} are for a server that penstock starts, and url names one that is there "
+                f"{' and '.join(given)} are for a server that penstock starts, and url names one that runs "
                 "already: give them to that server, or remove url"
             )
         return self
 
 
 class FaultsConfig(Section):
-    """Drills: what goes wrong between a worker and its engine, on purpose. All off; never in a run that counts.
+    """Fault injection between a worker and its engine. All off; never use it in a run that counts.
 
-    Requests for tokens are counted per start of an engine; where several are due the first named here is done.
+    Requests for tokens are counted per start of an engine; if several faults are due, the first one listed here is
+    used.
     """
 
     #: Every so many requests: answered with status 500; 0: never.

@@ -1,4 +1,4 @@
-"""Section ``fleet``: which engines of which models run where; and ``engine.router``."""
+"""Section ``fleet``: which engines of which models run on which machines; and ``engine.router``."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -12,7 +12,7 @@ Port = Annotated[int, Field(gt=0, le=65535)]
 
 
 def checked_url(url: str) -> str:
-    """The address of an engine without a slash at its end; ValueError where it is none."""
+    """Return the address of an engine without a slash at its end; raise ValueError if it is invalid."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT")
     if "@" in url:
@@ -25,9 +25,9 @@ class MemberConfig(Section):
 
     #: Its address, http://HOST:PORT.
     url: str
-    #: What it does: all of it, or one half of a pair of prefill and decode.
+    #: Complete generation, or one half of a pair of prefill and decode.
     worker_type: Literal["regular", "prefill", "decode"] = "regular"
-    #: Where decode engines fetch KV from; prefill only.
+    #: Port from which decode engines fetch KV; prefill only.
     bootstrap_port: Port | None = None
 
     @field_validator("url")
@@ -104,7 +104,7 @@ class GroupConfig(Section):
     overrides: dict[str, Any] = Field(default_factory=dict)
     #: Environment variables; they win over engine.env, and are masked as those are.
     env: dict[str, str] = Field(default_factory=dict)
-    #: worker.slots of each worker of the group; None: as the run has it.
+    #: worker.slots of each worker of the group; None: that of the run.
     slots: Positive | None = None
 
     @field_validator("name")
@@ -223,13 +223,13 @@ class NodeConfig(Section):
 
 
 class AutoscaleConfig(Section):
-    """Between how many workers the fleet may move by itself, and on what."""
+    """Limits of the number of workers, within which the fleet scales, and its thresholds."""
 
     #: Fewest workers.
     min_workers: Positive = 1
     #: Most workers.
     max_workers: Positive
-    #: What a worker draws with all slots taken; None: as they were seen to, the mean of those that ever were full.
+    #: Tokens per second of a worker with all slots in use; None: as measured, the mean of workers that were full.
     worker_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
     #: Wanted for so long before workers are added.
     up_after_s: Seconds = 30.0
@@ -248,7 +248,7 @@ class AutoscaleConfig(Section):
 class FleetConfig(Section):
     """Engines of the run by groups, and who starts them: ``penstock fleet up``."""
 
-    #: Who starts the processes: this machine alone, or a Ray cluster.
+    #: Starts the processes: this machine alone, or a Ray cluster.
     launcher: Literal["local", "ray"] = "local"
     #: Machines; empty: this one with the GPUs that it has, or the nodes of the Ray cluster.
     nodes: list[NodeConfig] = Field(default_factory=list)

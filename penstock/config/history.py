@@ -1,4 +1,4 @@
-"""Section ``history``: what is kept of samples when their groups leave the queue."""
+"""Section ``history``: what is kept of samples when their groups are deleted from Redis."""
 
 from typing import Annotated
 
@@ -17,10 +17,10 @@ class HistoryConfig(Section):
     keep_every: Positive = 1
     #: Answers and tokens are kept of at most so many groups of each version; None: of all.
     keep_per_version: Annotated[int, Field(ge=0)] | None = None
-    #: Most groups that stay in Redis to be recorded; what is more goes without rows, and is counted. At least those
-    #: between two checkpoints, which are done with at once.
+    #: Most groups that stay in Redis to be recorded; more are deleted without rows, and counted. At least those
+    #: between two checkpoints, which retire together.
     backlog: Positive = 4096
-    #: Groups wait so long for a recorder that is not there; then they go without rows, and are counted.
+    #: Groups wait so long for a recorder that is not running; then they are deleted without rows, and counted.
     patience_s: Seconds = 60.0
     #: Most bytes of the files; the oldest go first.
     max_bytes: Annotated[int, Field(ge=16 * 2**20)] = 16 * 2**30

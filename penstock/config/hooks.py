@@ -11,39 +11,39 @@ from penstock.config.section import Seconds, Section
 class HooksConfig(Section):
     """Functions of the user's at named places of a run, each ``module:function`` (docs/hooks.md)."""
 
-    #: Makes each sample in place of a turn of the engine, which it asks itself, in the worker; null: none.
+    #: Makes each sample in the worker, with its own requests to the engine; null: none.
     generate: HookName | None = None
-    #: Makes all samples of a group together, in place of ``generate``, in the worker; null: none.
+    #: Makes all samples of a group together in the worker, instead of ``generate``; null: none.
     rollout: HookName | None = None
-    #: Makes each sample of an evaluation, in place of ``generate`` or ``rollout``; null: these make them too.
+    #: Makes each sample of an evaluation, instead of ``generate`` or ``rollout``; null: these make them too.
     eval: HookName | None = None
     #: Longest run of one of these, on one sample or group; the job then fails as ``hook_timeout``.
     generate_timeout_s: Seconds = 3600.0
-    #: Asked in this order with each drawn sample before its reward, in the worker.
+    #: Called in this order with each generated sample before its reward, in the worker.
     sample: list[HookName] = Field(default_factory=list)
-    #: Longest run of such a function on one sample; the job then fails as ``hook_timeout``. That of one call of
-    #: ``all_samples`` too.
+    #: Longest run of such a function on one sample; the job then fails as ``hook_timeout``. Also that of one call of
+    #: ``all_samples``.
     timeout_s: Seconds = 30.0
-    #: In the trainer, on every rank: rewards of a batch become advantages, in place of ``trainer.advantage``;
+    #: In the trainer, on every rank: rewards of a batch become advantages, instead of ``trainer.advantage``;
     #: null: none.
     rewards: HookName | None = None
     #: In the trainer, on every rank: which samples of a batch bear no loss; null: none.
     samples: HookName | None = None
-    #: In the trainer, on every rank: sees its samples, with the policy's logprobs, before they are trained, and takes
-    #: loss off tokens or gives each its advantage; null: none.
+    #: In the trainer, on every rank: called with its samples, with the policy's logprobs, before they are trained, and
+    #: removes loss from tokens or gives each its advantage; null: none.
     postprocess: HookName | None = None
-    #: In a slime-shaped trainer (``penstock.RolloutManager``): says what a batch becomes; null: none.
+    #: In a slime-shaped trainer (``penstock.RolloutManager``): converts a batch; null: none.
     convert: HookName | None = None
-    #: In the trainer's rank 0: told of each step that was trained; null: none.
+    #: In the trainer's rank 0: called after each trained step; null: none.
     rollout_log: HookName | None = None
-    #: In the trainer's rank 0: told of each evaluation; null: none.
+    #: In the trainer's rank 0: called after each evaluation; null: none.
     eval_log: HookName | None = None
-    #: In the recorder: told of every sample, whatever became of it; null: none.
+    #: In the recorder: called with every sample, whatever its fate; null: none.
     all_samples: HookName | None = None
     #: Attributes of the ``args`` that functions of slime's signature are given, beside those that follow from the run.
     args: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def maker(self) -> str | None:
-        """The one that makes samples of training, in place of turns of the engine; None: none does."""
+        """The hook that makes samples of training instead of turns of the engine; None: none does."""
         return next((key for key in ("generate", "rollout") if getattr(self, key) is not None), None)

@@ -55,9 +55,9 @@ def load_config(path: Path, overrides: list[str], environ: Mapping[str, str] | N
 
 
 def save_resolved(config: Config, path: Path) -> None:
-    """Write the configuration as YAML, secrets masked, replacing ``path`` at once.
+    """Write the configuration as YAML, secrets masked, replacing ``path`` atomically.
 
-    What was not given and follows other keys is shown in a comment: those keys can be changed on top of the file.
+    Keys that were not given and follow other keys are shown in a comment: those keys can be changed on top of the file.
     """
     values, left = config.model_dump(mode="json"), []
     for name in values:
@@ -71,13 +71,13 @@ def save_resolved(config: Config, path: Path) -> None:
 
 
 def secret_environment(config: Config) -> dict[str, str]:
-    """Variables that put back what ``save_resolved`` masked, as far as child processes need it."""
+    """Return variables that restore what ``save_resolved`` masked, as far as child processes need it."""
     values = config.model_dump(mode="json")
     found: dict[Key, dict[str, Any]] = {}
     for key, _ in secrets_of(values):
-        if key[0] == "notify":  # whoever starts them tells of the end
+        if key[0] == "notify":  # only the process that starts them notifies
             continue
-        # A variable leads to a place of a list; the names of a map stand in its value, where they keep their capitals.
+        # A variable sets an item of a list; the names of a map are in its value, which keeps their case.
         variable = key[:4] if key[0] == "data" else key[:1]
         rest, value = _as_far_as_maps_go(values, key, len(variable))
         put(found.setdefault(variable, {}), rest, value, "secrets")
@@ -85,7 +85,7 @@ def secret_environment(config: Config) -> dict[str, str]:
 
 
 def _as_far_as_maps_go(values: Any, key: Key, start: int) -> tuple[Key, Any]:
-    """``key`` from ``start`` on, up to its end or the first list behind it, and the value there."""
+    """Return ``key`` from ``start`` on, up to its end or the first list after it, and the value there."""
     for depth, part in enumerate(key):
         if depth > start and isinstance(values, list):
             return key[start:depth], values
@@ -94,12 +94,13 @@ def _as_far_as_maps_go(values: Any, key: Key, start: int) -> tuple[Key, Any]:
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` less the variables that set keys: they are in the resolved file, where arguments may have won."""
+    """Return ``environ`` without variables that set keys: the resolved file has them, and arguments may take
+    precedence."""
     return {name: value for name, value in environ.items() if not is_setting(name)}
 
 
 def check_files(config: Config, *, data: bool = True, model: bool = True) -> None:
-    """Refuse with ConfigError a configuration whose prompts or first policy are not there."""
+    """Raise ConfigError if the prompts or the first policy of a configuration do not exist."""
     if data:
         for name, sets in (("train", config.data.train), ("eval", config.data.eval)):
             for index, dataset in enumerate(sets):

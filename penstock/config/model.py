@@ -4,7 +4,7 @@ from pydantic import field_validator
 
 from penstock.config.section import Section
 
-#: Those that torch and SGLang both take.
+#: Types that torch and SGLang both accept.
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 
 

@@ -1,4 +1,4 @@
-"""Section ``redis``: the control Redis, and where payloads lie."""
+"""Section ``redis``: the control Redis, and the payload servers."""
 
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ from penstock.redis import sentinel
 
 
 def check_url(url: str) -> str:
-    """``url`` if it may be the address of a Redis; else ValueError that says what to write."""
+    """Return ``url`` if it may be the address of a Redis; else raise ValueError that says what to write."""
     if f":{MASK}@" in url or f"password={MASK}" in url.lower():
         raise ValueError(
             "has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL, or null for the run's own "
@@ -26,7 +26,7 @@ def check_url(url: str) -> str:
 
 
 def check_store_url(url: str) -> str:
-    """``url`` if payloads may be stored there, a Redis or a folder; else ValueError that says what to write."""
+    """Return ``url`` if it may be a store of payloads, a Redis or a folder; else raise ValueError with the fix."""
     if is_folder(url):
         path_of(url)
         return url
@@ -44,11 +44,12 @@ class RedisConfig(Section):
     """The control Redis, and the payload servers beside it."""
 
     #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a server
-    #: of our own under the run's folder.
+    #: of our own in the run's folder.
     url: str | None = None
     #: Port of our own server; 0 takes a free one. Only without ``url``, or as that names it.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: When the append-only file of our own server is synced: each second, by whoever started it, or before each answer.
+    #: When the append-only file of our own server is synced: each second, by the process that started it, or before
+    #: each answer.
     appendfsync: Literal["everysec", "always"] = "everysec"
     #: maxmemory of our own server in bytes; 0 sets none.
     max_memory_bytes: Annotated[int, Field(ge=0)] = 0
@@ -73,7 +74,7 @@ class RedisConfig(Section):
 
     @model_validator(mode="after")
     def _one_redis(self) -> Self:
-        # One file may be that of the server, and of parts that are told where it is.
+        # One file may configure both the server and processes that connect to it.
         if self.url is not None and self.port not in (0, _port_of(self.url)):
             raise ValueError(
                 f"port {self.port} is for a server of our own, and url names another one: remove one of them"

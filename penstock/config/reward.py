@@ -1,4 +1,4 @@
-"""Section ``reward``: what scores a sample."""
+"""Section ``reward``: how a sample is scored."""
 
 from typing import Annotated, Self
 
@@ -15,12 +15,12 @@ from penstock.config.verifying.pool import PoolConfig
 class RemoteConfig(Section):
     """A service that scores: reward ``remote_rm``."""
 
-    #: Where ``{prompt, response, label}`` is sent as JSON (POST); it answers with a number, or a map with ``key``.
+    #: Address that gets ``{prompt, response, label}`` as JSON (POST); it answers with a number, or a map with ``key``.
     #: Redirects are refused. null: there is no service.
     url: str | None = None
-    #: Longest try.
+    #: Longest attempt.
     timeout_s: Seconds = 120.0
-    #: Tries of a sample.
+    #: Attempts of a sample.
     max_attempts: Positive = 10
     #: Longest pause between two; it doubles from 1 s.
     max_pause_s: Seconds = 30.0
@@ -39,23 +39,23 @@ class RemoteConfig(Section):
 
 
 class FrozenModelConfig(Section):
-    """A frozen model that workers ask."""
+    """A frozen model that workers send requests to."""
 
     #: Its name.
     name: str
     #: Its server of SGLang, http://HOST:PORT. null: the model of this name in
     #: ``fleet.models``, for the fleet's workers.
     url: str | None = None
-    #: Longest try.
+    #: Longest attempt.
     timeout_s: Seconds = 60.0
-    #: Tries of a question; of a judge's within the time that a reward has (``reward.timeout_s``). While a model that
-    #: scores samples is away none counts.
+    #: Attempts of a request; of a judge's within the time that a reward has (``reward.timeout_s``). While a model that
+    #: scores samples is unreachable none counts.
     max_attempts: Positive = 5
     #: Longest pause between two; it doubles from 1 s.
     max_pause_s: Seconds = 10.0
-    #: Questions of a worker at once.
+    #: Concurrent requests of a worker.
     concurrency: Positive = 32
-    #: Most bytes of a question, and of an answer.
+    #: Most bytes of a request, and of an answer.
     max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
 
     @field_validator("name")
@@ -70,27 +70,27 @@ class FrozenModelConfig(Section):
 
 
 class JudgeConfig(FrozenModelConfig):
-    """A frozen model that rewards and environments ask by name."""
+    """A frozen model that rewards and environments call by name."""
 
 
 class ScoringModelConfig(FrozenModelConfig):
-    """A frozen model that says how likely it would have drawn each token of a sample. Its ids must be the policy's."""
+    """A frozen model that returns logprobs of the tokens of samples. Its token ids must be the policy's."""
 
     #: Its folder, with config.json and tokenizer, which are compared with the policy's at the start. null: that of the
     #: model of this name in ``fleet.models``.
     path: str | None = None
-    #: Most bytes of a question, and of an answer: about 40 for each token.
+    #: Most bytes of a request, and of an answer: about 40 for each token.
     max_bytes: Annotated[int, Field(ge=1024, le=256 * 1024**2)] = 32 * 1024**2
 
 
 class OverlongConfig(Section):
-    """What long answers lose: nothing up to ``max_tokens - buffer_tokens``, then more with each token."""
+    """Penalty for long answers: none up to ``max_tokens - buffer_tokens``, then growing with each token."""
 
-    #: Drawn tokens from which all of ``factor`` is lost (DAPO's L_max); null: nothing is ever lost.
+    #: Generated tokens from which the penalty is ``factor`` (DAPO's L_max); null: no penalty.
     max_tokens: Positive | None = None
-    #: Drawn tokens before that over which the loss grows from 0 (DAPO's L_cache).
+    #: Generated tokens before that over which the penalty grows from 0 (DAPO's L_cache).
     buffer_tokens: Positive = 4096
-    #: The most that is lost.
+    #: The largest penalty.
     factor: Annotated[float, Field(gt=0)] = 1.0
 
     @model_validator(mode="after")
@@ -115,38 +115,39 @@ class OverlongConfig(Section):
 
 
 class RewardConfig(Section):
-    #: One of penstock's own (docs/rewards.md has the table), or ``module:function``: sync or async; gives a number,
+    #: One of penstock's own (docs/rewards.md has the table), or ``module:function``: sync or async; returns a number,
     #: or a dict with ``key``.
     function: RewardName = "exact_match"
-    #: In place of ``function``, reward -> weight: the reward is the weighted sum.
+    #: Instead of ``function``, reward -> weight: the reward is the weighted sum.
     parts: dict[RewardName, float] = Field(default_factory=dict)
-    #: The entry ``rm_type`` of a prompt's metadata names one of penstock's own rewards, which goes before a
+    #: The entry ``rm_type`` of a prompt's metadata names one of penstock's own rewards, which takes precedence over a
     #: ``function`` of penstock's own.
     by_metadata: bool = False
-    #: What long answers lose, in training.
+    #: Penalty for long answers, in training.
     overlong: OverlongConfig = OverlongConfig()
-    #: The service that ``remote_rm`` asks.
+    #: The service that ``remote_rm`` calls.
     remote: RemoteConfig = RemoteConfig()
-    #: Frozen models that rewards and environments with a parameter ``judges`` ask by name.
+    #: Frozen models that rewards and environments with a parameter ``judges`` call by name.
     judges: list[JudgeConfig] = Field(default_factory=list)
-    #: What answers' programs are worth: reward ``code``.
+    #: Scores of programs in answers: reward ``code``.
     code: CodeConfig = CodeConfig()
-    #: Where they run.
+    #: Sandbox of these programs.
     jail: JailConfig = JailConfig()
-    #: A reward that sees all samples of a group, each with the reward that it got alone, once all are drawn:
-    #: ``ranks``, ``shortest_right``, or ``module:function``: sync or async; gives a number, or a dict with ``key``, for
-    #: each. In training only; null: samples keep the reward that they got alone.
+    #: A reward of all samples of a group, each with its own reward, once all are generated:
+    #: ``ranks``, ``shortest_right``, or ``module:function``: sync or async; returns a number, or a dict with ``key``,
+    #: for
+    #: each. In training only; null: samples keep their own reward.
     group: GroupRewardName | None = None
-    #: Where a reward returns a dict, the entry that is the number.
+    #: The entry with the number, if a reward returns a dict.
     key: str = "score"
     #: Longest run of the reward on one sample, and of ``group`` on one group.
     timeout_s: Seconds = 30.0
-    #: Tries of a reward that raises.
+    #: Attempts of a reward that raises.
     max_attempts: Positive = 2
     #: CPU time of one check of a slow reward by name (math_verify, math); an answer that needs more is worth 0
     #: (docs/truth.md, T11).
     check_cpu_s: Positive = 5
-    #: Admission stops when more than this share of a dataset's jobs died of the user's code (reward, environment), of
+    #: Admission stops when more than this share of a dataset's jobs failed in the user's code (reward, environment), of
     #: the last ``died_window`` that ended, from ``died_from`` on; 1: never.
     max_died_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     #: See ``max_died_share``.
@@ -154,11 +155,11 @@ class RewardConfig(Section):
     #: See ``max_died_share``.
     died_from: Positive = 20
     #: Rewards given by import path run in one process beside the worker, which a reward cannot harm (docs/rewards.md);
-    #: those that ask judges, and ``group``, stay in the worker. Costs CPU time per reward.
+    #: those that call judges, and ``group``, stay in the worker. Costs CPU time per reward.
     own_process: bool = False
     #: Processes of slow rewards by name per worker, with pool.kind process.
     processes: Positive = 2
-    #: Where rewards are computed.
+    #: Processes that compute rewards.
     pool: PoolConfig = PoolConfig()
 
     @model_validator(mode="after")

@@ -9,18 +9,18 @@ from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section
 from penstock.names import MAX_ANSWERS, ROUTED_EXPERTS
 
-#: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
+#: Tokens between two checks of a running answer, if a checkpoint may be due at any time.
 STREAM_TOKENS = 64
 
 
 class RolloutConfig(Section):
-    """How answers are drawn."""
+    """How answers are generated."""
 
     #: Answers per prompt (size of a group).
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 8
     #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training (docs/truth.md, T7).
     sampling: dict[str, Any] = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
-    #: Drawn for evaluation; overrides of ``sampling``.
+    #: Overrides of ``sampling`` for evaluations.
     eval_sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0})
     #: Most tokens of prompt and answer together.
     max_context_tokens: Positive = 32768
@@ -28,31 +28,31 @@ class RolloutConfig(Section):
     max_turns: Positive = 8
     #: Side arrays (``sample.sides``) that every sample of training must have; one without fails (docs/truth.md, T17).
     sides: list[str] = Field(default_factory=list)
-    #: A frozen model whose log-probabilities of the drawn tokens every sample of training carries, as side array
+    #: A frozen model whose logprobs of the generated tokens every sample of training has, as side array
     #: ``teacher_logprobs`` (docs/distillation.md).
     teacher: ScoringModelConfig | None = None
-    #: The same of a reference policy, as ``reference_logprobs``: for ``trainer.kl``, in place of the first policy.
+    #: A reference policy whose logprobs are ``reference_logprobs``: for ``trainer.kl``, instead of the first policy.
     reference: ScoringModelConfig | None = None
-    #: A group takes too long when its first lease is so long ago; None: never.
+    #: A group times out so long after its first lease; None: never.
     group_timeout_s: Seconds | None = None
-    #: What becomes of it: wait (and say so), train with the samples that are there, or drop it.
+    #: A group that timed out: wait for it (and report it), train its committed samples, or drop it.
     on_group_timeout: Literal["wait", "train", "drop"] = "wait"
     #: Fewest samples of a group that is trained without the rest.
     min_group: Positive = 2
     #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
     environment_timeout_s: Seconds = 300.0
-    #: Most tokens that a sample draws under one lease; then it goes back to the queue with its prefix, at no charge,
-    #: and is continued by whoever is free; not with routed_experts among ``sides``, and not where a hook makes the
+    #: Most tokens of a sample under one lease; then it is handed back with its prefix, without a charge,
+    #: and any worker continues it; not with routed_experts among ``sides``, and not if a hook makes the
     #: samples. None: no limit.
     lease_tokens: Positive | None = None
     #: No loss on tokens of a finished sample that are older than its newest one.
     mask_offpolicy_in_partial_rollout: bool = False
 
-    #: It is held against ``n`` only where it is given.
+    #: Compared with ``n`` only if it is given.
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"min_group"})
 
     def scoring_models(self) -> dict[str, ScoringModelConfig]:
-        """Frozen models that score every sample of training, by their key here."""
+        """Return the frozen models that score every sample of training, by their key here."""
         found = {"teacher": self.teacher, "reference": self.reference}
         return {key: model for key, model in found.items() if model is not None}
 

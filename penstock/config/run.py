@@ -31,18 +31,18 @@ from penstock.weights.transport import TRANSPORTS, transport
 
 
 class LogsConfig(Section):
-    #: text: a line an entry, for people; json: an object an entry, one a line. Engines and routers write as they do.
+    #: text: a line per entry, for people; json: an object per line. Engines and routers write their own formats.
     format: LogFormat = LogFormat.TEXT
-    #: A log in the run's folder that is longer (bytes) begins anew, and what it held becomes ``PART.log.1``.
+    #: A log in the run's folder that is longer (bytes) is rotated to ``PART.log.1``.
     max_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * 1024**2
-    #: So many of these are kept of each log; the oldest goes.
+    #: Rotated files kept of each log.
     keep: Annotated[int, Field(ge=1, le=100)] = 3
 
 
 class DebugConfig(Section):
-    """Parts of a run by themselves."""
+    """Run parts of a run separately."""
 
-    #: Record every batch that a trainer is handed: a path with ``{rollout_id}``, and with ``{rank}`` for several ranks.
+    #: Record every batch that a trainer receives: a path with ``{rollout_id}``, and with ``{rank}`` for several ranks.
     save_batches: str | None = None
     #: Train only: `penstock trainer` takes its batches from such a recording; no engines, buffer or Redis.
     load_batches: str | None = None
@@ -57,16 +57,16 @@ class DebugConfig(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """The configuration of a run."""
 
     #: Namespace in Redis and folder under ``directory``.
     run: str
-    #: Where runs have their folders.
+    #: Parent of the folders of runs.
     directory: Path = Path("runs")
     #: A script and its arguments, which ``penstock run`` runs before each start with our own interpreter, in the
-    #: script's folder; what is there already is for the script to see.
+    #: script's folder; the script checks what exists already.
     prepare: Annotated[list[str], Field(min_length=1)] | None = None
-    #: Of the order of the data and, where the engine draws by seeds, of every sample.
+    #: Seed of the order of the data and, if the engine samples with seeds, of every sample.
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     redis: RedisConfig = RedisConfig()
     model: ModelConfig
@@ -114,7 +114,7 @@ class Config(Section):
             raise ValueError(
                 "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or remove it"
             )
-        for key, does in (("eval", "makes samples of"), ("eval_log", "is told of")):
+        for key, does in (("eval", "makes samples of"), ("eval_log", "is called after")):
             if getattr(self.hooks, key) is not None and not self.data.eval:
                 raise ValueError(
                     f"hooks.{key} {does} evaluations, and data.eval names no file: name one, or remove the hook"
@@ -219,11 +219,11 @@ class Config(Section):
             for dataset in self.data.train:
                 sampling = self.rollout.sampling | dataset.sampling
                 if not is_temperature(sampling.get("temperature") or 0):
-                    continue  # refused where it is drawn at
+                    continue  # refused at the dataset's sampling
                 if (temperature := temperature_of(sampling)) != 1:
                     raise ValueError(
-                        f"rollout.{key} gives log-probabilities at temperature 1, which is all that engines give of "
-                        f"tokens that are there, and dataset {dataset.name!r} is drawn at {temperature:g}: draw at 1, "
+                        f"rollout.{key} gives log-probabilities at temperature 1, the only ones that engines give of "
+                        f"existing tokens, and dataset {dataset.name!r} samples at {temperature:g}: sample at 1, "
                         f"or remove rollout.{key}"
                     )
         return self
@@ -325,7 +325,7 @@ class Config(Section):
         return self
 
     def folder_of(self, model: ScoringModelConfig) -> str:
-        """Folder of a model that scores samples."""
+        """Return the folder of a model that scores samples."""
         of_fleet = next((one.model_path for one in self.fleet.models if one.name == model.name), None)
         return model.path or of_fleet or ""
 
@@ -335,7 +335,7 @@ class Config(Section):
 
     @property
     def delta_store(self) -> str:
-        """Where anchors and deltas are: a folder's path, or an URL. Raises ConfigError where its password is masked."""
+        """Folder or URL of anchors and deltas. Raises ConfigError if its password is masked."""
         if MASK in (self.trainer.delta_store or ""):
             raise ConfigError(
                 "trainer.delta_store is masked in this file: give it again, as PENSTOCK_TRAINER__DELTA_STORE."

@@ -1,6 +1,6 @@
-"""Sampling parameters as SGLang takes them: their names and values, and how records read them.
+"""Sampling parameters of SGLang: their names and values, and how records read them.
 
-What it would ignore or refuse is refused here.
+Parameters that it would ignore or refuse are refused here.
 """
 
 import difflib
@@ -8,20 +8,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-#: Below it SGLang draws the likeliest token and reports logprobs at temperature 1.
+#: Below it SGLang samples greedily and reports logprobs at temperature 1.
 GREEDY_BELOW = 1e-6
-#: The variable with which SGLang returns logprobs of before temperature; penstock sets it for every server it starts.
+#: The variable with which SGLang returns logprobs before temperature; penstock sets it for every server it starts.
 ORIGINAL_LOGPROB = "SGLANG_RETURN_ORIGINAL_LOGPROB"
-#: Where none is given.
+#: Default temperature.
 TEMPERATURE = 1.0
 
-#: Those that leave the drawn distribution as the logprobs describe it.
+#: Parameters that do not change the distribution that the logprobs describe.
 HONEST = frozenset({
     "max_new_tokens", "temperature", "stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens",
     "spaces_between_special_tokens", "no_stop_trim", "sampling_seed",
 })  # fmt: skip
-#: Those that change it, with the values at which they do not. Sent with every request for training, because a server
-#: may have been started with other defaults of its own.
+#: Parameters that change it, with the values at which they do not. Sent with every request for training, because a
+#: server may have been started with other defaults.
 NEUTRAL: dict[str, Any] = {
     "top_p": 1.0,
     "top_k": -1,
@@ -40,7 +40,7 @@ _OTHERS = frozenset({
 })  # fmt: skip
 NAMES = HONEST | NEUTRAL.keys() | _OTHERS
 
-#: What others call them.
+#: Names in other libraries.
 _CALLED = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -73,27 +73,27 @@ _SWITCHES = frozenset({"ignore_eos", "skip_special_tokens", "spaces_between_spec
 
 
 def is_temperature(value: Any) -> bool:
-    """Whether ``value`` is one that an engine can draw at: a finite number, 0 (greedy) or above."""
+    """Return whether ``value`` is a temperature that an engine accepts: a finite number, 0 (greedy) or above."""
     return type(value) in (int, float) and 0 <= value <= sys.float_info.max
 
 
 def temperature_of(sampling: Mapping[str, Any]) -> float:
-    """Temperature that a map of sampling parameters draws at; null is as if it were left out.
+    """Return the temperature of a map of sampling parameters; null counts as left out.
 
     Raises:
-        TypeError, ValueError: it names one that is not a number.
+        TypeError, ValueError: it is not a number.
     """
     value = sampling.get("temperature")
     return TEMPERATURE if value is None else float(value)
 
 
 def logprob_temperature(temperature: float) -> float:
-    """Temperature of the logprobs that an engine reports for what it draws at ``temperature``."""
+    """Return the temperature of the logprobs that an engine reports if it samples at ``temperature``."""
     return temperature if temperature >= GREEDY_BELOW else 1.0
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Raise ValueError for a name that no engine knows, or a value that none takes. null leaves a parameter away."""
+    """Raise ValueError for a name or a value that no engine accepts. null leaves a parameter out."""
     for name, value in sampling.items():
         if name not in NAMES:
             raise ValueError(f"{name} is not a sampling parameter of SGLang; {_hint(name)}")
@@ -116,7 +116,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def hidden_by(sampling: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The first parameter that draws from another distribution than the logprobs describe (T7), with its value."""
+    """Return the first parameter that changes the sampled distribution but not the logprobs (T7), with its value."""
     for name, value in sampling.items():
         neutral = value is None or value == NEUTRAL.get(name) or (name == "top_k" and value == TOP_K_ALL)
         greedy = name == "temperature" and value is not None and value < GREEDY_BELOW

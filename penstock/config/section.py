@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of."""
+"""The base class of all sections of the configuration."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -12,25 +12,25 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """Unknown keys and numbers that are not numbers (NaN, infinity) are refused; nothing changes after it was read."""
+    """A section: refuses unknown keys and numbers that are not finite; immutable after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    #: Fields whose value follows other keys where it is not given: the resolved file leaves them away then, so that a
-    #: key that is changed on top of it takes them along.
+    #: Fields that follow other keys if they are not given: the resolved file leaves them out then, so that a
+    #: changed key changes them too.
     FOLLOWING: ClassVar[frozenset[str]] = frozenset()
 
     def following(self) -> dict[str, Any]:
-        """Those that were not given, with the values that they took."""
+        """Return the fields that were not given, with their values."""
         return {name: getattr(self, name) for name in sorted(self.FOLLOWING - self.model_fields_set)}
 
     def is_default(self, key: str) -> bool:
-        """Whether a field has its default, by value: a resolved file spells every key."""
+        """Return whether a field has its default, by value: a resolved file contains every key."""
         return bool(getattr(self, key) == type(self).model_fields[key].get_default(call_default_factory=True))
 
     def _follow(self, **values: Any) -> None:
-        """Give fields values of other keys, while this is being made; they do not count as given."""
-        # The model is frozen for its users; this is still its making.
+        """Set fields from other keys during validation; they do not count as given."""
+        # The model is frozen, but validation is still part of its construction.
         self.__dict__.update(values)
 
 

@@ -1,6 +1,6 @@
-"""The one description of a subscription: what a trainer's place at the buffer takes, how much, and for how long.
+"""The definition of a subscription: which groups a trainer takes at the buffer, how many, and for how long.
 
-``SubscriptionConfig`` is what a user says of it, with None for what follows other keys. ``Definition`` is the whole:
+``SubscriptionConfig`` has the user's settings, with None for those that follow other keys. ``Definition`` is complete:
 the policy makes it of the configuration, the hash ``sub:NAME`` holds it as texts, and buffer, trainer and command line
 read it from there.
 """
@@ -35,17 +35,17 @@ from penstock.text import safe_repr
 MAX_BATCH_SAMPLES = 65536
 #: Largest number of a definition, and longest text.
 MAX_NUMBER, MAX_TEXT = 2**63 - 1, 16384
-#: Mode of a subscription that takes what its own trainer asked for: evaluations, and requests.
+#: Mode of a subscription to groups that its own trainer requested: evaluations, and requests.
 Asked = Literal["eval"]
 ASKED: Asked = "eval"
 
 _START = re.compile(r"oldest|newest|(completed|version):\d{1,15}")
-#: Context of reading what Redis holds: it was checked as a whole when it was asked for.
+#: Context for reading from Redis, where definitions were validated as a whole before they were written.
 _STORED = object()
 
 
 class Unit(StrEnum):
-    """What the size of a batch counts."""
+    """Unit of the size of a batch."""
 
     GROUPS = "groups"
     SAMPLES = "samples"
@@ -61,15 +61,15 @@ class Split(StrEnum):
 
 
 class Trait(Enum):
-    """What holds of a field of a definition, beside its type."""
+    """Traits of a field of a definition."""
 
-    #: ``penstock subs set`` may change it while groups are there.
+    #: ``penstock subs set`` may change it while the subscription has groups.
     LIVE = auto()
-    #: The same where the trainer alone knows how much it asked for.
+    #: Likewise if the trainer requests its own groups.
     LIVE_WHERE_ASKED = auto()
-    #: It says which groups a subscription holds, or in what order: another value fills a new pool.
+    #: It decides which groups a subscription holds, or in what order: another value fills a new pool.
     POOL = auto()
-    #: The members of a pool that divides (``share``) have the same; subscribe refuses another.
+    #: The members of a pool (``share``) must have the same value; subscribe refuses another.
     AGREED = auto()
 
 
@@ -81,7 +81,7 @@ def _is_a_name(kind: str) -> AfterValidator:
     return AfterValidator(lambda name: name and checked_name(kind, name))
 
 
-#: Names, in text with commas between them.
+#: Names, as text separated by commas.
 Names = Annotated[
     tuple[Annotated[str, Field(pattern="^[^,]+$")], ...],
     BeforeValidator(_parts),
@@ -93,11 +93,11 @@ NotNegative = Annotated[int, Field(ge=0)]
 class SubscriptionConfig(Section):
     """How a trainer's subscription takes groups."""
 
-    #: Name of a pool whose members divide the groups among them; '': a copy, which sees every group.
+    #: Name of a pool whose members divide the groups among them; '': a copy, which gets every group.
     share: Annotated[str, _is_a_name("pool"), Trait.POOL] = ""
-    #: True where its publications move the clock and open the gate; exactly one trainer of a model should.
+    #: True if its publications move the clock and open the gate; exactly one trainer of a model should.
     driving: bool = True
-    #: What ``size`` counts. A batch of samples or tokens is the fewest whole groups that hold so many.
+    #: Unit of ``size``. A batch of samples or tokens is the fewest complete groups with so many.
     unit: Annotated[Unit, Trait.LIVE] = Unit.GROUPS
     #: Batch size in ``unit``; None takes ``trainer.batch_groups``.
     size: Positive | None = None
@@ -108,28 +108,28 @@ class SubscriptionConfig(Section):
     #: prioritized: a number of each sample's metadata (reward, length, num_generated, ... or one that the reward
     #: returned beside its number), averaged over the group; ``reward_std`` is the deviation in the group.
     priority: Annotated[str, Field(min_length=1), Trait.LIVE, Trait.POOL] = "reward"
-    #: prioritized: a group is drawn in proportion to max(priority, 0) ** exponent.
+    #: prioritized: a group is chosen with probability proportional to max(priority, 0) ** exponent.
     exponent: Annotated[float, Field(ge=0, le=100), Trait.LIVE, Trait.POOL] = 1.0
     #: Batches that one group enters.
     reuse: Annotated[Positive, Trait.LIVE, Trait.POOL, Trait.AGREED] = 1
     #: Share of the groups that it takes, by a hash of the job and the seed.
     quota: Annotated[float, Field(gt=0, le=1), Trait.LIVE, Trait.POOL] = 1.0
-    #: Batches that are cut ahead of the one being trained, at most; None: as many as are asked for.
+    #: Most batches cut ahead of the one being trained; None: as many as are requested.
     prefetch: Annotated[NotNegative | None, Trait.LIVE, Trait.LIVE_WHERE_ASKED] = None
-    #: Most unused groups held for it; the longest held go first. 0: no limit.
+    #: Most unused groups held for it; the longest held are disposed of first. 0: no limit.
     keep_groups: Annotated[NotNegative, Trait.LIVE] = 0
     #: Most payload bytes of unused groups held for it. 0: no limit.
     keep_bytes: Annotated[NotNegative, Trait.LIVE] = 0
     #: Longest time in seconds that it holds a group unused, or used and without a checkpoint past it, and longest
-    #: absence of its trainer before it is parked. 0: for ever.
+    #: absence of its trainer before it is parked. 0: unlimited.
     keep_s: Annotated[float, Field(ge=0), Trait.LIVE, Trait.LIVE_WHERE_ASKED] = 0.0
-    #: Where a new subscription begins: oldest, newest, completed:N (behind the N-th completed group of the run), or
-    #: version:N (groups drawn with version N or later).
+    #: Start of a new subscription: oldest, newest, completed:N (after the N-th completed group of the run), or
+    #: version:N (groups generated by version N or later).
     start: Annotated[str, Field(serialization_alias="from")] = "oldest"
-    #: Most versions between drawing a token and training it; None: that of ``staleness``, and none where it does not
+    #: Most versions between generating a token and training it; None: that of ``staleness``, and none if it does not
     #: drive.
     bound: NotNegative | None = None
-    #: What becomes of groups that would be older than the bound: wait for the trainer, mask their old tokens, or drop
+    #: Groups beyond the bound: wait for the trainer, mask their old tokens, or drop
     #: them; None: by mode.
     on_expiry: OnExpiry | None = None
     #: Only tokens of the newest version in their sample bear loss (partial rollouts); all keep versions and logprobs.
@@ -141,7 +141,7 @@ class SubscriptionConfig(Section):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], name: str) -> Self:
-        """That of subscription ``name``, from plain values; ConfigError that names what is wrong with it."""
+        """Make the settings of subscription ``name`` of plain values; raise ConfigError that names what is invalid."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as exc:
@@ -161,7 +161,7 @@ class SubscriptionConfig(Section):
         return self
 
     def _check_together(self) -> None:
-        """Raise ValueError where no batch could ever be cut."""
+        """Raise ValueError if no batch could ever be cut."""
         if self.share and self.reuse > 1:
             raise ValueError("the members of a pool use each group once: remove reuse or share")
         if self.share and self.sampler is Sampler.COHORT:
@@ -185,17 +185,17 @@ class SubscriptionConfig(Section):
 
 
 def account_of(name: str, share: str) -> str:
-    """Under what name groups count the uses of a subscription: its own, or that of the pool ``share`` ('': none)."""
+    """Return the name by which groups count the uses of a subscription: its own, or that of the pool ``share``."""
     return f"share:{share}" if share else name
 
 
 class Definition(SubscriptionConfig):
-    """A whole subscription; a field that nobody has set holds the default given here."""
+    """A complete definition of a subscription; fields not set have the defaults given here."""
 
     driving: bool = False
     size: Annotated[Positive, Trait.LIVE] = 1
     sampler: Annotated[Sampler, Trait.LIVE, Trait.POOL] = Sampler.FIFO
-    #: -1: none, for one that does not drive.
+    #: -1: none, for a subscription that does not drive.
     bound: Annotated[int, Field(ge=-1), Trait.LIVE, Trait.AGREED] = 0
     on_expiry: Annotated[OnExpiry, Trait.LIVE, Trait.AGREED] = OnExpiry.MASK
     mode: Mode | Asked = Mode.ASYNC
@@ -208,22 +208,22 @@ class Definition(SubscriptionConfig):
     #: Model whose clock bounds it; '': none.
     model: Annotated[str, _is_a_name("model"), Trait.AGREED] = ""
     seed: Annotated[int, Trait.POOL] = 0
-    #: Groups admitted beyond what the gate lets in, and groups that must be there before the first cut.
+    #: Groups admitted beyond the gate, and groups needed before the first cut.
     over: NotNegative = 0
     min_first: NotNegative = 0
-    #: Names of group filters, in the order in which they are asked.
+    #: Names of group filters, in the order of their calls.
     filters: Annotated[Names, Trait.POOL, Trait.AGREED] = ()
     on_filter_error: Annotated[OnFilterError, Trait.POOL, Trait.AGREED] = OnFilterError.KEEP
-    #: Rejects are held back until it is known whether enough others remain.
+    #: Rejected groups are held back until it is known whether enough others remain.
     keep_when_few: Annotated[bool, Trait.POOL] = False
-    #: Roles that train each batch, the driving one first; (): one alone.
+    #: Roles that train each batch, the driving one first; (): a single trainer.
     roles: Names = ()
 
     @classmethod
     def read(cls, raw: Mapping[bytes, bytes], name: str) -> Self:
-        """The definition in the hash ``sub:NAME``; ProtocolError that names the fields which are not what they may be.
+        """Read the definition from the hash ``sub:NAME``; raise ProtocolError that names invalid fields.
 
-        What fields mean together is not looked at: that was done when they were asked for.
+        Combinations of fields are not checked again.
         """
         try:
             return cls.model_validate(cls.texts_of(raw), context=_STORED)
@@ -235,39 +235,39 @@ class Definition(SubscriptionConfig):
 
     @classmethod
     def texts_of(cls, raw: Mapping[bytes, bytes]) -> dict[str, str]:
-        """The fields of a definition that are set in the hash ``sub:NAME``, as they stand there."""
+        """Return the fields of a definition that are set in the hash ``sub:NAME``, as texts."""
         stored = {name: raw.get(cls.key_of(name).encode()) for name in cls.model_fields}
         return {name: value.decode(errors="backslashreplace") for name, value in stored.items() if value}
 
     @classmethod
     def key_of(cls, name: str) -> str:
-        """How the hash ``sub:NAME`` calls a field."""
+        """Return the name of a field in the hash ``sub:NAME``."""
         return cls.model_fields[name].serialization_alias or name
 
     def texts(self) -> dict[str, str]:
-        """Every field as text."""
+        """Return every field as text."""
         return {name: _text(value) for name, value in self.model_dump().items()}
 
     def fields(self) -> dict[str, str]:
-        """What the hash ``sub:NAME`` is to hold: every field, and ``gb``, the groups that one version consumes.
+        """Return the fields for the hash ``sub:NAME``: all of them, and ``gb``, the groups that one version consumes.
 
-        Where a batch is not in groups that is a guess, which the cuts correct.
+        For a batch not in groups that is an estimate, which the cuts correct.
         """
         fields = {self.key_of(name): text for name, text in self.texts().items()}
         return fields | {"gb": str(self.group_budget or self.per_version)}
 
     @property
     def group_budget(self) -> int:
-        """Groups that one version consumes; 0: not known beforehand, for a batch of samples or tokens."""
+        """Groups that one version consumes; 0: not known in advance, for a batch of samples or tokens."""
         return self.size * self.per_version if self.unit is Unit.GROUPS else 0
 
     def account(self, name: str) -> str:
-        """Under what name groups count the uses of subscription ``name``, which has this definition."""
+        """Return the name by which groups count the uses of subscription ``name``, which has this definition."""
         return account_of(name, self.share)
 
     @property
     def asks(self) -> bool:
-        """True where it takes what its own trainer asked for."""
+        """True if it takes groups that its own trainer requested."""
         return self.mode == ASKED
 
     @field_validator("*")
@@ -306,7 +306,7 @@ class Definition(SubscriptionConfig):
         self._check_first()
 
     def _check_mode(self, mode: Mode) -> None:
-        """T5: what a mode means of who drives is not said otherwise."""
+        """Refuse settings that contradict the mode of a subscription that drives (T5)."""
         rules = MODES[mode]
         if rules.bound is not None and self.bound != rules.bound:
             raise ValueError(
@@ -332,7 +332,7 @@ class Definition(SubscriptionConfig):
             )
 
     def _check_first(self) -> None:
-        # Where places are not known beforehand (samples, tokens, a pool) what is missing is owed to the batch.
+        # If places are not known in advance (samples, tokens, a pool) missing groups are granted for the batch.
         if self.driving and self.group_budget and not self.share:
             room = places(self.bound, self.group_budget, self.over)
             if self.min_first > room:
@@ -360,16 +360,16 @@ class Definition(SubscriptionConfig):
 
 @cache
 def fields_with(trait: Trait) -> frozenset[str]:
-    """Names of the fields of a definition of which this holds."""
+    """Return the names of the fields of a definition with this trait."""
     return frozenset(name for name, field in Definition.model_fields.items() if trait in field.metadata)
 
 
 def _reasons(exc: ValidationError) -> str:
-    """What is wrong with each field, in words."""
+    """Describe what is invalid in each field."""
     found: dict[str, str] = {}
     for error in exc.errors():
         field = str(error["loc"][0]) if error["loc"] else ""
-        # A union reports each of its members; the first says enough.
+        # A union reports each of its members; the first is enough.
         found.setdefault(field, _reason(field, error))
     return "; ".join(found.values())
 

@@ -12,12 +12,12 @@ from penstock.config.staleness import Sampler
 from penstock.config.subscription import SubscriptionConfig, Unit
 from penstock.weights.transport import TRANSPORTS, transport
 
-#: Kinds of devices that torch knows; a number behind a colon names one of them.
+#: Kinds of devices that torch knows; a number after a colon names one of them.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
 
-#: What a loss takes where the configuration does not say; what is not here is the default of the field. A clip that is
-#: None here is one that the loss does not have: a configuration that gives it is refused. A loss whose correction is
-#: truncated takes no ratio, and no other correction.
+#: Defaults of each loss; other keys have the default of the field. A clip of None does not exist for the loss: a
+#: configuration that sets it is refused. A loss whose correction is truncated takes no ratio, and no other
+#: correction.
 #:
 #: - ppo: clips 0.2 (PPO, arXiv 1707.06347; DAPO, arXiv 2503.14476, raises clip_high to 0.28) and the token mean of DAPO
 #: - gspo: clips 3e-4 and 4e-4 and the mean over samples (arXiv 2507.18071). They are of a ratio to π_old by the same
@@ -40,11 +40,14 @@ TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 
 
 class DistillConfig(Section):
-    """On-policy distillation: how likely the teacher finds each drawn token is its advantage (docs/distillation.md)."""
+    """On-policy distillation: the advantage of each generated token follows from the teacher's logprob.
+
+    See docs/distillation.md.
+    """
 
     #: The advantage of a token is -weight * (log π - log teacher).
     weight: Annotated[float, Field(gt=0)] = 1.0
-    #: Add it to the advantages of the rewards; false: it stands alone, and rewards are measured only.
+    #: Add it to the advantages of the rewards; false: use it alone, and only measure rewards.
     with_rewards: bool = False
 
 
@@ -54,7 +57,7 @@ class ProcessConfig(Section):
     #: The advantage of a token is weight times the sum of the normalised rewards of the steps that end with it or
     #: later.
     weight: Annotated[float, Field(gt=0)] = 1.0
-    #: Add it to the advantages of the rewards of whole answers; false: it stands alone, and those are measured only.
+    #: Add it to the advantages of the rewards of answers; false: use it alone, and only measure those.
     with_rewards: bool = False
 
 
@@ -62,13 +65,13 @@ class KLConfig(Section):
     """A penalty on the distance to a reference policy: ``rollout.reference``, or else the policy in ``model.path``, of
     which the trainer then holds a second copy (docs/distillation.md)."""
 
-    #: What the estimate is multiplied by.
+    #: Factor of the estimate.
     weight: Annotated[float, Field(gt=0)]
     #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/kl.py). k1 in the loss has a gradient of
     #: mean 0.
     estimator: KLEstimator = "k3"
-    #: loss: added to the loss of each token, of π_θ. reward: the sum over all tokens that were drawn for a sample, of
-    #: the policy that drew them, is taken off its reward before advantages are made.
+    #: loss: added to the loss of each token, of π_θ. reward: the sum over all generated tokens of a sample, of
+    #: the policy that generated them, is subtracted from its reward before advantages are computed.
     place: Literal["loss", "reward"] = "loss"
 
 
@@ -83,7 +86,7 @@ class TrainerConfig(Section):
     batch_groups: Positive = 32
     #: Batches per publication.
     batches_per_version: Positive = 1
-    #: Groups admitted beyond what the gate lets in, so that a batch is full although filters drop some.
+    #: Groups admitted beyond the gate, so that a batch is full although filters drop some.
     over_sampling_groups: Annotated[int, Field(ge=0)] = 0
     #: Groups that must be complete before the first batch is cut.
     min_groups_before_first_batch: Annotated[int, Field(ge=0)] = 0
@@ -109,7 +112,7 @@ class TrainerConfig(Section):
     clip_low: Annotated[float, Field(ge=0, le=1)] | None = 0.2
     #: See ``clip_low``.
     clip_high: Annotated[float, Field(ge=0)] | None = 0.2
-    #: Where a losing token (advantage below 0) has become this many times as likely, it is not pushed further (dual
+    #: A losing token (advantage below 0) that has become this many times as likely is not pushed further (dual
     #: clip, arXiv 1912.09729); of ppo and gspo, whose clips leave that open. null: no such bound.
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     #: How rewards become advantages (consumers/batch/advantages.py).
@@ -128,7 +131,7 @@ class TrainerConfig(Section):
     correction: Literal["bypass", "decoupled", "truncated"] = "bypass"
     #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
     weight_cap: Annotated[float, Field(gt=0)] | None = None
-    #: What every token weighs the same by: the batch (token), its sample (sample), or a constant answer (constant).
+    #: Equal weight of tokens within: the batch (token), their sample (sample), or a constant answer (constant).
     #: The default is that of ``loss``.
     aggregation: Literal["token", "sample", "constant"] = "token"
     #: Tokens of the constant answer, the longest there can be; only with aggregation constant.
@@ -144,25 +147,25 @@ class TrainerConfig(Section):
     rank_timeout_s: Seconds = 600.0
     #: A checkpoint every so many steps, and at the end.
     checkpoint_every: Positive = 5
-    #: Trackers that its figures are shown at (docs/consumers.md); each needs the extra of its name.
+    #: Trackers that its figures are logged to (docs/consumers.md); each needs the extra of its name.
     report_to: list[TrackerName] = Field(default_factory=list)
     #: Weight folders kept.
     keep_versions: Annotated[int, Field(ge=2)] = 3
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
     #: How new weights reach engines that are ready: one of penstock's own (docs/consumers.md has the table), or yours,
-    #: module:Class. Who misses a transfer loads the folder.
+    #: module:Class. An engine that misses a transfer loads the folder.
     transport: TransportName = "disk"
-    #: False: a version is announced and sent from a copy in memory, and its folder is written behind that, so that
+    #: False: a version is announced and sent from a copy in memory, and its folder is written afterwards, so that
     #: publish() does not wait for the disk; takes memory for two copies. True: its folder is written before it is
     #: announced. null: false, but true with transport delta, which refuses false. The first
-    #: publication of a trainer is folder first either way.
+    #: publication of a trainer is always folder first.
     folder_first: bool | None = None
-    #: With transport delta: one of so many versions is put into ``delta_store`` whole too, beside the changes against
+    #: With transport delta: one of so many versions is stored complete in ``delta_store``, besides the changes since
     #: the version before.
     anchor_every: Positive = 20
-    #: With transport delta: where whole versions and changes lie for workers to fetch, of this run alone: a folder that
-    #: trainer and workers share, or whose trainer serves it (section ``serving``), or an URL that fsspec knows
+    #: With transport delta: store of complete versions and changes for workers, of this run alone: a folder that
+    #: trainer and workers share, or that the trainer serves (section ``serving``), or an URL that fsspec knows
     #: (s3://BUCKET/RUN; extra ``objects``). null: ``deltas`` in ``weights_dir``.
     delta_store: str | None = None
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
@@ -181,7 +184,7 @@ class TrainerConfig(Section):
     #: Most bytes a second that the trainer sends of weights over HTTP (section ``serving``), to all workers together;
     #: None: as fast as its network is.
     serve_bytes_per_s: Positive | None = None
-    #: cpu, cuda or cuda:N, where the reference trainer computes.
+    #: cpu, cuda or cuda:N, on which the reference trainer computes.
     device: str = "cpu"
     #: Type that the forward and backward pass compute in: auto (bfloat16 on a GPU, float32 on a CPU), bfloat16 or
     #: float32. Weights, gradients and optimizer are float32 either way. float32 matrix products use TF32 on a GPU,
@@ -189,7 +192,8 @@ class TrainerConfig(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     #: torch threads; 0 leaves torch's choice.
     num_threads: Annotated[int, Field(ge=0)] = 1
-    #: Stop when held-out accuracy has reached this, where the version drew at least 0.95 of the evaluated tokens itself
+    #: Stop when held-out accuracy has reached this, if the version generated at least 0.95 of the evaluated tokens
+    #: itself
     #: (see ``data.eval_pinned``); None: train all steps.
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
 
@@ -245,7 +249,7 @@ class TrainerConfig(Section):
         return self
 
     def _lacks(self, name: str) -> bool:
-        """Whether the loss has no such clip."""
+        """Return whether the loss has no such clip."""
         own = LOSS_DEFAULTS.get(self.loss, {})
         return name in own and own[name] is None
 
@@ -287,7 +291,7 @@ class TrainerConfig(Section):
 
     @property
     def alone(self) -> str:
-        """What stands alone, so that rewards of whole answers are measured and not learned from; '': nothing does."""
+        """The key used alone, so that rewards of answers are measured but not trained on; '': none."""
         if self.distill is not None and not self.distill.with_rewards:
             return "distill"
         return "process" if self.process is not None and not self.process.with_rewards else ""
@@ -316,7 +320,7 @@ class TrainerConfig(Section):
 
     @model_validator(mode="after")
     def _priority_is_asked_for(self) -> Self:
-        # Not of a subscription that is there already: its sampler may be changed to and fro.
+        # Only if it is given: the sampler of an existing subscription may be changed back and forth.
         own = self.subscription
         for name in ("priority", "exponent"):
             value = getattr(own, name)
@@ -330,7 +334,7 @@ class TrainerConfig(Section):
 
     @property
     def groups_per_batch(self) -> int:
-        """Groups of a batch; 0: not known beforehand, where it is so many samples or tokens."""
+        """Groups of a batch; 0: not known in advance, if its size is in samples or tokens."""
         return (self.subscription.size or self.batch_groups) if self.subscription.unit is Unit.GROUPS else 0
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Section ``worker``: leases, slots and the rhythm of a worker."""
+"""Section ``worker``: leases, slots and intervals of a worker."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -14,32 +14,32 @@ class WorkerConfig(Section):
     count: Positive = 1
     #: Samples generated at once per worker.
     slots: Positive = 64
-    #: How new weights are applied (docs/workers.md): in_place (running answers go on under them), abort
+    #: How new weights are applied (docs/workers.md): in_place (running answers continue under them), abort
     #: (they stop and are resumed under them) or drain (they end first); one_step always drains.
     apply: Literal["in_place", "abort", "drain"] = "in_place"
     #: A lease not renewed for so long is taken over.
     lease_s: Seconds = 15.0
     #: Leases are renewed, and presence is written, so often.
     heartbeat_s: Seconds = 2.0
-    #: A worker whose event loop made no step for so long renews its leases no more: others take its jobs.
+    #: A worker whose event loop made no step for so long stops renewing its leases: others take its jobs.
     stuck_s: Seconds = 120.0
     #: Longest wait for running samples after SIGTERM; then partial ones are handed back. A worker that has not ended
     #: 20 s later is killed.
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
-    #: Tries of a job that fails, before it is buried.
+    #: Attempts of a job that fails, before it becomes a dead letter.
     max_attempts: Positive = 3
     #: Wait before the first retry; doubles, up to ``max_retry_s``.
     retry_s: Seconds = 1.0
     #: The longest such wait.
     max_retry_s: Seconds = 60.0
-    #: A sample's prefix is kept in Redis after so many new tokens, so that a kill costs no more than these; None: only
-    #: when the worker hands it back or its engine dies. Not with routed_experts among ``rollout.sides``, and not where
+    #: A sample's prefix is kept in Redis after so many new tokens, which limits the loss of a kill; None: only
+    #: when the worker hands it back or its engine crashes. Not with routed_experts among ``rollout.sides``, and not if
     #: a hook makes the samples.
     checkpoint_tokens: Positive | None = None
-    #: The same after so many seconds; either that is due first.
+    #: Likewise after so many seconds; whichever is due first.
     checkpoint_s: Seconds | None = None
     #: Rewards and environments, ``module:name``, that jobs may name beside those of ``reward`` and ``data``. A worker
-    #: imports nothing else: a job comes from Redis, and whoever writes there must not choose what is run here.
+    #: imports nothing else: jobs come from Redis, and its writers must not choose the code that runs here.
     rewards: list[RewardName] = Field(default_factory=list)
     #: Environments (module:class) that jobs may name beside those of ``data``; no other is imported.
     environments: list[EnvironmentName] = Field(default_factory=list)
@@ -47,15 +47,15 @@ class WorkerConfig(Section):
     #: With trainer.transport delta: folder on a disk of this machine for copies of versions, which its workers may
     #: share. null: runs/NAME/copies/HOST.
     copies_dir: str | None = None
-    #: Most bytes of all copies in it, and of what came over HTTP for them; engines need room for three versions: the
-    #: loaded one, the next, and a way there.
+    #: Most bytes of all copies in it, including HTTP downloads for them; engines need room for three versions: the
+    #: loaded one, the next, and one on the way there.
     copies_bytes: Positive = 256 * 1024**3
 
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})
 
     @property
     def stream_interval(self) -> int:
-        """Tokens between two looks at a running answer; 0: it is looked at when it is done."""
+        """Tokens between two checks of a running answer; 0: it is checked when it is finished."""
         if self.checkpoint_s is not None:
             return min(STREAM_TOKENS, self.checkpoint_tokens or STREAM_TOKENS)
         return self.checkpoint_tokens or 0

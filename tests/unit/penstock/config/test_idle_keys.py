@@ -90,7 +90,7 @@ IDLE: list[tuple[Changes, str, Changes]] = [
     ),
     (
         {"hooks": {"eval_log": "m:f"}},
-        r"hooks\.eval_log is told of evaluations, and data\.eval names no file",
+        r"hooks\.eval_log is called after evaluations, and data\.eval names no file",
         {"hooks": {"eval_log": "m:f"}, "data": HELD_OUT},
     ),
     (
