@@ -1,7 +1,7 @@
-"""The append-only file of our own server, which its keeper takes to disk once a second.
+"""Sync of our own server's append-only file once a second, by its keeper.
 
-What became of the syncs stands in the file ``synced`` of the server's folder, for ``penstock doctor``: its time is that
-of the last good one, its text the trouble since.
+The result is in the file ``synced`` of the server's folder, for ``penstock doctor``: its time is that of the last
+successful sync, its text the error since.
 """
 
 import logging
@@ -16,23 +16,23 @@ from typing import Protocol
 from penstock.redis.connect import as_redis, connect
 from penstock.text import format_exc, utf8_safe
 
-#: Between two syncs: what a power loss may lose.
+#: Seconds between two syncs: what a power loss may lose.
 EVERY_S = 1.0
 
 #: Redis 7 has its files in a folder, 6.2 a single one.
 FILES = ("appendonlydir/*.aof", "appendonly.aof")
 
-#: ``syslog-ident`` of a server that is synced so; it can be asked for, and means nothing else where syslog is off.
+#: ``syslog-ident`` of a server that is synced so; clients can read it, and it has no effect while syslog is off.
 IDENT = "penstock-syncs-each-second"
 
-#: In the folder of the server.
+#: File in the server's folder.
 NOTE = "synced"
-#: Most characters of a trouble.
+#: Most characters of an error.
 MAX_TROUBLE = 1000
 
 #: Longest wait for an answer of the server.
 ANSWER_S = 2.0
-#: Between two tries to have the file written anew.
+#: Seconds between two attempts to rewrite the file.
 REWRITE_AGAIN_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -40,48 +40,49 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What the keeper of a server noted last."""
+    """The last record of a server's keeper."""
 
-    #: Seconds since the last good sync, by this machine's clock.
+    #: Seconds since the last successful sync, by this machine's clock.
     age_s: float
-    #: Why none was good since; '' where none has failed.
+    #: Error since then; '' without one.
     trouble: str
 
 
 class Server(Protocol):
-    """What a server does about syncs that fail. Neither call blocks for long; both are made again where they raise."""
+    """The server's side of failing syncs. Neither call blocks for long; both are repeated if they raise."""
 
     def hand_over(self) -> None:
-        """Sync by itself from now on."""
+        """Let the server sync by itself from now on."""
 
     def take_back(self) -> bool:
-        """Its keeper can sync again: go back to that, as soon as the file is whole; False: not yet, ask again.
+        """Return to syncs by the keeper once the file is complete; False: not yet, call again.
 
-        What the kernel could not write it may have dropped, and a later sync that succeeds says nothing of that: the
-        file is written anew first.
+        The kernel may have dropped pages that it could not write, and a later successful sync does not show that: the
+        file is rewritten first.
         """
 
 
 class ToldByKeeper:
-    """A server that a user of its own tells, who may set what clients may not.
+    """A server that its keeper configures, as a user with rights that clients do not have.
 
     Args:
-        url: its address as that user, password included.
+        url: returns its address with that user's password.
     """
 
     def __init__(self, url: Callable[[], str]) -> None:
         self._url = url
-        #: When (monotonic) the file was written anew since a sync failed; 0.0: not yet.
+        #: When (monotonic) the file was rewritten after a failed sync; 0.0: not yet.
         self._rewrite_at = 0.0
 
     def hand_over(self) -> None:
-        """As in Server. Blocks for a round trip. Raises RedisError."""
+        """Let the server sync by itself; see Server. Blocks for a round trip. Raises RedisError."""
         self._rewrite_at = 0.0
         with connect(self._url(), timeout_s=ANSWER_S, check=False) as client:
             as_redis(client).config_set("appendfsync", "everysec")
 
     def take_back(self) -> bool:
-        """As in Server. Blocks for two round trips. Raises RedisError."""
+        """Rewrite the file, then stop the server's own syncs; see Server. Blocks for two round trips. Raises
+        RedisError."""
         with connect(self._url(), timeout_s=ANSWER_S, check=False) as client:
             now = client.info("persistence")
             if now["aof_rewrite_in_progress"] or now["aof_rewrite_scheduled"]:
@@ -98,49 +99,51 @@ class ToldByKeeper:
 
 
 class AppendOnlySync:
-    """``fdatasync`` of the append-only file each second, in a thread.
+    """Calls ``fdatasync`` for the append-only file each second, in a thread.
 
-    Redis' own ``everysec`` holds its writes back for up to two seconds while a sync is under way
-    (``flushAppendOnlyFile`` in its aof.c) and answers its clients meanwhile: on a slow disk kill -9 loses what it
-    acknowledged. With ``appendfsync no`` each write is the kernel's before its client has an answer, and kill -9 loses
-    nothing; syncing from outside bounds what a power loss may lose as ``everysec`` does.
+    Redis' own ``everysec`` delays its writes for up to two seconds during a sync (``flushAppendOnlyFile`` in its aof.c)
+    and answers its clients meanwhile: on a slow disk kill -9 loses acknowledged writes. With ``appendfsync no`` each
+    write
+    is in the kernel before its client has an answer, and kill -9 loses nothing; syncing from outside bounds the loss of
+    a
+    power failure as ``everysec`` does.
 
     Args:
         folder: the server's ``dir``.
-        server: is called from the thread when a sync fails, and when one is good again. Redis takes no writes while
+        server: called from the thread when a sync fails, and when one succeeds again. Redis takes no writes while
             its own syncs fail, as every server with ``everysec``.
     """
 
     def __init__(self, folder: Path, server: Server) -> None:
         self._folder = folder
         self._server = server
-        #: Ends the thread; None while there is none.
+        #: Ends the thread; None if it is not running.
         self._ended: threading.Event | None = None
-        #: File -> its inode, size and time when it was synced last.
+        #: File -> its inode, size and time at its last sync.
         self._synced: dict[Path, tuple[int, int, int]] = {}
-        #: How the last sync failed; '': it did not.
+        #: Error of the last sync; '': it succeeded.
         self._trouble = ""
         self._is_handed_over = False
 
     def start(self) -> None:
-        """Begin; does nothing where it has begun."""
+        """Start the thread, unless it is running."""
         if self._ended is None:
             self._is_handed_over = False
             self._ended = threading.Event()
             threading.Thread(target=self._run, args=(self._ended,), name="append-only-sync", daemon=True).start()
 
     def stop(self) -> None:
-        """Begin no other sync. One that is under way ends by itself: a disk that hangs holds up nobody here."""
+        """Start no other sync. A running one ends by itself: a hanging disk does not block the caller."""
         if self._ended is not None:
             self._ended.set()
             self._ended = None
 
     def sync(self) -> None:
-        """Sync what was written since the last time, and note how that went. Blocks for as long as the disk takes."""
+        """Sync what was written since the last call, and record the result. Blocks for the disk."""
         try:
             for path in (path for pattern in FILES for path in self._folder.glob(pattern)):
                 self._sync_file(path)
-        # Whatever it is: a thread that ended would be missed by nobody.
+        # Any error: the end of this thread would go unnoticed.
         except Exception as exc:
             self._fail(utf8_safe(format_exc(exc), MAX_TROUBLE))
         else:
@@ -174,14 +177,12 @@ class AppendOnlySync:
             self._server.hand_over()
         except Exception as exc:
             if is_new:
-                log.error(
-                    "Redis could not be told to sync its append-only file, and is told again: %s", format_exc(exc)
-                )
+                log.error("failed to make Redis sync its append-only file, will retry: %s", format_exc(exc))
         else:
             self._is_handed_over = True
 
     def _note(self, trouble: str) -> None:
-        """Leave it for whoever looks; where the disk does not take even that, the note's age tells."""
+        """Write the note for readers; if even that fails, the note's age shows it."""
         path = self._folder / NOTE
         changed, self._trouble = trouble != self._trouble, trouble
         try:
@@ -216,7 +217,7 @@ class AppendOnlySync:
 
 
 def read_synced(folder: Path) -> Synced | None:
-    """What the keeper of the server in ``folder`` noted last; None where there is no such note here."""
+    """Return the last record of the keeper of the server in ``folder``; None if there is no note here."""
     try:
         with (folder / NOTE).open() as file:
             return Synced(time.time() - os.fstat(file.fileno()).st_mtime, file.read(MAX_TROUBLE))

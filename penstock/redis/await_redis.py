@@ -1,4 +1,4 @@
-"""Waiting for the Redis of a run: parts may start in any order, before their Redis too."""
+"""Waiting for the Redis of a run: processes may start in any order, also before their Redis."""
 
 import logging
 import time
@@ -10,23 +10,23 @@ from penstock.redis.connect import connect
 from penstock.redis.server import ADDRESS_FILE, read_address
 from penstock.system.backoff import pause_s
 
-#: Between two tries; the address in the run's folder is read again each time, for a server of our own may move.
+#: Waits between attempts; the address in the run's folder is read each time, as our own server may move.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
-#: How often it says what it waits for.
+#: Interval of log lines about the wait.
 SAY_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
 
 
 def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) -> Config:
-    """``config`` with the ``redis.url`` of a Redis that answers: as given, else as the run's folder says.
+    """Return ``config`` with the ``redis.url`` of a Redis that answers: as configured, else from the run's folder.
 
-    Blocks until it answers, and says every few seconds what it waits for.
+    Blocks until it answers, with a log line every few seconds.
 
     Raises:
         QueueRefused: the configured server refuses the password or this user, or is too old.
         QueueUnavailable: ``stopped()`` became true.
-        ConfigError: the URL cannot be read, or the server would lose jobs.
+        ConfigError: the URL is invalid, or the server would lose jobs.
     """
     said, began, tries = float("-inf"), time.monotonic(), 0
     while True:
@@ -48,17 +48,17 @@ def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) 
 
 def _missing(config: Config) -> str:
     return (
-        f"no Redis is known for run {config.run}, for {config.run_dir / ADDRESS_FILE} is not there yet: start "
+        f"no Redis is known for run {config.run}, because {config.run_dir / ADDRESS_FILE} does not exist yet: start "
         "`penstock redis --config ...` in this folder, or name one with --redis URL."
     )
 
 
 def _why_not(url: str, *, is_given: bool) -> str:
-    """Why the server at ``url`` cannot be used yet; '' when it can."""
+    """Return why the server at ``url`` cannot be used yet; '' if it can."""
     try:
         connect(url).close()
     except QueueRefused as exc:
-        # An address that an earlier server left may be another one's by now.
+        # The address of an earlier server may belong to another one by now.
         if is_given:
             raise
         return f"{exc} This address is that of the run's last server: start `penstock redis --config ...` again."

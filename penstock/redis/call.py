@@ -1,4 +1,4 @@
-"""What a verb is on the wire: its script, a call of it, and how it is sent."""
+"""Calls of verbs: their scripts, keys and arguments, and how they are sent."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.redis.loss import Loss
 
 T = TypeVar("T")
-#: How keys of a run begin.
+#: Prefix of a run's keys.
 _RUN = re.compile(r"penstock:\{([^}]+)\}:")
 Value = Encodable
 
@@ -33,7 +33,7 @@ class Script:
     sha: str
 
 
-#: Parts that every script begins with.
+#: Parts at the beginning of every script.
 HELPERS = ("_ledger", "_common")
 
 
@@ -47,7 +47,7 @@ def script(name: str) -> Script:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One verb to be sent, and how its answer is read."""
+    """A call of one verb, and the parser of its answer."""
 
     script: Script
     keys: Sequence[str]
@@ -73,7 +73,7 @@ def run(client: Client, call: Call[T]) -> T:
 
 
 async def run_async(client: AsyncClient, call: Call[T]) -> T:
-    """Send a verb from asyncio; as ``run``."""
+    """Send a verb from asyncio; see ``run``."""
     try:
         try:
             answer = await client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
@@ -90,8 +90,8 @@ async def run_async(client: AsyncClient, call: Call[T]) -> T:
 
 
 def _look_for_loss(call: Call[Any], error: Exception) -> "Call[Loss] | None":
-    """Return the call that says what the run lost, where that may be why a verb failed; else None."""
-    # Its texts come from here.
+    """Return the call that reads what the run lost, if that may be why a verb failed; else None."""
+    # Imported here: it imports this module.
     from penstock.protocol.keys import Keys
     from penstock.redis.loss import loss
 
@@ -103,7 +103,7 @@ def _look_for_loss(call: Call[Any], error: Exception) -> "Call[Loss] | None":
 
 
 def translate(exc: Exception, verb: str) -> Exception:
-    """A full Redis is an error of its own, one that takes no writes a passing one; others stay of their kind."""
+    """Translate an error of redis-py: a full Redis to QueueFull, one that takes no writes to a passing error."""
     if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
         return QueueFull(f"Redis has no memory left for '{verb}': {RedisFull.action}.", RedisFull(verb))
     if is_wrong_type(exc):
@@ -112,20 +112,20 @@ def translate(exc: Exception, verb: str) -> Exception:
 
 
 def text(value: Any) -> str:
-    """A name or word of an answer."""
+    """Decode a name or word of an answer."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def texts(values: Iterable[Any]) -> list[str]:
-    """Those of a list."""
+    """Decode a list of names or words."""
     return [text(value) for value in values]
 
 
 def version_field(model: str) -> str:
-    """Field of the clock that holds a model's version."""
+    """Return the field of the clock with a model's version."""
     return f"version:{model}"
 
 
 def numbers(gates: Sequence[Sequence[str]]) -> str:
-    """The number of its gate for every subscription."""
+    """Return the number of its gate for every subscription, separated by commas."""
     return ",".join(str(number) for number, names in enumerate(gates, 1) for _ in names)

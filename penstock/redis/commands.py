@@ -1,14 +1,14 @@
-"""The commands of Redis that penstock sends, as its clients answer them: with bytes, nothing is decoded.
+"""The commands of Redis that penstock sends, with answers as bytes.
 
-redis-py's own annotations promise ``bytes | str`` for every answer. A client of it, made by ``connect``, is each of
-these; where an answer depends on flags it is written down for the flags in use.
+redis-py's own annotations have ``bytes | str`` for every answer. Its clients made by ``connect`` conform to these
+protocols; answers that depend on flags are annotated for the flags in use.
 """
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, overload
 
 Field = str | bytes | int
-#: What can be sent as it is.
+#: Values that can be sent without encoding.
 Encodable = str | bytes | int | float
 
 #: (id, fields) of an entry of a stream.
@@ -18,7 +18,7 @@ News = Sequence[tuple[bytes, list[Entry]]]
 
 
 class Commands(Protocol):
-    """What a pipeline queues, and answers with ``execute``."""
+    """Commands that a pipeline queues, and answers with ``execute``."""
 
     def delete(self, *names: str) -> object: ...
     def evalsha(self, sha: str, numkeys: int, *keys_and_args: Encodable) -> object: ...

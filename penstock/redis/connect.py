@@ -1,7 +1,7 @@
-"""Clients of Redis: explicit time-outs, no automatic retry, errors as sentences without the password.
+"""Clients of Redis: explicit timeouts, no automatic retry, errors as sentences without the password.
 
 redis-py repeats a command whose reply was lost (ten times by default), so that a verb would run twice; and it cuts
-off blocking reads that outlast its socket time-out. Here a command is sent once, and a lost connection is an error
+off blocking reads that outlast its socket timeout. Here a command is sent once, and a lost connection is an error
 of the caller, who knows whether the verb may be repeated.
 """
 
@@ -33,25 +33,25 @@ from penstock.redis import sentinel
 from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.refusals import AsyncParser, DiskRefused, KeysLost, NamingRedis, Parser
 
-#: Oldest Redis whose semantics penstock is built on; the embedded server's.
+#: Oldest supported Redis, that of the embedded server.
 MIN_VERSION = (6, 2)
 
-#: Longest wait for one answer, beside the time that a command blocks by itself.
+#: Longest wait for one answer, besides the time that a command blocks by itself.
 TIMEOUT_S = 10.0
 
-#: What uvloop says of a write to a transport that is closed.
+#: uvloop's message for a write to a closed transport.
 _CLOSED = "the handler is closed"
 
 log = logging.getLogger(__name__)
 
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> Client:
-    """A client for commands that do not block; ``check`` asks the server at once whether it will do (blocks).
+    """Make a client for commands that do not block; ``check`` verifies the server at once (blocks).
 
     Raises:
-        QueueUnavailable: nobody answers, or the server is still loading.
-        QueueRefused: it refuses the password or this user's rights, or is too old; waiting would change nothing.
-        ConfigError: the URL cannot be read, or the server evicts keys when it is full.
+        QueueUnavailable: no server answers, or it is still loading.
+            QueueRefused: it refuses the password or this user's rights, or is too old; waiting would not help.
+            ConfigError: the URL is invalid, or the server evicts keys when it is full.
     """
     client: Client = _client(NamingRedis, url, timeout_s, Retry(NoBackoff(), 0))
     if check:
@@ -64,7 +64,7 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> Cl
 
 
 def ask(client: Client, url: str) -> None:
-    """Ask the server of a client whether it will do. Blocks. Raises as ``connect`` does."""
+    """Verify that the server of a client is usable. Blocks. Raises as ``connect``."""
     try:
         _judge(*_ask(client), url)
     except RedisError as exc:
@@ -72,7 +72,7 @@ def ask(client: Client, url: str) -> None:
 
 
 def as_redis(client: Client) -> redis.Redis:
-    """The same client by redis-py's own type, for libraries that ask for one."""
+    """Cast a client to redis-py's own type, for libraries that need it."""
     return cast(redis.Redis, client)
 
 
@@ -86,13 +86,13 @@ def check_durable(client: Client, url: str) -> None:
 
 
 def connect_blocking(url: str, block_s: float) -> Client:
-    """A client for reads that block for up to ``block_s``; give it to nobody else. Checks nothing."""
+    """Make a client for reads that block for up to ``block_s``; do not share it. Checks nothing."""
     client: Client = _client(NamingRedis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
     return client
 
 
 def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> AsyncClient:
-    """An asyncio client; connects when first used. ``block_s``: the longest blocking read it is meant for."""
+    """Make an asyncio client; it connects when first used. ``block_s``: its longest blocking read."""
     client: AsyncClient = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
     client.connection_pool.connection_class = _loses(client.connection_pool.connection_class)
     return client
@@ -102,10 +102,11 @@ def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_
 def _loses(
     kind: type[redis.asyncio.connection.AbstractConnection],
 ) -> type[redis.asyncio.connection.AbstractConnection]:
-    """``kind``, for which a write to a transport that is closed is a lost connection.
+    """Return a subclass of ``kind`` that reports a write to a closed transport as a lost connection.
 
-    The other side may reset a connection between its making and the first write. asyncio's own loop lets such a write
-    pass and reports the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
+    The other side may reset a connection between connecting and the first write. asyncio's own loop ignores such a
+    write
+    and reports the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
     """
 
     class Losing(kind):  # type: ignore[misc, valid-type]
@@ -129,7 +130,7 @@ async def close_async(client: AsyncClient) -> None:
 
 
 async def check_async(client: AsyncClient, url: str) -> None:
-    """Ask the server of an asyncio client whether it will do; raises as ``connect`` does."""
+    """Verify that the server of an asyncio client is usable; raises as ``connect``."""
     try:
         info = await client.info()
         settings = await _settings_async(client)
@@ -139,7 +140,7 @@ async def check_async(client: AsyncClient, url: str) -> None:
 
 
 def translate(exc: Exception, url: str) -> PenstockError:
-    """The error of penstock that says what ``exc``, an error of redis-py, means for the user."""
+    """Translate an error of redis-py into one of penstock's, with the fix."""
     at = redact(url)
     if is_folder(url):
         reason = redact(str(exc)).rstrip(".")
@@ -194,7 +195,7 @@ def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
         "protocol": 2,
         "parser_class": AsyncParser if issubclass(kind, redis.asyncio.Redis) else Parser,
     }
-    if not url.startswith("unix://"):  # nothing to be kept alive there
+    if not url.startswith("unix://"):  # these have no keepalive
         options["socket_keepalive"] = True
     know_url(url)
     try:

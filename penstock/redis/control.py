@@ -1,7 +1,7 @@
-"""Connections that outlive a restart of Redis: every verb is sent until it is answered, and the wait has a name.
+"""Connections that survive a restart of Redis: every verb is sent until it is answered, and waits are reported.
 
-Verbs may be sent twice (penstock/protocol/scripts), so a lost connection is only a reason to wait and send again. While
-it waits the process says so in its log; after ``patience_s`` it gives up with QueueUnavailable.
+Verbs may be sent twice (penstock/protocol/scripts), so a lost connection is only a reason to wait and retry. Waits are
+logged; after ``patience_s`` they end with QueueUnavailable.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from penstock.system.backoff import pause_s
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: What passes: a server restarts, loads, was demoted, waits for room on its disk, or has to get lost keys back.
+#: Passing errors: a server restarts, loads, was demoted, waits for room on its disk, or lost keys.
 PASSING = (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError, DiskRefused, KeysLost)
 FIRST_WAIT_S, LONGEST_WAIT_S, SAY_EVERY_S = 0.02, 1.0, 10.0
 
 
 class _Patience:
-    """How long to wait before the next try, and when to give up."""
+    """The retry policy: how long to wait before the next attempt, and when to fail."""
 
     def __init__(self, url: str, patience_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
         self.url = url
@@ -57,13 +57,13 @@ class Control:
     """The control Redis for threads that may block.
 
     Args:
-        url: address of the server; it is asked at once whether it will do, unless ``check`` is False.
-        patience_s: longest wait for a server that is gone, the first time too; infinite by default.
-        stopped: asked before every further try; true ends the wait with QueueUnavailable.
+        url: address of the server; it is verified at once, unless ``check`` is False.
+            patience_s: longest wait for a server that is gone, also the first time; infinite by default.
+            stopped: called before every further attempt; true ends the wait with QueueUnavailable.
 
     Raises:
-        QueueUnavailable: it does not answer, and patience is over.
-        QueueRefused, ConfigError: it answers, and will not do; as ``connect``.
+        QueueUnavailable: it does not answer within ``patience_s``.
+            QueueRefused, ConfigError: it answers, but is not usable; see ``connect``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Control:
             self._ask()
 
     def _ask(self) -> None:
-        """See whether the server will do; one that does not answer is waited for."""
+        """Verify the server; wait for one that does not answer."""
         patience = _Patience(self.url, self.patience_s, self.stopped)
         try:
             while True:
@@ -101,7 +101,7 @@ class Control:
         return self.do(lambda client: run(client, call))
 
     def do(self, work: Callable[[Client], T]) -> T:
-        """Do idempotent ``work`` until Redis answers it. Blocks. Raises QueueFull."""
+        """Repeat idempotent ``work`` until Redis answers it. Blocks. Raises QueueFull."""
         return until_answered(lambda: work(self.client), self.url, patience_s=self.patience_s, stopped=self.stopped)
 
     def close(self) -> None:
@@ -115,7 +115,8 @@ def until_answered(
     patience_s: float = float("inf"),
     stopped: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Do idempotent ``work`` until the server at ``url`` answers it. Blocks; errors and arguments as ``Control``."""
+    """Repeat idempotent ``work`` until the server at ``url`` answers it. Blocks; errors and arguments as
+    ``Control``."""
     patience = _Patience(url, patience_s, stopped)
     while True:
         try:
@@ -132,10 +133,10 @@ def _times_cancelled() -> int:
 
 
 def _end_if_cancelled(before: int) -> None:
-    """Be cancelled where that was asked for since ``before``, and lost on the way.
+    """Raise CancelledError if a cancellation requested since ``before`` was lost.
 
-    redis-py sends through ``asyncio.wait_for``, which before Python 3.12 forgets a cancellation that comes in the
-    moment in which the send ends: the task would go on for ever.
+    redis-py sends through ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes in the
+    moment in which the send ends: the task would run for ever.
     """
     if _times_cancelled() > before:
         raise asyncio.CancelledError
@@ -148,7 +149,7 @@ class AsyncControl:
         self.url = url
         self.patience_s = patience_s
         self.client = connect.connect_async(url, block_s=block_s)
-        #: Times the connection was lost; who holds leases looks for what a dead socket swallowed.
+        #: Number of lost connections; holders of leases then look for answers that were lost with a connection.
         self.losses = 0
 
     async def open(self) -> "AsyncControl":
@@ -160,7 +161,7 @@ class AsyncControl:
         return await self.do(lambda client: run_async(client, call))
 
     async def do(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Do idempotent ``work`` until Redis answers it."""
+        """Repeat idempotent ``work`` until Redis answers it."""
         return await until_answered_async(
             lambda: work(self.client), self.url, patience_s=self.patience_s, on_loss=self._count_loss
         )
@@ -175,7 +176,7 @@ class AsyncControl:
 async def until_answered_async(
     work: Callable[[], Awaitable[T]], url: str, *, patience_s: float, on_loss: Callable[[], None] = lambda: None
 ) -> T:
-    """Do idempotent ``work`` until the server at ``url`` answers it; ``on_loss`` is called each time it does not."""
+    """Repeat idempotent ``work`` until the server at ``url`` answers it; ``on_loss`` is called for each failure."""
     patience = _Patience(url, patience_s)
     asked = _times_cancelled()
     while True:
@@ -191,7 +192,7 @@ async def until_answered_async(
 
 
 def raise_passing(answers: list[Any]) -> list[Any]:
-    """Answers of a pipeline as they are. A server that loads or takes no writes says so in each: that is raised."""
+    """Return the answers of a pipeline. Raise the error of a server that loads or takes no writes."""
     for answer in answers:
         if isinstance(answer, PASSING):
             raise answer

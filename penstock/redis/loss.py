@@ -1,6 +1,6 @@
-"""What Redis lost of a run: keys that were deleted or evicted, and admitted jobs that no queue holds any more.
+"""Loss of a run's data in Redis: keys that were deleted or evicted, and admitted jobs that are in no queue.
 
-Parts that meet such a key wait (``KeysLost`` passes as soon as it is back), and `penstock why` names it.
+Processes that need such a key wait (``KeysLost`` passes as soon as it is back), and `penstock why` names it.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from penstock.redis.call import Call, script, texts
 from penstock.redis.commands import Client
 from penstock.redis.refusals import RECOVERY, KeysLost
 
-#: Keys that are named; the rest is counted.
+#: Most keys that are named; the others are counted.
 NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is missing; false where nothing is."""
+    """The missing keys and jobs; false if nothing is missing."""
 
     #: Names of keys, without the prefix of the run.
     keys: tuple[str, ...] = ()
@@ -30,12 +30,12 @@ class Loss:
         return bool(self.keys or self.jobs)
 
     def error(self) -> KeysLost:
-        """Return the error of a verb that fails for it."""
+        """Return the error of a verb that fails because of it."""
         return KeysLost(f"Redis lost {self}, as after FLUSHALL, a deletion or an eviction. {RECOVERY}", self.cause)
 
     @property
     def cause(self) -> RedisKeysLost:
-        """The cause of a wait for it."""
+        """The cause of a wait because of it."""
         more = len(self.keys) - NAMED
         return RedisKeysLost(
             (*self.keys[:NAMED], *([f"{more} more keys"] if more > 0 else [])), self.jobs, self.admitted
@@ -47,7 +47,7 @@ class Loss:
 
 
 def loss(keys: Keys) -> Call[Loss]:
-    """Look for what Redis lost of a run, in one instant. Takes it some microseconds; reads only."""
+    """Make the call that reads what Redis lost of a run, in one instant. Takes some microseconds; reads only."""
     names = [keys.schema, keys.counters, keys.subs, keys.source, keys.delayed, keys.bodies, keys.dead, keys.ready]
     arguments = [keys.prefix, *LANES]
     return Call(
@@ -59,6 +59,6 @@ def loss(keys: Keys) -> Call[Loss]:
 
 
 def evicting_policy(client: Client) -> str:
-    """Return the policy by which Redis may delete keys of a run; '' where it deletes none. Blocks for a round trip."""
+    """Return the policy by which Redis may delete keys of a run; '' if it deletes none. Blocks for a round trip."""
     policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
     return "" if policy == "noeviction" else policy

@@ -1,16 +1,16 @@
-"""Whether a Redis has room: above a share of its maxmemory nothing more is admitted or written."""
+"""Memory limit of a Redis: above a share of its maxmemory nothing more is admitted or written."""
 
 from collections.abc import Mapping
 from typing import Any
 
-#: That share. The buffer and the trainers need the rest to make room.
+#: The share. The buffer and the trainers need the rest to free memory.
 FULL = 0.85
 
 
 def is_full(info: Mapping[str, Any]) -> bool:
-    """Whether there is no room for more.
+    """Return whether the limit is reached.
 
     Args:
-        info: what ``INFO memory`` says; without a maxmemory there is always room.
+        info: answer of ``INFO memory``; without a maxmemory it is never full.
     """
     return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]

@@ -1,10 +1,10 @@
-"""What a Redis that answers refuses, and why.
+"""Errors of a Redis that answers but refuses a command.
 
-It takes no writes where it was demoted, or cannot write to its own disk; both pass by themselves. A server whose
-append-only file finds no room answers every write with MISCONF until it could write again. redis-py has no error for
-that; the parsers here give it one. Redis 6.2 says it, as READONLY, in the middle of a script's error.
+It takes no writes if it was demoted, or cannot write to its own disk; both pass by themselves. A server whose
+append-only file has no room answers every write with MISCONF until it can write again. redis-py has no error for
+that; the parsers here add one. Redis 6.2 reports it, as READONLY, inside a script's error.
 
-A command on a key of another type is refused as WRONGTYPE, and the server does not say which key; the client here does.
+A command on a key of another type fails with WRONGTYPE, without the name of the key; the client here adds it.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from penstock.protocol.records.causes import RedisKeysLost
 from penstock.redis.commands import Client
 from penstock.text import safe_repr
 
-#: How a run goes on whose Redis lost keys of it.
+#: How to recover a run whose Redis lost keys.
 RECOVERY = (
     "Restore Redis from its append-only file or a backup: parts then continue, trainers from a checkpoint that fits; "
     "or stop all parts and begin anew with `penstock run --fresh`"
@@ -30,7 +30,7 @@ class KeysLost(ResponseError):
     """The server lost keys of the run, as after FLUSHALL, a deletion or an eviction. It passes when they are back.
 
     Args:
-        cause: what a part that waits for them reports.
+        cause: the cause of the wait, as processes report it.
     """
 
     def __init__(self, message: str, cause: RedisKeysLost) -> None:
@@ -43,12 +43,12 @@ class DiskRefused(ResponseError):
 
 
 def is_demoted(exc: object) -> bool:
-    """True when the server has become a replica."""
+    """Return whether the server has become a replica."""
     return isinstance(exc, ResponseError) and "READONLY" in str(exc)
 
 
 def passing(exc: object) -> ResponseError | None:
-    """The refusal that an error of redis-py stands for, where it is one that passes."""
+    """Return the passing refusal that an error of redis-py represents, or None."""
     if isinstance(exc, DiskRefused | ReadOnlyError | KeysLost):
         return exc
     if is_lost(exc):
@@ -60,17 +60,17 @@ def passing(exc: object) -> ResponseError | None:
 
 
 def is_lost(exc: object) -> bool:
-    """True when a command, or a verb, met a stream or a consumer group that does not exist."""
+    """Return whether a command, or a verb, found no stream or consumer group."""
     return isinstance(exc, ResponseError) and ("NOGROUP" in str(exc) or "no such key" in str(exc))
 
 
 def is_wrong_type(exc: object) -> bool:
-    """True when a command, or a verb, met a key of another type than it is for."""
+    """Return whether a command, or a verb, found a key of another type."""
     return isinstance(exc, ResponseError) and "WRONGTYPE" in str(exc)
 
 
 class NamingRedis(redis.Redis):
-    """A client that says which key was of the wrong type; a pipeline of redis-py does so by itself."""
+    """A client whose errors name the key of the wrong type; a pipeline of redis-py does so itself."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         try:
@@ -83,7 +83,7 @@ class NamingRedis(redis.Redis):
 
 
 def in_words(exc: Exception) -> PenstockError | None:
-    """What an error of redis-py means for whoever gave a command; None for one that means nothing to them."""
+    """Translate an error of redis-py for the user of a command; None if it means nothing to them."""
     if is_wrong_type(exc):
         return ProtocolError(
             f"A key in Redis is of another type than penstock gives it ({exc}): find out what else writes to this "
@@ -100,7 +100,7 @@ def in_words(exc: Exception) -> PenstockError | None:
 
 
 def disk_trouble(client: Client) -> str:
-    """Why a server takes no writes because of its disk, in words; '' where it does. Blocks for a round trip."""
+    """Return why a server takes no writes because of its disk, as text; '' if it does. Blocks for a round trip."""
     info = client.info("persistence")
     if info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok":
         return "room on the disk of its append-only file"
@@ -112,5 +112,5 @@ def _with_disk(parser: Any) -> Any:
     return type(f"Penstock{parser.__name__}", (parser,), {"EXCEPTION_CLASSES": classes})
 
 
-#: What connections read answers with.
+#: Parsers of the answers.
 Parser, AsyncParser = _with_disk(DefaultParser), _with_disk(AsyncDefaultParser)

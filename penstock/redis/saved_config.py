@@ -1,4 +1,4 @@
-"""The configuration of a run in its folder: parts leave it there, and trainers of one's own and verbs find it.
+"""The configuration of a run in its folder: processes store it there, for the user's trainers and for commands.
 
 ``config.yaml`` (mode 600) holds the resolved configuration, secrets masked; ``redis.json`` (mode 600) the addresses of
 Redis, passwords included. Neither is ever written to Redis.
@@ -19,14 +19,14 @@ CONFIG_FILE = "config.yaml"
 
 
 def config_of(config: "Config | str | Path | None", run: str | None, who: str) -> "Config":
-    """The configuration that ``who`` was given, with the address of a Redis.
+    """Return the configuration given to ``who``, with the address of a Redis.
 
-    A configuration is taken as it is. A path is read as ``penstock`` reads it. Without either, ``run`` names a run
-    under ``runs/``, or under PENSTOCK_DIRECTORY, whose folder holds what its parts left. Blocks, in the last two cases,
-    until the run's Redis answers.
+    A Config is returned as it is. A path is read as by ``penstock``. Without either, ``run`` names a run
+    under ``runs/``, or under PENSTOCK_DIRECTORY, whose folder holds the stored configuration. Blocks, in the last two
+    cases, until the run's Redis answers.
 
     Raises:
-        ConfigError: nothing was given, there is no such file or folder, or it is not a configuration.
+        ConfigError: nothing was given, the file or folder does not exist, or it is not a configuration.
         QueueRefused: Redis refuses the password.
     """
     from penstock.config import Config
@@ -50,10 +50,10 @@ def config_of(config: "Config | str | Path | None", run: str | None, who: str) -
 
 
 def load_saved(folder: Path) -> "Config":
-    """The configuration in a run's folder, with the addresses of Redis that were left beside it.
+    """Load the configuration in a run's folder, with the addresses of Redis beside it.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: it does not exist, or cannot be read.
     """
     from penstock.config.load import load_config
 
@@ -61,13 +61,13 @@ def load_saved(folder: Path) -> "Config":
 
 
 def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
-    """Leave the resolved configuration of a part that was started by hand in the run's folder; blocks for room there.
+    """Store the resolved configuration of a manually started process in the run's folder; blocks for room on the disk.
 
-    Nobody writes over what a launcher holds, or what a part was started with: that is the run's already.
+    A configuration is not replaced while a launcher runs, nor if this process was started with it.
 
     Args:
-        source: the file that the part was started with.
-        replace: also where another part has left one.
+        source: the file that the process was started with.
+            replace: also if another process has stored one.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -97,7 +97,7 @@ def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
 
 
 def _addresses(folder: Path) -> dict[str, str]:
-    """Settings that put the passwords of Redis back which ``config.yaml`` masks."""
+    """Return settings that restore the passwords of Redis which ``config.yaml`` masks."""
     from penstock.config.reading.yaml_file import read_yaml
     from penstock.redaction import redact
     from penstock.redis.server import read_addresses
@@ -116,6 +116,6 @@ def _addresses(folder: Path) -> dict[str, str]:
 
 
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """A map in a map; what is not one is refused where the file is read as a whole."""
+    """Return a map in a map; {} for an invalid value, which is refused when the complete file is read."""
     found = values.get(name)
     return found if isinstance(found, dict) else {}

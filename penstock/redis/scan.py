@@ -1,4 +1,4 @@
-"""Keys by what they begin with. A SCAN takes about a microsecond for each key of the server, those of others too."""
+"""Scans for keys by prefix. A SCAN takes about a microsecond for each key of the server, of any prefix."""
 
 import re
 from collections.abc import Iterator
@@ -8,21 +8,21 @@ from penstock.redis.commands import Client
 
 
 def scan_keys(client: Client, prefix: str) -> Iterator[str]:
-    """All keys that begin with ``prefix``, each at least once, in no order. Blocks at every step.
+    """Yield all keys that begin with ``prefix``, each at least once, in any order. Blocks at every step.
 
-    One whose name is not text, which no verb writes, is shown with escapes; no key has that name.
+    Names that are not text, which no verb writes, are escaped; no key has such a name.
     """
     pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", prefix) + "*"
     return (key.decode(errors="backslashreplace") for key in client.scan_iter(match=pattern, count=1000))
 
 
 def holds_keys(client: Client, prefix: str) -> bool:
-    """Is there any? Blocks."""
+    """Return whether any key begins with ``prefix``. Blocks."""
     return next(scan_keys(client, prefix), None) is not None
 
 
 def delete_keys(client: Client, prefix: str) -> int:
-    """Delete all of them; how many. Blocks for as long as a SCAN over the server takes."""
+    """Delete all keys that begin with ``prefix``; return their number. Blocks for a SCAN over the server."""
     count, keys = 0, scan_keys(client, prefix)
     while batch := list(islice(keys, 500)):
         count += client.unlink(*batch)

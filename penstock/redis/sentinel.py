@@ -2,7 +2,7 @@
 
     redis+sentinel://[USER][:PASSWORD@]HOST:PORT,HOST:PORT,.../NAME[/DB][?sentinel_username=U&sentinel_password=P]
 
-USER and PASSWORD are the primary's. A failover breaks the connections; the parts try again until the sentinels name
+USER and PASSWORD are the primary's. A failover breaks the connections; processes retry until the sentinels name
 another primary, as after a restart. What the old primary had not replicated is lost (docs/protocol.md).
 """
 
@@ -18,14 +18,14 @@ import redis.sentinel
 
 SCHEME = "redis+sentinel"
 
-#: Longest wait for the answer of one sentinel, before the next is asked.
+#: Longest wait for the answer of one sentinel, before the next is tried.
 SENTINEL_TIMEOUT_S = 1.0
 DEFAULT_PORT = 26379
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelUrl:
-    """Where the sentinels are, and which primary is meant."""
+    """Addresses of the sentinels, and the name of the primary."""
 
     sentinels: tuple[tuple[str, int], ...]
     name: str
@@ -41,9 +41,9 @@ def is_sentinel(url: str) -> bool:
 
 
 def parse(url: str) -> SentinelUrl:
-    """Read a URL; raises ValueError with what is wrong, the password left out."""
+    """Parse a URL; raise ValueError that says what is invalid, without the password."""
     parts = urlsplit(url)
-    # Not by urlsplit's own properties: they know one host.
+    # Not with urlsplit's own properties: they know one host.
     user, _, hosts = parts.netloc.rpartition("@")
     name, _, db = parts.path.strip("/").partition("/")
     if not hosts or not name:
@@ -78,11 +78,12 @@ def _login(username: str, password: str) -> dict[str, str]:
 
 
 def client(kind: Any, url: str, options: dict[str, Any]) -> Any:
-    """A client of class ``kind`` (redis.Redis or redis.asyncio.Redis) that follows the primary. Connects when used."""
+    """Make a client of class ``kind`` (redis.Redis or redis.asyncio.Redis) that follows the primary. Connects
+    lazily."""
     wanted = parse(url)
     asynchronous = issubclass(kind, redis.asyncio.Redis)
     module = redis.asyncio.sentinel if asynchronous else redis.sentinel
-    # retry: one try per sentinel; the next one is as good.
+    # retry: one attempt per sentinel; the next one is as good.
     asked = {
         "socket_timeout": SENTINEL_TIMEOUT_S,
         "socket_connect_timeout": SENTINEL_TIMEOUT_S,

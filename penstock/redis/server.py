@@ -31,27 +31,27 @@ from penstock.system.processes import die_with
 #: Written into the run's folder, so that commands find the server of a run.
 ADDRESS_FILE = "redis.json"
 
-#: In the folder of a server of our own, mode 600: what it asks for.
+#: In the folder of our own server, mode 600: its password.
 PASSWORD_FILE = "password"
 
 HOST = "127.0.0.1"
 
-#: Names on the PATH, the first one that is new enough is started.
+#: Names on the PATH; the first one that is new enough is started.
 SERVERS = ("redis-server", "valkey-server")
 
-#: What a client with the password may do: all that works on keys, and of what the server calls dangerous only what
-#: penstock asks for (its memory and settings) and what rq's workers say of themselves. No CONFIG SET, SAVE, DEBUG,
-#: REPLICAOF, MODULE or SHUTDOWN, by which whoever can write to Redis writes files or loads code.
+#: Rights of clients with the password: all commands on keys, and of those that the server calls dangerous only what
+#: penstock needs (memory and settings) and what rq's workers report about themselves. No CONFIG SET, SAVE, DEBUG,
+#: REPLICAOF, MODULE or SHUTDOWN, with which a client could write files or load code.
 RULES = "~* &* +@all -@dangerous +info +config|get +client|setname +client|list"
 
-#: A user for whoever starts the server, and for nobody else: what it may do, beside which clients may not.
+#: User of the process that starts the server, and its rights, which clients do not have.
 KEEPER, KEEPER_RULES = "keeper", "-@all +bgrewriteaof +info +config|set"
 
-#: The append-only file is rewritten when it has doubled, and not before it is this large: payloads come and go at a
+#: The append-only file is rewritten when it has doubled, and not before it has this size: payloads are written at a
 #: hundred MB a second, and at Redis' own 64 MiB it would be copied twice a second.
 REWRITE_BYTES = 1024**3
 
-#: Longest wait for a server that is on its way out.
+#: Longest wait for a server that is shutting down.
 LOCK_WAIT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -100,25 +100,25 @@ def _version(path: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the Redis of a run answers, passwords included."""
+    """Addresses of a run's Redis and payload servers, passwords included."""
 
     url: str | None = None
-    #: As ``redis.payload_servers``.
+    #: See ``redis.payload_servers``.
     payload_servers: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_address(run_dir: Path, url: str, payload_servers: Mapping[str, str] | None = None) -> None:
-    """Keep the server's URL in the run's folder, readable by this user alone: it may hold a password."""
+    """Store the server's URL in the run's folder, readable by this user alone: it may hold a password."""
     put(run_dir / ADDRESS_FILE, json.dumps({"url": url, "payload_servers": dict(payload_servers or {})}))
 
 
 def read_address(run_dir: Path) -> str | None:
-    """URL that ``write_address`` left, or None."""
+    """Return the URL that ``write_address`` stored, or None."""
     return read_addresses(run_dir).url
 
 
 def read_addresses(run_dir: Path) -> Addresses:
-    """What ``write_address`` left; nothing where there is no such file."""
+    """Return what ``write_address`` stored; empty if the file does not exist."""
     try:
         held = json.loads((run_dir / ADDRESS_FILE).read_text())
         servers = dict(held.get("payload_servers") or {})
@@ -132,7 +132,8 @@ def read_addresses(run_dir: Path) -> Addresses:
 
 
 def with_url(config: Config) -> Config:
-    """``config`` with ``redis.url`` set: as given, else as the run's folder says; ConfigError when neither does."""
+    """Return ``config`` with ``redis.url`` set: as configured, else from the run's folder; raise ConfigError
+    otherwise."""
     if config.redis.url is not None:
         return config
     url = read_address(config.run_dir)
@@ -144,7 +145,7 @@ def with_url(config: Config) -> Config:
 
 
 def kept_password(folder: Path) -> str:
-    """The password in a server's folder, made at random where there is none yet; readable by this user alone."""
+    """Return the password in a server's folder, creating a random one if needed; readable by this user alone."""
     path = folder / PASSWORD_FILE
     try:
         return path.read_text()
@@ -156,15 +157,15 @@ def kept_password(folder: Path) -> str:
 
 
 class RedisServer:
-    """One server process; ``stop`` keeps its data, and ``start`` after it takes them up on the same port.
+    """One server process; after ``stop``, ``start`` continues with its data on the same port.
 
     Args:
-        folder: for its data, configuration and log; made when absent.
-        port: 0 takes a free one at the first start.
-        password: asked for, and dangerous commands are forbidden (``RULES``); None asks for none and allows all. The
-            server listens on loopback only.
-        appendfsync: ``everysec``, which this process does (``AppendOnlySync``), or ``always``, which the server does.
-        max_memory_bytes: 0 sets no limit.
+        folder: for its data, configuration and log; created if missing.
+            port: 0 takes a free one at the first start.
+            password: required from clients, and dangerous commands are forbidden (``RULES``); None allows all. The
+                server listens on loopback only.
+            appendfsync: ``everysec``, by this process (``AppendOnlySync``), or ``always``, by the server.
+            max_memory_bytes: 0 sets no limit.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class RedisServer:
                 self._rewrite_what_was_cut(timeout_s)
                 return self.url
             except ConfigError:
-                # Somebody took the free port between the look and the start.
+                # Another process took the free port between the check and the start.
                 self.port = fixed
                 if fixed or last:
                     raise
@@ -255,7 +256,7 @@ class RedisServer:
             self._sync.stop()
 
     def kill(self) -> None:
-        """SIGKILL; what it acknowledged is in the append-only file."""
+        """Send SIGKILL; acknowledged writes are in the append-only file."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -263,11 +264,11 @@ class RedisServer:
             self._sync.stop()
 
     def last_words(self, count: int) -> str:
-        """The last lines that it wrote since its latest start."""
+        """Return the last lines that it wrote since its latest start."""
         return self._mark.last_lines(count)
 
     def restart(self, timeout_s: float = 60.0) -> str:
-        """Stop if it runs, and start on the same port with the same data."""
+        """Stop the server if it runs, and start it on the same port with the same data."""
         self.stop()
         return self.start(timeout_s)
 
@@ -286,14 +287,14 @@ class RedisServer:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # The lock lives as long as the server does, not as long as whoever started it.
+                # The lock lives as long as the server does, not as long as this process.
                 pass_fds=[lock.fileno()],
                 preexec_fn=die_with("SIGTERM"),
             )
 
     @contextlib.contextmanager
     def _only_server(self) -> Iterator[IO[str]]:
-        """Two servers on one append-only file would ruin it."""
+        """Lock the folder: two servers on one append-only file would corrupt it."""
         deadline = time.monotonic() + LOCK_WAIT_S
         with os.fdopen(own_file(self.folder / "lock"), "w") as lock:
             while True:
@@ -301,7 +302,7 @@ class RedisServer:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    # That of a launcher killed a moment ago is on its way out.
+                    # The server of a launcher killed a moment ago is shutting down.
                     if time.monotonic() > deadline:
                         raise ConfigError(
                             f"Another Redis server works on {self.folder}: stop it, or name it in redis.url."
@@ -348,10 +349,10 @@ class RedisServer:
             time.sleep(0.02)
 
     def _rewrite_what_was_cut(self, timeout_s: float) -> None:
-        """After a power loss the append-only file may end within a transaction.
+        """Rewrite the append-only file if a power loss cut it within a transaction.
 
-        Redis 6.2 takes off what is torn and leaves the transaction's beginning, into which, at its next start, all goes
-        that it acknowledged since: it is lost. A file that is written anew has no such beginning.
+        Redis 6.2 removes the truncated end but keeps the transaction's beginning, which at its next start includes all
+        later writes: they are lost. A rewritten file has no such beginning.
         """
         with self.log_path.open("rb") as file:
             file.seek(self._mark.start)
@@ -382,7 +383,7 @@ class RedisServer:
 
 
 def _digest(password: str) -> str:
-    """As Redis takes it in place of the password."""
+    """Hash a password as Redis accepts it in its configuration."""
     return hashlib.sha256(password.encode()).hexdigest()
 
 

@@ -1,1 +1,1 @@
-"""What every process meets on its machine: disks, GPUs, child processes, modules of the user's."""
+"""Services of the machine for every process: disks, GPUs, child processes, modules of the user's."""

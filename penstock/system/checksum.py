@@ -1,4 +1,4 @@
-"""Checksums of files: what a publication announces, a worker verifies and a checkpoint is named by."""
+"""Checksums of files, for publications, workers and checkpoints."""
 
 import zlib
 from pathlib import Path
@@ -11,7 +11,8 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 
 
 def file_crc32(path: Path) -> int:
-    """CRC-32 of a file's bytes. Blocks while it reads them. Raises OSError, also on what is no plain file."""
+    """Compute the CRC-32 of a file's bytes. Blocks while it reads them. Raises OSError, also if it is not a plain
+    file."""
     value = 0
     with open_plain(path) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
@@ -20,9 +21,9 @@ def file_crc32(path: Path) -> int:
 
 
 def file_xxh3(path: Path) -> int:
-    """XXH3-64 of a file's bytes: weights are gigabytes, and CRC-32 takes a second for each. Blocks while it reads.
+    """Compute the XXH3-64 of a file: for gigabytes of weights, of which CRC-32 takes a second each. Blocks.
 
-    Raises OSError, also on what is no plain file.
+    Raises OSError, also if it is not a plain file.
     """
     hasher = xxhash.xxh3_64()
     with open_plain(path) as stream:
@@ -32,5 +33,5 @@ def file_xxh3(path: Path) -> int:
 
 
 def bytes_xxh3(data: "bytes | memoryview") -> int:
-    """XXH3-64 of bytes."""
+    """Compute the XXH3-64 of bytes."""
     return xxhash.xxh3_64_intdigest(data)

@@ -1,7 +1,7 @@
-"""No pass of the cycle collector while many records are made.
+"""Pause the cycle collector while many records are made.
 
-A batch of 512 samples makes some 5,000 containers that live for as long as it does; the collector, which runs after
-every 700, would walk them and whatever was made before them a dozen times in between, and find nothing.
+A batch of 512 samples makes about 5,000 containers that live as long as it does; the collector, which runs after
+every 700, would scan them and all older ones a dozen times meanwhile, and find nothing.
 """
 
 import gc
@@ -16,7 +16,7 @@ _was_enabled = False
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Cycles made meanwhile are found after the last thread has left. A collector that was off stays off."""
+    """Pause the collector until the last thread has left. A collector that was off stays off."""
     global _paused, _was_enabled
     with _lock:
         if _paused == 0:

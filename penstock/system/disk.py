@@ -1,6 +1,6 @@
-"""Plain files, names that outlive a power loss, what no other user may touch; and a file system without room.
+"""Plain files, atomic and durable names, private folders and files; and waiting for room on a full file system.
 
-For room whoever writes waits, and says so.
+A process that needs room waits, and reports it.
 """
 
 import errno
@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 
 #: Most bytes of the name of a file.
 MAX_NAME_BYTES = 255
-#: What makes a file system full.
+#: Errors of a full file system.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Less than this counts as no room.
 ROOM_BYTES = 1024 * 1024
-#: Between two tries, and between two lines that say so.
+#: Seconds between two attempts, and between two log lines about it.
 LOOK_S, SAY_EVERY_S = 1.0, 60.0
 #: Most pauses of LOOK_S before a file that cannot be written is tried again.
 MAX_PAUSES = 30
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a plain file, or a link to one, for reading. Blocks for the disk alone.
+    """Open a plain file, or a link to one, for reading. Blocks only for the disk.
 
     Raises:
-        OSError: it cannot be opened, or is something else: a FIFO would be waited for until somebody writes to it.
-        ValueError: no path is made so.
+        OSError: it cannot be opened, or is not a plain file: opening a FIFO would block until it has a writer.
+            ValueError: the path is invalid.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -51,7 +51,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def fsync(path: Path) -> None:
-    """The bytes of a file, or the names in a folder, reach the disk. Blocks for it. Raises OSError."""
+    """Sync the bytes of a file, or the names in a folder, to disk. Blocks. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -60,19 +60,20 @@ def fsync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder with what is in it, a file, or a link and not what it leads to. Blocks. Raises OSError."""
+    """Delete a folder with its contents, a file, or a link and not its target. Blocks. Raises OSError."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def remove_whole(path: Path, gone: Path, is_wanted: Callable[[], bool] = lambda: False) -> None:
-    """Delete what others look for by its name, which goes first: nobody takes half a folder for a whole one. Blocks.
+    """Rename a folder or file, then delete it, so that no process finds half of it under its name. Blocks.
 
     Args:
-        gone: its name meanwhile, on the same disk, free; what a killed process left there is its caller's to remove.
-        is_wanted: asked once the name is gone, as somebody may have come for it until then: true puts it back.
+        gone: temporary name on the same disk, free; the caller removes what a killed process left there.
+            is_wanted: called after the rename, as another process may have begun to use it before: true undoes the
+            rename.
 
     Raises:
-        OSError: it may be under either name, and under ``gone`` not whole.
+        OSError: it may be under either name, and incomplete under ``gone``.
     """
     path.rename(gone)
     if is_wanted():
@@ -82,12 +83,12 @@ def remove_whole(path: Path, gone: Path, is_wanted: Callable[[], bool] = lambda:
 
 
 def own_folder(path: Path) -> None:
-    """Have a folder that this user alone reads and writes, made where it is missing. Blocks for the disk.
+    """Create a folder, unless it exists, and make it private to this user. Blocks for the disk.
 
-    One of ours is closed to others: who may write in it can put a link there, and who may only read can lock its files.
+    Permissions of others are removed: writers could put a link there, and readers could lock its files.
 
     Raises:
-        PermissionError: it is another user's, or its disk has others write in it whatever its mode. OSError.
+        PermissionError: it is another user's, or its disk lets others write regardless of the mode. OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -104,12 +105,12 @@ def own_folder(path: Path) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Look whether a folder that is there is this user's, as ``own_folder`` does, and change nothing. Raises as it."""
+    """Check that an existing folder is this user's, as ``own_folder`` does, without changes. Raises as it."""
     os.close(_opened_own(path))
 
 
 def _opened_own(path: Path) -> int:
-    """A handle of a folder that is there. Raises PermissionError where it is another user's. OSError."""
+    """Open an existing folder; return its handle. Raises PermissionError if it is another user's. OSError."""
     link = path.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{path} is a link of another user (uid {link.st_uid}): name another folder")
@@ -127,7 +128,7 @@ def _opened_own(path: Path) -> int:
 
 
 def _owner_of_new_files(folder: Path) -> int:
-    """Whose a file is that this process makes there: a share may give all that root makes to another user."""
+    """Return the owner of files that this process creates: a share may map root to another user."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid
@@ -136,10 +137,10 @@ def _owner_of_new_files(folder: Path) -> int:
 
 
 def own_file(path: Path) -> int:
-    """A handle, to read and write, of a plain file of this user alone, made where it is missing; no link is followed.
+    """Open a private plain file for reading and writing, created if it is missing, without following links.
 
     Raises:
-        PermissionError: a file that may not be opened, a link, or no plain file is there. OSError.
+        PermissionError: it may not be opened, is a link, or is not a plain file. OSError.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -160,7 +161,8 @@ def own_file(path: Path) -> int:
 
 
 def is_full(exc: BaseException | None) -> bool:
-    """Is this error, or what it came from, a lack of room? Libraries in Rust give the number in words alone."""
+    """Return whether an error, or its cause, is a lack of room. Libraries in Rust have the number only in the
+    message."""
     while exc is not None:
         if isinstance(exc, DiskFull) or (isinstance(exc, OSError) and exc.errno in FULL):
             return True
@@ -171,13 +173,13 @@ def is_full(exc: BaseException | None) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write where ``path`` lies."""
+    """Return the bytes that this user may still write on the file system of ``path``."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
 def has_room(path: Path) -> bool:
-    """Is there any room to speak of where ``path`` lies?"""
+    """Return whether the file system of ``path`` has any room left."""
     return free_bytes(path) >= ROOM_BYTES
 
 
@@ -188,13 +190,13 @@ def until_room(
     stopped: Callable[[], bool] = lambda: False,
     path: Path | None = None,
 ) -> T:
-    """Do ``work`` until there is room for it. Blocks.
+    """Repeat ``work`` until it has room. Blocks.
 
     Args:
-        work: raises DiskFull, or an OSError for lack of room, and may then be done again from its beginning.
-        blocked_on: called with the cause of the wait, again while that lasts; None at its end.
-        stopped: asked before every further try; true raises what ``work`` raised last.
-        path: the file that ``work`` writes, where every other OSError is retried too, after longer and longer pauses.
+        work: raises DiskFull, or an OSError for lack of room, and may then be repeated.
+            blocked_on: called with the cause of the wait, repeatedly; with None at its end.
+            stopped: called before every further attempt; true raises the last error of ``work``.
+            path: the file that ``work`` writes; if given, every other OSError is retried too, after growing pauses.
     """
     said, pauses = -SAY_EVERY_S, 1
     while True:
@@ -221,11 +223,11 @@ def until_room(
 
 
 def put(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a whole file in the place of what is there, readable by this user alone, or as ``mode`` says.
+    """Replace a file atomically, readable by this user alone, or with ``mode``.
 
     Blocks; raises OSError.
 
-    Any number of processes may do so at once, and whoever reads finds the text of one of them.
+    Several processes may do so concurrently: readers find the text of one of them.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -234,13 +236,13 @@ def put(path: Path, text: str, mode: int = 0o600) -> None:
             os.fchmod(file.fileno(), mode)
         os.replace(name, path)
     except BaseException:
-        # A disk that is full must not be filled with what is left of each try.
+        # Failed attempts must not fill a full disk.
         os.unlink(name)
         raise
 
 
 def append(path: Path, data: str | bytes) -> None:
-    """Add whole records to a file, or nothing. Blocks for the file system. Raises DiskFull, OSError.
+    """Append complete records to a file, or nothing. Blocks for the file system. Raises DiskFull, OSError.
 
     Text begins on a new line: a process that was killed may have left half a line.
     """
@@ -255,7 +257,7 @@ def append(path: Path, data: str | bytes) -> None:
             while view:
                 view = view[os.write(file, view) :]
         except OSError as exc:
-            # Half a record would spoil the one that is written next.
+            # Half a record would corrupt the next one.
             os.ftruncate(file, size)
             if exc.errno in FULL:
                 raise DiskFull(f"{path} cannot grow: {exc.strerror}.") from exc

@@ -1,6 +1,6 @@
-"""Questions to engines over HTTP, by processes that are not their worker: bounded, direct, and never sent elsewhere.
+"""HTTP requests to engines by processes other than their worker: bounded, and never redirected.
 
-No proxy is asked and no redirect is followed: what an address answers is said by the server at that address.
+No proxy is used and no redirect is followed: an answer always comes from the server at the address.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from penstock.protocol.presence import WorkerPresence
 
 #: Longest answer that is read, and longest wait for all of one, in seconds.
 ANSWER_BYTES, ANSWER_S = 8 * 1024 * 1024, 120.0
-#: What SGLang's weights checker does: keep a copy; overwrite with noise; compare with the copy; a checksum.
+#: Actions of SGLang's weights checker: keep a copy; overwrite with noise; compare with the copy; a checksum.
 ACTIONS = ("snapshot", "reset_tensors", "compare", "checksum")
 
 _CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
@@ -26,10 +26,10 @@ _CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSCo
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said, whatever it was."""
+    """The answer of a server, with any status."""
 
     status: int
-    #: In words, of the status line.
+    #: Text of the status line.
     reason: str
     body: bytes
 
@@ -39,10 +39,10 @@ class Answer:
 
 
 def fetch(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -> bytes:
-    """The body of an answer that is one; the rest as ``ask``.
+    """Return the body of a successful answer; like ``ask``.
 
     Raises:
-        EngineError: as ``ask``, and where it refuses or redirects.
+        EngineError: as ``ask``, or the answer is an error or a redirect.
     """
     answer = ask(url, body, timeout_s=timeout_s)
     if not answer.ok:
@@ -52,14 +52,14 @@ def fetch(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -
 
 
 def ask(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -> Answer:
-    """What the server at ``url`` answers; POST where there is a body to send, as JSON. Blocks.
+    """Return the answer of the server at ``url``; POST if there is a body to send, as JSON. Blocks.
 
     Args:
-        timeout_s: longest wait for each address of the host to connect, and for the whole answer behind that.
+        timeout_s: longest wait for each address of the host to connect, and then for the complete answer.
 
     Raises:
-        EngineError: it does not answer in time, with something else than HTTP, or with more than ``ANSWER_BYTES``; no
-            address of HTTP.
+        EngineError: it does not answer in time, not with HTTP, or with more than ``ANSWER_BYTES``; or the URL is not
+            HTTP.
     """
     if not url.startswith(("http://", "https://")):
         raise EngineError(f"{url!r:.200} is not the address of an engine.")
@@ -87,7 +87,7 @@ def _exchange(url: str, body: bytes | None, timeout_s: float) -> Answer:
 
 
 def _until(deadline: float) -> type[http.client.HTTPResponse]:
-    """A response that is there, to its last byte, by ``deadline``: a server that drips may not hold its asker."""
+    """Return a response class that must be complete by ``deadline``, even if the server sends byte by byte."""
 
     class Response(http.client.HTTPResponse):
         def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
@@ -99,11 +99,11 @@ def _until(deadline: float) -> type[http.client.HTTPResponse]:
 
 
 class _Timed(io.RawIOBase):
-    """Reads of a socket, all of which together end by ``deadline``."""
+    """Reads of a socket, limited in total by ``deadline``."""
 
     def __init__(self, sock: Any, deadline: float) -> None:
         self._sock, self._deadline = sock, deadline
-        #: It keeps the socket open when the connection is closed before it.
+        #: Keeps the socket open when the connection is closed first.
         self._raw = sock.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
@@ -122,17 +122,19 @@ class _Timed(io.RawIOBase):
 
 
 def check_weights(workers: Iterable[WorkerPresence], action: str) -> list[dict[str, Any]]:
-    """Have each engine check its weights; its answers, with the ``worker`` and its ``version``. Blocks for each.
+    """Run a check of weights on each engine; return its answers, with ``worker`` and ``version``. Blocks for each.
 
     Args:
-        workers: those that are alive (``presence.live_workers``).
-        action: ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum``. Engines that serve a published version are
-            not reset: they would draw from noise.
+        workers: the live ones (``presence.live_workers``).
+            action: ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum``. Engines that serve a published version
+            are
+                not reset: they would sample from noise.
 
     Raises:
-        ConfigError: there is no such action, or nothing may be reset.
-        EngineError: an engine refuses (one on CPU cannot), its weights are not those of its snapshot, or checksums of
-            one version differ.
+        ConfigError: the action does not exist, or an engine must not be reset.
+            EngineError: an engine refuses (one on CPU cannot), its weights are not those of its snapshot, or checksums
+            of
+                one version differ.
     """
     if action not in ACTIONS:
         raise ConfigError(f"There is no check of weights {action!r}: use {', '.join(ACTIONS)}.")

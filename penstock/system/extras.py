@@ -1,10 +1,10 @@
-"""Packages that only some machines need: each comes with an extra of penstock, and what needs it names the extra."""
+"""Optional packages: each is installed by an extra of penstock, which errors name."""
 
 from importlib.util import find_spec
 
 from penstock.errors import ConfigError
 
-#: Package, as it is imported -> the extra that brings it. pyproject.toml has the same ones (a test).
+#: Package, as it is imported -> its extra. Must agree with pyproject.toml (tested).
 EXTRAS = {
     "PIL": "vision",
     "aiohttp": "worker",
@@ -35,12 +35,12 @@ EXTRAS = {
 
 
 def is_installed(package: str) -> bool:
-    """Whether ``package`` can be imported here. Does not import it."""
+    """Return whether ``package`` can be imported here. Does not import it."""
     return find_spec(package) is not None
 
 
 def check_installed(package: str, what: str) -> None:
-    """Raise ConfigError where ``package`` is not installed here. Does not import it.
+    """Raise ConfigError if ``package`` is not installed here. Does not import it.
 
     Args:
         what: what needs it, at the beginning of the sentence.
@@ -64,5 +64,5 @@ def needed(module: str, *, trains: bool = False) -> str:
 
 
 def is_extra(exc: ModuleNotFoundError) -> bool:
-    """Whether what could not be imported is a package of an extra."""
+    """Return whether the module that could not be imported is a package of an extra."""
     return (exc.name or "").partition(".")[0] in EXTRAS

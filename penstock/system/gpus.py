@@ -5,17 +5,17 @@ import shutil
 import subprocess
 from pathlib import Path
 
-#: What the kernel's driver says, where nvidia-smi is not installed.
+#: Information of the kernel's driver, if nvidia-smi is not installed.
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them, in the order in which CUDA counts them from 0.
+    """Return the names of the GPUs for CUDA_VISIBLE_DEVICES, in CUDA's order.
 
-    Blocks for a second where nvidia-smi has to be asked.
+    Blocks for a second if it has to run nvidia-smi.
     """
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        # Empty means none; ids, UUIDs and MIG names all stand between commas.
+        # Empty means none; ids, UUIDs and MIG names are separated by commas.
         return tuple(name for part in visible.split(",") if (name := part.strip()) not in ("", "-1"))
     if shutil.which("nvidia-smi") is None:
         return numbered(len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else 0)
@@ -24,5 +24,5 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """So many GPUs by their numbers."""
+    """Return the numbers of ``count`` GPUs as names."""
     return tuple(map(str, range(count)))

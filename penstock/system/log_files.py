@@ -1,9 +1,9 @@
-"""Files that take the output of processes: bounded in size while others write them, and read from a process's start.
+"""Log files of processes: bounded in size while they are written, and read from a process's start.
 
-A log that has grown too long is copied to ``LOG.1`` (``LOG.1`` becomes ``LOG.2``, and so on) and then emptied in place:
-its writers, which have opened it to append, go on without knowing. So any number of processes may write one log, those
-of others (engines, Redis) too. A kill in between leaves lines twice, in ``LOG`` and ``LOG.1``; what is written in the
-instant between the end of the copy and the emptying is lost.
+A log that is too long is copied to ``LOG.1`` (``LOG.1`` becomes ``LOG.2``, and so on) and then truncated in place:
+its writers, which have opened it for appending, continue unaware. So any number of processes may write one log, also
+others (engines, Redis). A kill in between leaves lines twice, in ``LOG`` and ``LOG.1``; what is written between the
+end of the copy and the truncation is lost.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from penstock.logs import as_text
 
-#: Between two looks at a log's size.
+#: Seconds between two checks of a log's size.
 LOOK_EVERY_S = 10.0
 #: Most bytes of a log that are read for its last lines.
 TAIL_BYTES = 64 * 1024
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where the lines of a process begin in its log. Made by ``mark`` when it is started."""
+    """Position in a log where the lines of a process begin. Made by ``mark`` before it is started."""
 
     path: Path
-    #: Byte of the log at which they begin, unless it was rotated since.
+    #: Offset at which they begin, unless the log was rotated since.
     start: int
-    #: What stood at ``LOG.1`` then.
+    #: Identity of ``LOG.1`` at that time.
     before: tuple[int, int] | None
 
     def last_lines(self, count: int) -> str:
-        """The last lines that the process wrote; entries of JSON as text. Empty where there are none."""
+        """Return the last lines of the process; JSON entries as text. Empty if it wrote none."""
         text = _read(self.path, self.start)
         if self._was_rotated():
             text = _read(numbered(self.path, 1), 0) + _read(self.path, 0)
@@ -47,19 +47,19 @@ class Mark:
 
 
 def mark(path: Path) -> Mark:
-    """Note where a log ends now, before a process that writes it is started."""
+    """Record the end of a log before a process that writes it is started."""
     return Mark(path, path.stat().st_size if path.exists() else 0, _identity(numbered(path, 1)))
 
 
 def numbered(path: Path, n: int) -> Path:
-    """``LOG.n``, the n-th of those that are kept; 1 is the newest."""
+    """Return the path of ``LOG.n``, the n-th rotated file; 1 is the newest."""
     return path.with_name(f"{path.name}.{n}")
 
 
 def bound(paths: Iterable[Path], max_bytes: int, keep: int) -> None:
-    """Rotate those of the logs that are longer than ``max_bytes``. Blocks for the file system.
+    """Rotate the logs that are longer than ``max_bytes``. Blocks for the file system.
 
-    One that cannot be rotated stays as it is, and is said; the next look tries again.
+    A log that cannot be rotated is left unchanged, with a warning; the next call retries.
     """
     for path in paths:
         try:
@@ -69,7 +69,7 @@ def bound(paths: Iterable[Path], max_bytes: int, keep: int) -> None:
 
 
 async def keep_bounded(paths: Iterable[Path], max_bytes: int, keep: int) -> None:
-    """``bound`` now and then, for ever, while the event loop goes on."""
+    """Call ``bound`` periodically, for ever, without blocking the event loop."""
     paths = tuple(paths)
     while True:
         await asyncio.to_thread(bound, paths, max_bytes, keep)
@@ -77,13 +77,13 @@ async def keep_bounded(paths: Iterable[Path], max_bytes: int, keep: int) -> None
 
 
 def rotate(path: Path, max_bytes: int, keep: int) -> bool:
-    """Rotate a log that is longer than ``max_bytes``; whether it was. Two processes that do so at once do it once.
+    """Rotate a log that is longer than ``max_bytes``; return whether it was. Concurrent calls rotate it once.
 
     Args:
         keep: logs kept beside it, at least 1.
 
     Raises:
-        OSError: there is no room for the copy, or no right to make it; the log stays as it is.
+        OSError: the copy has no room, or may not be created; the log is unchanged.
     """
     try:
         with path.open("rb+") as file:
@@ -129,7 +129,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path, start: int) -> str:
-    """The end of a log from byte ``start`` on."""
+    """Return the end of a log from byte ``start`` on."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,20 +1,21 @@
-"""What a process does once that will run for long and move arrays of megabytes."""
+"""Settings for long-running processes that move arrays of megabytes."""
 
 import gc
 
-#: The largest piece that glibc lets raise the size from which pieces are mapped (DEFAULT_MMAP_THRESHOLD_MAX is 32 MiB).
+#: The largest block by which glibc's mmap threshold can be raised (DEFAULT_MMAP_THRESHOLD_MAX is 32 MiB).
 _LARGEST_BYTES = 30 * 1024 * 1024
 
 
 def settle() -> None:
-    """Call when everything is imported. Returns at once.
+    """Tune garbage collection and allocator; call it after all imports. Returns at once.
 
-    What was imported is left out of later passes of the cycle collector: walking it again and again takes a tenth of a
+    Imported objects are excluded from later passes of the cycle collector: scanning them repeatedly takes a tenth of a
     trainer's work on its batches.
 
-    And memory that is freed is kept, up to 60 MiB: payloads and what is sent of them come and go in pieces of
-    megabytes, which glibc would map and page in again each time. Freeing one large piece has it keep those below that
-    size (mallopt(3), M_MMAP_THRESHOLD); other allocators do not mind.
+    Freed memory is kept, up to 60 MiB: payloads and messages are allocated and freed in blocks of megabytes, which
+    glibc
+    would map and page in again each time. Freeing one large block raises its threshold (mallopt(3), M_MMAP_THRESHOLD);
+    other allocators are not affected.
     """
     gc.freeze()
     bytearray(_LARGEST_BYTES)  # freed at once, and never touched

@@ -1,4 +1,4 @@
-"""Out of memory, in a sentence with the key to lower: of a trainer by what was raised, of an engine by its log."""
+"""Errors for out of memory with the key to lower: of a trainer by its exception, of an engine by its log."""
 
 import re
 from typing import TYPE_CHECKING
@@ -8,18 +8,18 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.config import TrainerConfig
 
-#: What allocators say: CUDA's and the CPU's of torch, Python's, C++'s.
+#: Messages of allocators: CUDA's and the CPU's of torch, Python's, C++'s.
 _SAID = re.compile(
     r"[^\n]*(?:CUDA out of memory|OutOfMemoryError|HIP out of memory|can't allocate memory|out of memory\. Try to lower"
     r"|CUDA error: out of memory|cudaErrorMemoryAllocation|std::bad_alloc|MemoryError)[^\n]*"
 )
-#: SGLang's own words where weights leave no room for keys and values.
+#: SGLang's message if weights leave no room for keys and values.
 _NO_ROOM_FOR_CACHE = "Not enough memory. Please try to increase --mem-fraction-static"
 _LINE_CHARS = 300
 
 
 def engine_advice(log: str) -> str:
-    """What to change so that an engine whose log ends so has enough memory; '' where it ended for another reason."""
+    """Return the advice for an engine whose log ends with out of memory; '' if it ended for another reason."""
     if _NO_ROOM_FOR_CACHE in log:
         return (
             "ran out of memory: its weights leave no room for keys and values under engine.args.mem-fraction-static; "
@@ -55,6 +55,6 @@ def trainer_error(exc: BaseException, config: "TrainerConfig") -> PenstockError 
 
 
 def _line(text: str) -> str:
-    """The first line, in its first sentences."""
+    """Return the first line, shortened."""
     lines = text.strip().splitlines()
     return lines[0].strip().rstrip(".")[:_LINE_CHARS] if lines else ""

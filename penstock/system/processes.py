@@ -1,4 +1,4 @@
-"""Child processes of the launcher: own session, own log, restarted with back-off, never outliving their parent."""
+"""Child processes of the launcher: own session, own log, restarted with backoff, never outliving their parent."""
 
 import contextlib
 import ctypes
@@ -18,10 +18,10 @@ from penstock.system.exit_codes import EXIT_CONFIG
 from penstock.system.log_files import mark
 from penstock.text import MAX_SAID, utf8_safe
 
-#: More deaths than this of one child within the window stop the run.
+#: More exits than this of one child within the window stop the run.
 MAX_DEATHS = 5
 DEATHS_WINDOW_S = 60.0
-#: First wait before a restart; doubles with each death in the window, up to the longest.
+#: First wait before a restart; doubles with each exit in the window, up to the longest.
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:
-    """A ``preexec_fn`` that has the kernel send this signal to the child when the thread that starts it is gone.
+    """Return a ``preexec_fn`` that makes the kernel send this signal to the child when its parent thread ends.
 
     Linux only, None elsewhere. Start such children from the main thread.
     """
@@ -50,9 +50,9 @@ def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the process ``parent``, which started it, is gone (Linux).
+    """Make the kernel kill this process when the process ``parent``, which started it, ends (Linux).
 
-    For a process that was not started by ``Child``: a rank, say. None: the parent by multiprocessing.
+    For processes not started by ``Child``, such as ranks. None: the parent by multiprocessing.
     """
     if parent is None:
         process = multiprocessing.parent_process()
@@ -75,7 +75,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def python_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` with which ``python_command`` finds our packages from a checkout that is not installed, too."""
+    """Return ``environ`` changed so that ``python_command`` finds our packages, also in a checkout."""
     home = Path(__file__).resolve().parents[2]
     if home.name in ("site-packages", "dist-packages"):
         return dict(environ)
@@ -87,10 +87,10 @@ class Child:
     """One named process that is kept running.
 
     Args:
-        argv: what to run.
-        env: its whole environment.
-        log_path: takes its stdout and stderr; appended to.
-        folder: its current folder; None: ours.
+        argv: the command.
+            env: its complete environment.
+            log_path: its stdout and stderr are appended to it.
+            folder: its working directory; None: ours.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Child:
         log.info("%s started, pid %d", self.name, self.process.pid)
 
     def ended(self) -> bool:
-        """True once after the process ended by itself; ``code`` says how."""
+        """Return True once after the process ended by itself; ``code`` is its exit code."""
         if self.process is None or self.process.poll() is None:
             return False
         self.code, group = self.process.returncode, self.process.pid
@@ -156,7 +156,7 @@ class Child:
         return True
 
     def schedule_restart(self) -> str | None:
-        """Note a death and plan the next start; returns the reason when it died too often."""
+        """Record an exit and schedule the next start; return the reason if it exited too often."""
         now = time.monotonic()
         self._deaths.append(now)
         while self._deaths[0] < now - DEATHS_WINDOW_S:
@@ -178,25 +178,25 @@ class Child:
             self.start()
 
     def how(self) -> str:
-        """The way it ended, in words."""
+        """Return how it ended, as text."""
         if self.code is not None and self.code < 0:
             return f"signal {signal.Signals(-self.code).name}"
         return f"exit code {self.code}"
 
     def last_words(self, count: int = 12) -> str:
-        """The last lines that its latest process wrote."""
+        """Return the last lines that its latest process wrote."""
         return self._mark.last_lines(count)
 
     def terminate(self) -> None:
-        """SIGTERM, and no restart."""
+        """Send SIGTERM, and do not restart."""
         self._restart_at = None
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            # A stopped process takes no signal but this one.
+            # A stopped process handles no other signal.
             self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to it and to what it started in its session; blocks until it is gone."""
+        """Send SIGKILL to it and to its children in its session; block until it is gone."""
         self._restart_at = None
         if self.process is not None:
             _kill_group(self.process.pid)

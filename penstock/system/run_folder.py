@@ -1,7 +1,7 @@
-"""The folder of a run, ``DIRECTORY/NAME``: who holds it, how far the run in it came, and what was there before.
+"""The folder of a run, ``DIRECTORY/NAME``: its lock, the state of the run, and the previous run.
 
-``run.json`` holds the state: running, stopped (by Ctrl-C), failed or finished. A run that starts over moves the one
-before to ``NAME.prev``, replacing the one that is there.
+``run.json`` holds the state: running, stopped (by Ctrl-C), failed or finished. A run that starts over renames the
+previous one to ``NAME.prev``, replacing an older one.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ class RunRecord:
     state: RunState
     #: First start, in seconds since 1970.
     started_s: float
-    #: Time that the run was being worked on, over all its starts.
+    #: Time that the run was running, over all its starts.
     active_s: float = 0.0
     #: Why it failed.
     reason: str = ""
 
 
 def _checked(value: dict[str, Any]) -> RunRecord:
-    """Raises TypeError where it is no state of a run."""
+    """Make a record; raise TypeError if it is invalid."""
     for name, check in checks_of(RunRecord).items():
         if name in value and not check(value[name]):
             raise TypeError(f"{name} is {safe_repr(value[name])}")
@@ -45,13 +45,13 @@ def _checked(value: dict[str, Any]) -> RunRecord:
 
 
 def unwritable(path: Path, exc: OSError) -> ConfigError:
-    """That runs cannot be kept where they should be, and what to change."""
+    """Return the error for a run's folder that cannot be written."""
     reason = exc.strerror or str(exc)
     return ConfigError(f"directory: {path} cannot be written ({reason}): set --directory to a folder that can.")
 
 
 class RunFolder:
-    """One run's folder; see the module's text."""
+    """One run's folder; see the module's docstring."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,16 +70,16 @@ class RunFolder:
 
     @property
     def history(self) -> Path:
-        """What became of each sample: ``penstock.history``."""
+        """Folder of the history (``penstock.history``)."""
         return self.path / "history"
 
     def log_files(self) -> list[Path]:
-        """Logs of the run's processes that are there, that of its own Redis too; not those that were rotated."""
+        """Return the current logs of the run's processes and of its own Redis, without rotated ones."""
         return [*self.logs.glob("*.log"), *self.redis.glob("*.log")]
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the run's name against another launcher on this machine; ConfigError when one has it."""
+        """Lock the run's name against other launchers on this machine; raise ConfigError if one has it."""
         lock = self.path.with_name(f".{self.path.name}.lock")
         with contextlib.ExitStack() as stack:
             try:
@@ -102,7 +102,7 @@ class RunFolder:
             yield
 
     def is_held(self) -> bool:
-        """Whether a launcher on this machine has the run's name now; of another user's it is taken to be so."""
+        """Return whether a launcher on this machine has the run's name; true if another user's lock is unreadable."""
         try:
             with self.path.with_name(f".{self.path.name}.lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -113,7 +113,7 @@ class RunFolder:
         return False
 
     def record(self) -> RunRecord | None:
-        """What ``run.json`` says; None where there is no run, or one that was started by hand."""
+        """Return the content of ``run.json``; None without a run, or for one whose processes were started manually."""
         try:
             return _checked(json.loads((self.path / "run.json").read_text()))
         except FileNotFoundError:
@@ -122,13 +122,13 @@ class RunFolder:
             raise ConfigError(f"{self.path / 'run.json'} cannot be read ({exc}): start over with --fresh.") from exc
 
     def write(self, record: RunRecord) -> None:
-        """Replace ``run.json`` at once."""
+        """Replace ``run.json`` atomically."""
         temporary = self.path / ".run.json"
         temporary.write_text(json.dumps(asdict(record)) + "\n")
         temporary.replace(self.path / "run.json")
 
     def unfinished(self) -> bool:
-        """Whether a run is there that could go on."""
+        """Return whether a run exists that can be continued."""
         try:
             record = self.record()
         except ConfigError:
@@ -136,7 +136,7 @@ class RunFolder:
         return self.path.exists() and (record is None or record.state != "finished")
 
     def make(self, *, resume: bool) -> None:
-        """Take the folder up, or move what is there aside and make an empty one. ConfigError where it may not."""
+        """Use the existing folder, or rename it and create an empty one. Raises ConfigError if that is not possible."""
         try:
             self._make(resume=resume)
         except OSError as exc:
@@ -155,7 +155,7 @@ class RunFolder:
         self.logs.mkdir(parents=True, exist_ok=True)
 
     def undo(self) -> None:
-        """After a start that failed: remove the folder that ``make`` made, and put the one before back."""
+        """Remove the folder that ``make`` made for a failed start, and restore the previous one."""
         if self._made:
             shutil.rmtree(self.path, ignore_errors=True)
             if self._moved:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, counted."""
+"""Counting of Ctrl-C and SIGTERM."""
 
 import contextlib
 import os
@@ -39,8 +39,8 @@ class Stop:
 def watched_signals(on_signal: Callable[[int], None], *numbers: signal.Signals) -> Iterator[None]:
     """Call ``on_signal`` with 1 for the first of these signals, 2 for the second, ..., in a thread.
 
-    A handler of Python's runs between two instructions of the main thread, and a backward pass may be one for minutes.
-    The thread hears of a signal at once. Call it in the main thread.
+    A Python handler runs between two instructions of the main thread, and a backward pass may be one for minutes.
+    The thread receives a signal at once. Call it in the main thread.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -1,7 +1,7 @@
-"""Spans of jobs for OpenTelemetry, where ``telemetry.traces`` asks for them.
+"""Spans of jobs for OpenTelemetry, if ``telemetry.traces`` is set.
 
-A job is one trace: its id is made of the run and the job, and that of a span of what the span is of, so that every
-process knows both and nothing has to travel with a job.
+A job is one trace: its id is derived from the run and the job, and the id of a span from its subject, so that every
+process knows both without sending them along.
 
     job                       producer: as it was admitted
     ├ attempt                 worker: one lease
@@ -11,7 +11,7 @@ process knows both and nothing has to travel with a job.
     ├ cut                     buffer: from when it took the group in
     └ train                   trainer: from when the batch was handed out to its commit
 
-Ended spans are handed to a thread; of more than ``MAX_QUEUED`` that wait the oldest are left out. Nothing waits for it.
+Ended spans are sent by a thread; beyond ``MAX_QUEUED`` the oldest are dropped. No process waits for it.
 """
 
 import logging
@@ -35,39 +35,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Spans that wait to be sent, and of one message; seconds between two, and most that one, and the last ones, take.
+#: Most queued spans, and spans per message; seconds between messages, and time limits of one, and of the last ones.
 MAX_QUEUED, MAX_SENT, EVERY_S, TIMEOUT_S, CLOSE_S = 8192, 512, 1.0, 3.0, 5.0
-#: Most bytes of a file of spans, whoever writes to it.
+#: Most bytes of a file of spans, by all its writers.
 MAX_FILE_BYTES = 2 * 1024**3
 #: Times are nanoseconds of 64 bits: up to the year 2262.
 _MAX_TIME_S = 9.2e9
-#: Parent of all that is not part of anything else.
+#: Parent of top-level spans.
 ROOT = "job"
 
 Value = str | int | float | bool
 
 
 class Spans(Protocol):
-    """What a part tells of what it did. For any thread."""
+    """Receives the spans of a process. Thread-safe."""
 
     def add(
         self, job: str, name: str, begin_s: float, end_s: float, *, of: str = "", under: str = ROOT, **about: Value
     ) -> None:
-        """A span of a job; returns at once, and raises nothing.
+        """Add a span of a job; return at once, without exceptions.
 
         Args:
-            begin_s, end_s: Unix seconds. A span of a time that is none (NaN, infinite, before 1970) is left out.
-            of: what it is of, where a job has several of this name: a lease's token, a sample.
-            under: ``name_of`` the span that it is a part of.
-            about: its attributes.
+            begin_s, end_s: Unix seconds. A span with an invalid time (NaN, infinite, before 1970) is dropped.
+                of: its subject, if a job has several of this name: a lease's token, a sample.
+                under: ``name_of`` its parent span.
+                about: its attributes.
         """
 
     def close(self) -> None:
-        """Send what waits. Blocks for ``CLOSE_S`` at most."""
+        """Send queued spans. Blocks for at most ``CLOSE_S``."""
 
 
 class NoSpans:
-    """Nobody asked."""
+    """Spans without a receiver, if traces are off."""
 
     def add(
         self, job: str, name: str, begin_s: float, end_s: float, *, of: str = "", under: str = ROOT, **about: Value
@@ -75,16 +75,16 @@ class NoSpans:
         """Nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def name_of(name: str, of: str) -> str:
-    """What a span is called as the parent of others."""
+    """Return the name of a span as the parent of others."""
     return f"{name} {of}" if of else name
 
 
 def open_spans(config: "Config", part: str, name: str = "") -> Spans:
-    """What a part tells its spans to. Blocks for imports alone.
+    """Open the receiver of a process' spans. Blocks only for imports.
 
     Raises:
         ConfigError: the packages of OpenTelemetry are not installed here, or the file cannot be written.
@@ -93,11 +93,11 @@ def open_spans(config: "Config", part: str, name: str = "") -> Spans:
     if traces is None:
         return NoSpans()
     check_installed("opentelemetry", "telemetry.traces")
-    return _OpenSpans(config, f"{part} {name}".strip(), _ToldOnce(_exporter(traces), redact(traces)))
+    return _OpenSpans(config, f"{part} {name}".strip(), _LoggedOnce(_exporter(traces), redact(traces)))
 
 
 class _OpenSpans:
-    def __init__(self, config: "Config", who: str, exporter: "_ToldOnce") -> None:
+    def __init__(self, config: "Config", who: str, exporter: "_LoggedOnce") -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -124,7 +124,7 @@ class _OpenSpans:
         if (trace >> 64) / 2**64 >= self._share:
             return  # every process decides alike
         own = name_of(name, of)
-        # Made as it ended: an id generator, a sampler or a context of the process's own would have a say otherwise.
+        # Made as ended: the process' own id generator, sampler or context would affect it otherwise.
         span = ReadableSpan(
             name,
             context=_context(trace, _number(8, self._run, job, own)),
@@ -137,19 +137,19 @@ class _OpenSpans:
         self._processor.on_end(span)
 
     def close(self) -> None:
-        # A collector that does not answer would hold up the end of the process for longer.
+        # A collector that does not answer would delay the end of the process for longer.
         closing = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def _nanoseconds(time_s: float) -> int | None:
-    """None where no span has such a time: a record may call anything that."""
+    """Convert to nanoseconds; None for a time that no span can have."""
     return round(1e9 * time_s) if 0 <= time_s < _MAX_TIME_S else None
 
 
 def _number(num_bytes: int, *parts: str) -> int:
-    """An id that is not 0, the same for the same parts."""
+    """Derive a nonzero id from ``parts``."""
     of = "\0".join(parts).encode(errors="backslashreplace")
     return int.from_bytes(blake2b(of, digest_size=num_bytes).digest()) or 1
 
@@ -175,7 +175,7 @@ def _exporter(traces: str) -> "SpanExporter":
 
 
 def _know_headers() -> None:
-    """Passwords of the collector are never shown: the library writes a header that it cannot read into the log."""
+    """Redact passwords of the collector: the library logs a header that it cannot read."""
     for name in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
         for header in os.environ.get(name, "").split(","):
             own, equals, value = header.partition("=")
@@ -188,14 +188,14 @@ def _file_exporter(path: str) -> "SpanExporter":
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     try:
-        # The opening of a pipe that nobody reads would wait for a reader.
+        # Opening a pipe without a reader would block.
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as exc:
         raise ConfigError(f"telemetry.traces: {path} cannot be written ({exc.strerror}): name another file.") from exc
     os.set_blocking(handle, True)
 
     class Lines:
-        """A span a line, as JSON. Several processes may write to one file: a message is one write at its end."""
+        """Writes a span per line, as JSON. Several processes may append to one file: a message is one write."""
 
         def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
             text = "".join(f"{span.to_json(indent=None)}\n" for span in spans).encode(errors="backslashreplace")
@@ -216,12 +216,12 @@ _sending = threading.local()
 
 
 def _is_not_ours(_: logging.LogRecord) -> bool:
-    """Leaves out what the exporter says of each message of ours that it could not send."""
+    """Filter the exporter's own message for each batch that it could not send."""
     return not getattr(_sending, "is_ours", False)
 
 
-class _ToldOnce:
-    """An exporter that says once that nothing can be sent, and once that it goes on."""
+class _LoggedOnce:
+    """An exporter that logs once that nothing can be sent, and once that it works again."""
 
     def __init__(self, exporter: "SpanExporter", where: str) -> None:
         self._exporter = exporter

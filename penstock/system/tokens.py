@@ -1,8 +1,8 @@
-"""Random tokens that prove a right, or that something was seen: leases, leadership, ownership, payload servers."""
+"""Random tokens for leases, leadership, ownership, and revisions of payload servers."""
 
 import secrets
 
 
 def new_token() -> str:
-    """96 random bits: after a failover nothing that counts can come back to an old value, but this cannot repeat."""
+    """Return 96 random bits: a counter could repeat a value after a failover, but this cannot."""
     return secrets.token_hex(12)

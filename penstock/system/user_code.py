@@ -1,8 +1,8 @@
-"""Code of the user's that runs inside a process of ours: how it is found, and kept from ending that process.
+"""The user's code inside our processes: how it is imported, and prevented from ending the process.
 
-Whatever it does becomes an exception of the one call: a ``sys.exit`` in a coroutine would else end the event loop, one
-in a thread would be heard by nobody, and an ``os._exit`` would end every sample of the worker without a word. Nor may
-what it leaves behind: tasks and callbacks on our loop, and forks that come back from it.
+All its failures become an exception of the one call: otherwise a ``sys.exit`` in a coroutine would end the event loop,
+one in a thread would be lost, and an ``os._exit`` would silently end every sample of the worker. The same holds for
+tasks and callbacks that it leaves on our loop, and forks that return from it.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from penstock.text import format_exc, utf8_safe
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Longest wait, at the end of a loop, for tasks that were asked to end.
+#: Longest wait, at the end of a loop, for cancelled tasks.
 CLOSE_S = 5.0
 
 
 class Raised(Exception):
-    """A user's code raised, or what ran it died. The text goes on after the name of that code."""
+    """The user's code raised, or its process died. The text continues a sentence after the name of that code."""
 
 
 def find(name: str, what: str) -> Any:
-    """What ``module:attribute`` names. Imports the user's module.
+    """Import and return ``module:attribute`` of the user.
 
     Args:
-        what: how the configuration calls it, at the beginning of the error.
+        what: the configuration key, at the beginning of the error.
 
     Raises:
-        ConfigError: it is not there, or importing it raised or tried to exit.
+        ConfigError: it does not exist, or importing it raised or tried to exit.
     """
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
@@ -64,7 +64,7 @@ def find(name: str, what: str) -> Any:
 
 
 def find_function(name: str, what: str) -> Callable[..., Any]:
-    """The function that ``module:attribute`` names; as ``find``. Raises ConfigError too where it is not one."""
+    """Import and return the function ``module:attribute``; raise ConfigError as ``find``, or if it is not callable."""
     found = find(name, what)
     if not callable(found):
         raise ConfigError(f"{what} {name} is not a function.")
@@ -75,23 +75,23 @@ def find_function(name: str, what: str) -> Callable[..., Any]:
 async def bounded(
     work: Callable[[], Awaitable[T]], limit_s: float, name: str, passes: tuple[type[Exception], ...] = ()
 ) -> T:
-    """What ``work`` gives. Waits for at most ``limit_s``, whatever it does with a cancellation.
+    """Return the result of ``work``. Waits for at most ``limit_s``, even if it ignores a cancellation.
 
     Args:
-        passes: errors of ours that go through as they are.
+        passes: our own errors, which are raised unchanged.
 
     Raises:
-        TimeoutError: it took longer; it is cancelled and left to itself.
-        Raised: it raised anything, or gave up by ``sys.exit`` or a cancellation of its own.
+        TimeoutError: it took longer; it is cancelled and abandoned.
+            Raised: it raised anything, including ``sys.exit`` or a cancellation of its own.
     """
     task = asyncio.create_task(_guarded(work, passes), name=name)
-    task.add_done_callback(_heard)
+    task.add_done_callback(_retrieve_exception)
     try:
         await asyncio.wait({task}, timeout=limit_s)
     finally:
         if not task.done():
             task.cancel()
-            # Nor may the end of the loop wait for one that swallows this.
+            # The end of the loop must not wait for a task that ignores this either.
             asyncio.tasks._unregister_task(task)
             task._log_destroy_pending = False  # type: ignore[attr-defined]
     if not task.done():
@@ -104,7 +104,7 @@ async def _guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exceptio
     try:
         return await work()
     except GeneratorExit as exc:
-        # Of its own making, or is it closed because nobody waits for it any more?
+        # Raised by the code itself, or is the coroutine closed because it was abandoned?
         if _current_task() is not task:
             raise
         raise Raised(f"raised {format_exc(exc)}") from exc
@@ -126,16 +126,16 @@ def _current_task() -> "asyncio.Task[Any] | None":
     return None
 
 
-def _heard(task: "asyncio.Task[Any]") -> None:
-    """Nobody waits for one that is left to itself."""
+def _retrieve_exception(task: "asyncio.Task[Any]") -> None:
+    """Retrieve the exception of an abandoned task, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 def run_through(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> T:
-    """``asyncio.run``, but that nothing ends the loop before ``main`` ends, nor holds it up for long afterwards.
+    """Run ``main`` like ``asyncio.run``, but end the loop only after it, and without long delays then.
 
-    A ``sys.exit`` or KeyboardInterrupt in a task or a callback that a user's code left behind, and a ``stop`` of the
+    A ``sys.exit`` or KeyboardInterrupt in a task or a callback that the user's code left behind, and a ``stop`` of the
     loop, are logged.
     """
     loop = loop_factory()
@@ -154,21 +154,21 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: "asyncio.Future[T]") -> T
     while True:
         try:
             return loop.run_until_complete(task)
-        # RuntimeError: somebody stopped the loop.
+        # RuntimeError: the loop was stopped.
         except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
             if task.done() or loop.is_closed():
                 raise
             log.warning(
-                "what a user's code left running wanted to end this process, which goes on: %s", format_exc(exc)
+                "code left running by a user's call tried to end this process, which continues: %s", format_exc(exc)
             )
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what still runs, and leave behind what does not end."""
+    """Cancel running tasks, and abandon those that do not end."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
-        task.add_done_callback(_heard)
+        task.add_done_callback(_retrieve_exception)
     if tasks:
         _until_done(loop, loop.create_task(asyncio.wait(tasks, timeout=CLOSE_S)))
     for task in tasks:
@@ -178,7 +178,7 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end_if_forked(pid: int) -> None:
-    """A fork that came back from a user's code ends here: it has our connections, and none of our threads."""
+    """End this process if it is a fork that returned from the user's code: it has our connections, but no threads."""
     if os.getpid() != pid:
         how = f" by {format_exc(exc)}" if (exc := sys.exc_info()[1]) is not None else ""
         with contextlib.suppress(OSError):
@@ -201,9 +201,9 @@ def _refuse_exit(status: int) -> None:
 
 @contextmanager
 def staying_alive() -> Iterator[None]:
-    """Inside, ``os._exit`` of Python code in this process raises SystemExit. May be entered by several threads.
+    """Make ``os._exit`` of Python code in this process raise SystemExit. May be entered by several threads.
 
-    A fork that was made inside does not leave it.
+    A fork that was made inside does not leave the block.
     """
     global _kept_pid, _num_kept
     pid = os.getpid()

@@ -1,7 +1,7 @@
-"""Imports all that a configuration names of the user's own code, in a process of its own, before anything starts.
+"""Import all of the user's own code that a configuration names, in a separate process, before anything starts.
 
 ``python -m penstock.system.user_imports`` reads a JSON list of (what, name) from stdin; exit code 2 and a sentence
-on stderr where one cannot be imported. In a process of its own because what is imported stays, and may do anything.
+on stderr if one cannot be imported. In a separate process because imports are permanent, and may do anything.
 """
 
 import json
@@ -24,7 +24,7 @@ IMPORT_S = 300.0
 
 
 def named(config: Config) -> list[tuple[str, str]]:
-    """(key, import path) of everything of the user's own that parts of this run import."""
+    """Return (key, import path) of all of the user's own code that processes of this run import."""
     datasets = [(f"data.{kind}.{at.name}", at) for kind in ("train", "eval") for at in getattr(config.data, kind)]
     found = [("reward.function", config.reward.function)]
     found += [("reward.parts", name) for name in config.reward.parts]
@@ -47,7 +47,7 @@ def _many(named: list[str] | str | None) -> list[str]:
 
 
 def check_user_code(config: Config) -> None:
-    """Refuse with ConfigError what cannot be imported. Blocks for as long as the imports take."""
+    """Raise ConfigError for code that cannot be imported. Blocks for the imports."""
     names = named(config)
     if not names:
         return
@@ -60,14 +60,14 @@ def check_user_code(config: Config) -> None:
 
 
 def ask_apart(module: str, question: str, limit_s: float, what: str) -> str:
-    """Have a module look at the user's code in a process of its own (``answer_apart``). Blocks.
+    """Run a module that imports the user's code in a separate process (see ``answer_apart``). Blocks.
 
     Args:
-        question: what it reads from stdin.
-        what: what it does, for when it ends without a word.
+        question: its stdin.
+            what: what it does, for the error if it ends silently.
 
     Returns:
-        '' or the sentence by which it refused.
+        '' or the error by which it refused.
 
     Raises:
         TimeoutError: it took longer than ``limit_s``.
@@ -90,8 +90,8 @@ def ask_apart(module: str, question: str, limit_s: float, what: str) -> str:
 
 
 def answer_apart(look: Callable[[], None]) -> NoReturn:
-    """All that such a process does: exit code 2, and a sentence on stderr, where ``look`` raises."""
-    # As parts do: last, so that it hides nothing of ours.
+    """Run ``look`` as the main function of such a process: if it raises, exit code 2, and the error on stderr."""
+    # Last, as in other processes, so that it hides none of our modules.
     sys.path.append(os.getcwd())
     code = 0
     try:
@@ -100,14 +100,14 @@ def answer_apart(look: Callable[[], None]) -> NoReturn:
         told = str(exc) if isinstance(exc, ConfigError) else format_exc(exc)
         print(printable(" ".join(told.split())), file=sys.stderr)
         code = 2
-    # What a module left running must not hold up whoever waits for this.
+    # Threads that a module left running must not delay the end of this process.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def import_named() -> None:
-    """Import what stdin names. Raises ConfigError for what cannot be, or is not what its key takes."""
+    """Import the names in stdin. Raises ConfigError if one fails, or is not valid for its key."""
     for what, name in json.load(sys.stdin):
         found = find(name, what)
         if not callable(found):

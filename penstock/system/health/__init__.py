@@ -1,1 +1,1 @@
-"""What could hurt a run, as far as one process can see it: for ``penstock doctor``, here and on every worker."""
+"""Health checks that one process can make, for ``penstock doctor``: here and on every worker."""

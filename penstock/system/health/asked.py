@@ -1,8 +1,8 @@
-"""What each worker reaches, asked of all and answered by each from where it runs.
+"""Health checks on workers: each worker checks what it can reach from its machine, on request.
 
-Whoever asks writes the time into the hash ``looks``. A worker that finds a new time there looks at what its own
-configuration and the run's records name, and answers in a field of its own; the question names nothing, so it can ask
-for nothing else. The hash goes by itself.
+A request is its time in the hash ``looks``. A worker that finds a new time there checks what its own configuration
+and the run's records name, and answers in its own field; the request names no addresses, so it cannot make workers
+connect elsewhere. The hash expires by itself.
 """
 
 import logging
@@ -28,11 +28,11 @@ from penstock.system.health.finding import Check, Finding, Level, run_checks
 from penstock.system.health.look import look_at_clock, look_at_disk, look_at_payloads, look_at_weights
 from penstock.text import format_exc, safe_repr, utf8_safe
 
-#: Field of the hash that holds the question; a worker's name has a dot in it.
+#: Field of the hash with the request; names of workers contain a dot.
 ASKED = "asked"
-#: The hash goes so long after the last question; older ones are not answered.
+#: The hash expires so long after the last request; older ones are not answered.
 KEEP_S = 60
-#: Findings of one answer, and characters of each of their texts.
+#: Most findings of one answer, and characters of each of their texts.
 MAX_FINDINGS, MAX_TEXT = 64, 400
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one worker found."""
+    """The findings of one worker."""
 
     worker: str
     host: str
@@ -48,7 +48,7 @@ class Answer:
 
 
 def ask(client: Client, keys: Keys) -> float:
-    """Ask all workers what they reach; when that was, for ``read_answers``. Blocks for two round trips."""
+    """Request checks from all workers; return the time, for ``read_answers``. Blocks for two round trips."""
     at = time.time()
     run(client, note(keys, keys.looks, ASKED, pack({"at": at})))
     client.expire(keys.looks, KEEP_S)
@@ -56,13 +56,13 @@ def ask(client: Client, keys: Keys) -> float:
 
 
 def read_answers(client: Client, keys: Keys, asked_at: float) -> list[Answer]:
-    """The answers that are there to this question or a later one, by name of the worker. Blocks for a round trip."""
+    """Return the answers to this request or a later one, by name of the worker. Blocks for a round trip."""
     found = readable(client.hgetall(keys.looks), _answer)
     return sorted((one for one, at in found if one.worker != ASKED and at >= asked_at), key=lambda one: one.worker)
 
 
 def _answer(name: bytes, raw: bytes) -> tuple[Answer, float]:
-    """An answer, and the time of its question."""
+    """Parse an answer, and the time of its request."""
     worker = name_shown(name)
     what = f"What worker {safe_repr(worker)} found"
     record = unpack_map(raw, what)
@@ -78,12 +78,13 @@ def _finding(row: Any, what: str) -> Finding:
         raise ProtocolError(f"{what} has a finding that penstock did not write: {safe_repr(row)}.")
     looked_at, level, found, todo = (text[:MAX_TEXT] for text in row)
     if level not in list(Level):
-        raise ProtocolError(f"{what} has a finding of a level that is none: {safe_repr(level)}.")
+        raise ProtocolError(f"{what} has a finding with an invalid level: {safe_repr(level)}.")
     return Finding(looked_at, Level(level), found, todo)
 
 
 class Responder:
-    """The answers of one worker. ``heard`` belongs to one thread; it looks in another, which nobody waits for."""
+    """Answers the requests to one worker. ``heard`` belongs to one thread; checks run in another, which is not
+    joined."""
 
     def __init__(self, config: Config, worker: str) -> None:
         self._config = config
@@ -92,13 +93,13 @@ class Responder:
         self._thread: threading.Thread | None = None
 
     def heard(self, question: bytes | None) -> None:
-        """Answer what stands in the field ``asked``, unless that is done or an earlier look hangs. Returns at once."""
+        """Answer the request in the field ``asked``, unless that is done or an earlier check hangs. Returns at once."""
         if question is None or (self._thread is not None and self._thread.is_alive()):
             return
         try:
             at = number_in(unpack_map(question, "The question"), "at", "The question")
         except ProtocolError:
-            return  # whoever wrote it waits in vain, and says so
+            return  # its sender reports the missing answer
         if at == self._answered:
             return
         self._answered = at
@@ -115,7 +116,7 @@ class Responder:
                 if client.hget(keys.looks, ASKED) is not None:
                     run(client, note(keys, keys.looks, self._worker, pack(record)))
         except Exception as exc:  # a thread of ours that dies says nothing to anybody
-            log.warning("what this worker reaches was asked for and could not be told: %s", redact(format_exc(exc)))
+            log.warning("failed to report what this worker reaches: %s", redact(format_exc(exc)))
 
     def _checks(self, client: Client, keys: Keys) -> Iterator[tuple[str, Check]]:
         config = self._config

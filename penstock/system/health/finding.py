@@ -1,4 +1,4 @@
-"""Findings: what was looked at, how bad it is, and what to do about it."""
+"""Findings: what was checked, the severity, and what to do about it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock.text import format_exc
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,14 +21,14 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
-    #: What was looked at.
+    #: Name of the check.
     what: str
     level: Level
-    #: What was found.
+    #: Result, as text.
     found: str
-    #: What to do about it; '' where nothing is to be done.
+    #: What to do about it; '' if nothing.
     todo: str = ""
 
 
@@ -36,7 +36,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def run_checks(checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
-    """The findings of all checks, each as it comes; one that fails is a finding itself. Blocks for seconds."""
+    """Yield the findings of all checks, each as it comes; a failed check is a finding itself. Blocks for seconds."""
     for what, check in checks:
         try:
             yield from check()
@@ -46,7 +46,7 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
 
 
 def passes(what: str, check: Callable[[], object], fine: str) -> Finding:
-    """A finding of a check that says by an error of penstock what is wrong."""
+    """Return the finding of a check that raises one of penstock's errors if something is wrong."""
     try:
         check()
     except PenstockError as exc:

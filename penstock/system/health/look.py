@@ -1,4 +1,4 @@
-"""Looks at what several machines have to reach: disks, payload servers, weights, and the clock of Redis."""
+"""Checks of what several machines have to reach: disks, payload servers, weights, and the clock of Redis."""
 
 import contextlib
 import os
@@ -21,15 +21,15 @@ from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.system.health.finding import Finding, Level
 
-#: A clock may be off by so much, seconds, before it is told of; from ``FRESH_S`` on its worker counts as gone.
+#: Largest offset of a clock in seconds without a warning; from ``FRESH_S`` on its worker counts as gone.
 CLOCK_S = 1.0
-#: Shares of a disk: nearly full, and full, from where a payload folder takes nothing more.
+#: Shares of a disk: nearly full, and full, when a payload folder is no longer written.
 NEARLY, FULL_DISK = 0.90, 0.97
 _STORE_TIMEOUT_S = 2.0
 
 
 def look_at_clock(client: Client) -> Finding:
-    """That of Redis against this machine's. Blocks for a round trip."""
+    """Compare the clock of Redis with this machine's. Blocks for a round trip."""
     before = time.time()
     seconds, micros = client.time()
     after = time.time()
@@ -39,7 +39,7 @@ def look_at_clock(client: Client) -> Finding:
 
 
 def clock(what: str, off_s: float, todo: str) -> Finding:
-    """How bad it is that a clock is ahead of this machine's by so much."""
+    """Return the finding for a clock that is ahead of this machine's by ``off_s``."""
     level = Level.OK if abs(off_s) < CLOCK_S else Level.WARNING if abs(off_s) < FRESH_S else Level.ERROR
     if level is Level.OK:
         return Finding(what, level, "agrees with this machine's")
@@ -47,7 +47,7 @@ def clock(what: str, off_s: float, todo: str) -> Finding:
 
 
 def look_at_disk(what: str, path: Path) -> Finding:
-    """How full the file system is that ``path`` lies on, or would."""
+    """Check how full the file system of ``path`` is."""
     there = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
     disk = os.statvfs(there)
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
@@ -58,11 +58,11 @@ def look_at_disk(what: str, path: Path) -> Finding:
     if share < NEARLY:
         return Finding(what, Level.OK, told)
     level = Level.ERROR if share >= FULL_DISK else Level.WARNING
-    return Finding(what, level, f"{told}: it is {share:.0%} full", "make room there")
+    return Finding(what, level, f"{told}: it is {share:.0%} full", "free space")
 
 
 def look_at_payloads(client: Client, keys: Keys) -> Iterator[Finding]:
-    """Whether each payload server answers from here, and has room. Blocks for up to seconds a server."""
+    """Check whether each payload server answers from here, and has room. Blocks for up to seconds per server."""
     servers = [one for one in read_servers(client, keys).servers.values() if one.state is not ServerState.LOST]
     for server in sorted(servers, key=lambda one: one.name):
         what = f"payload server {server.name}"
@@ -81,10 +81,10 @@ def look_at_payloads(client: Client, keys: Keys) -> Iterator[Finding]:
 
 
 def look_at_weights(client: Client, keys: Keys, models: Iterable[str], *, needed: bool = False) -> Iterator[Finding]:
-    """Whether the folder of each model's newest publication can be read from here, and its disk.
+    """Check whether the folder of each model's newest publication can be read from here, and its disk.
 
     Args:
-        needed: whether whoever looks loads them.
+        needed: whether this process loads them.
     """
     for model in models:
         what = f"weights of {model}"
@@ -100,7 +100,7 @@ def look_at_weights(client: Client, keys: Keys, models: Iterable[str], *, needed
                 yield Finding(what, Level.ERROR, str(exc))
                 continue
             if whole is None:
-                yield Finding(what, Level.OK, f"the folder of version {told.version} is still to come")
+                yield Finding(what, Level.OK, f"the folder of version {told.version} is not complete yet")
                 continue
             yield from _weights(what, Path(whole.path), needed)
 
@@ -119,5 +119,5 @@ def _weights(what: str, folder: Path, needed: bool) -> Iterator[Finding]:
 
 
 def in_mb(num_bytes: int) -> str:
-    """A size as people read it."""
+    """Return a size as text."""
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

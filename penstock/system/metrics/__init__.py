@@ -1,1 +1,1 @@
-"""Metrics that Prometheus scrapes: what a series is, the server of one part, and where those of a run are."""
+"""Metrics for Prometheus: series, the server of one process, and the list of a run's servers."""

@@ -1,4 +1,4 @@
-"""A server of threads that cannot be filled: who reaches its port takes handles and threads of the part it is in."""
+"""A threaded server with limits: clients of its port cannot use up the process' handles and threads."""
 
 import logging
 import socket
@@ -10,22 +10,22 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-#: Connections that are open at once; the oldest is cut for one more.
+#: Most open connections; the oldest is closed for one more.
 MAX_CONNECTIONS = 32
-#: Threads at most, those included whose connection was cut and that have not seen it yet.
+#: Most threads, including those that have not noticed that their connection was closed.
 MAX_THREADS = 4 * MAX_CONNECTIONS
 #: Longest wait for the next bytes of a request, and for the client to take some.
 STALL_S = 10.0
 
 
 class BoundedThreads(ThreadingMixIn):
-    """To be put before a server of ``socketserver``: a daemon thread for each connection, and not too many of them."""
+    """A mixin for servers of ``socketserver``: a daemon thread for each connection, with a limit."""
 
     daemon_threads = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._lock = threading.Lock()
-        #: The oldest first; True: it was cut, and its thread has not ended.
+        #: The oldest first; True: it was closed, and its thread has not ended.
         self._open: dict[Any, bool] = {}
         super().__init__(*args, **options)
 
@@ -50,6 +50,6 @@ class BoundedThreads(ThreadingMixIn):
         super().shutdown_request(request)  # type: ignore[misc]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left, or says nothing, is no error of ours."""
+        """Log an error of a client at debug level: it is not ours."""
         is_theirs = isinstance(sys.exception(), OSError)
         log.log(logging.DEBUG if is_theirs else logging.ERROR, "a request of %s failed", client_address, exc_info=True)

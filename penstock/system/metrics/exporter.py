@@ -1,4 +1,4 @@
-"""Metrics of a part that has no loop of its own to show itself by: served, and shown in the run's ``parts``."""
+"""Metrics of a process without a loop that writes its presence: served, and listed in the run's ``parts``."""
 
 import logging
 import threading
@@ -17,19 +17,19 @@ from penstock.system.metrics.server import MetricsServer, serve
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at whether its record is to be confirmed.
+#: Seconds between two checks whether its record is to be confirmed.
 LOOK_S = 0.5
-#: Longest wait for Redis to take the record; the part itself never waits for it.
+#: Longest wait for Redis to take the record; the process itself never waits for it.
 TIMEOUT_S = 2.0
 
 
 class Exporter:
-    """Serves the metrics of one part and shows where, from threads, until ``close``.
+    """Serves the metrics of one process and publishes their address, from threads, until ``close``.
 
     Args:
         config: with ``redis.url`` set.
-        part: what it is: trainer, scorer, launcher.
-        name: which one of them.
+        part: kind of the process: trainer, scorer, launcher.
+            name: name of the process.
     """
 
     def __init__(self, server: MetricsServer, config: Config, part: str, name: str) -> None:
@@ -44,12 +44,12 @@ class Exporter:
 
     @classmethod
     def of(cls, config: Config, part: str, name: str, *collectors: Collector) -> Self | None:
-        """Where ``metrics.port`` wants it. Returns at once; raises as ``MetricsServer``."""
+        """Start an exporter if ``metrics.port`` is set. Returns at once; raises as ``MetricsServer``."""
         server = serve(config, part, name, *collectors)
         return None if server is None else cls(server, config, part, name)
 
     def close(self) -> None:
-        """Serve and show no more. Blocks for twice ``TIMEOUT_S`` at most."""
+        """Stop serving and publishing. Blocks for at most twice ``TIMEOUT_S``."""
         self._closed.set()
         self._thread.join()
         self._client.close()

@@ -1,6 +1,6 @@
-"""How busy the GPUs of this machine are, as NVIDIA's management library says; nothing where there is none.
+"""Load of this machine's GPUs from NVIDIA's management library; nothing if it is missing.
 
-It may take long to answer, or hang with a driver that does: it is asked by a thread, and what it said last is read.
+Calls may take long, or hang with the driver: a thread makes them, and readers get its last result.
 """
 
 import logging
@@ -14,21 +14,21 @@ from penstock.config import EngineConfig
 from penstock.protocol.presence import MAX_GPUS, GpuLoad
 from penstock.system.extras import is_installed
 
-#: Between two looks, and how long the last one counts.
+#: Seconds between two calls, and for which a result is valid.
 LOOK_S, FRESH_S = 2.0, 20.0
-#: Characters of what a GPU is called, at most.
+#: Most characters of a GPU's name.
 MAX_NAME = 100
 
 log = logging.getLogger(__name__)
 
 
 class GpuWatch:
-    """Asks for GPUs again and again, from a thread, until ``close``.
+    """Polls GPUs from a thread, until ``close``.
 
-    Where there is no library, driver or GPU it asks once and tells of none.
+    Without the library, a driver or a GPU it polls once and reports none.
 
     Args:
-        visible: which ones, as CUDA_VISIBLE_DEVICES has them; None: all of this machine.
+        visible: value of CUDA_VISIBLE_DEVICES; None: all GPUs of this machine.
     """
 
     def __init__(self, visible: str | None) -> None:
@@ -39,12 +39,12 @@ class GpuWatch:
         self._thread.start()
 
     def loads(self) -> tuple[GpuLoad, ...]:
-        """GPUs as they were told of last; () where there are none, or the library hangs. Returns at once."""
+        """Return the last load of each GPU; () without GPUs, or if the library hangs. Returns at once."""
         at, loads = self._said
         return loads if time.monotonic() - at < FRESH_S else ()
 
     def close(self) -> None:
-        """Ask no more. Returns at once, though a question may be on its way."""
+        """Stop polling. Returns at once, even during a call."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -56,20 +56,20 @@ class GpuWatch:
                     library.nvmlShutdown()
                     return
         except Exception as exc:
-            # Whatever a driver raises: figures are missing, and nothing else.
-            log.warning("figures of GPUs are not told any more: %r", exc)
+            # Whatever a driver raises: only the figures are missing.
+            log.warning("GPU metrics disabled: %r", exc)
 
 
 def visible_to(engine: EngineConfig) -> str | None:
-    """What CUDA_VISIBLE_DEVICES is for an engine that this process starts; None where nobody sets it."""
+    """Return CUDA_VISIBLE_DEVICES of an engine that this process starts; None if it is not set."""
     return engine.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def gpu_loads(library: Any, names: Sequence[str]) -> tuple[GpuLoad, ...]:
-    """GPUs by numbers or UUIDs, ``MAX_GPUS`` of them; one that does not answer is left out. Blocks.
+    """Return the load of GPUs by numbers or UUIDs, at most ``MAX_GPUS``; those without an answer are skipped. Blocks.
 
     Args:
-        library: ``pynvml``, begun.
+        library: ``pynvml``, initialized.
     """
     found = []
     for name in names[:MAX_GPUS]:
@@ -83,7 +83,7 @@ def gpu_loads(library: Any, names: Sequence[str]) -> tuple[GpuLoad, ...]:
 def _load(library: Any, name: str) -> GpuLoad:
     by_number, by_uuid = library.nvmlDeviceGetHandleByIndex, library.nvmlDeviceGetHandleByUUID
     handle = by_number(int(name)) if name.isdecimal() else by_uuid(name.encode())
-    # As nvidia-smi counts: the first version takes for used what the driver keeps for itself.
+    # As nvidia-smi counts: version 1 counts the driver's own memory as used.
     memory = library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
     model = library.nvmlDeviceGetName(handle)
     return GpuLoad(
@@ -103,14 +103,14 @@ def _use(library: Any, handle: Any) -> float:
 
 
 def _names(library: Any, visible: str | None) -> Sequence[str]:
-    """All are named by their numbers. The library counts by places of the bus, as CUDA does where all are alike."""
+    """Return the names of visible GPUs, by default all numbers, in the order of the bus, as CUDA for equal GPUs."""
     if visible is None:
         return list(map(str, range(library.nvmlDeviceGetCount())))
     return [name for part in visible.split(",") if (name := part.strip()) not in ("", "-1")]
 
 
 def _library() -> Any:
-    """NVIDIA's library, begun; None where it is not installed, or finds no driver."""
+    """Return NVIDIA's library, initialized; None if it is not installed, or finds no driver."""
     if not is_installed("pynvml"):
         return None
     import pynvml
@@ -118,6 +118,6 @@ def _library() -> Any:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as exc:
-        log.debug("there is no GPU to tell of: %s", exc)
+        log.debug("no GPU found: %s", exc)
         return None
     return pynvml

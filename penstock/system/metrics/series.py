@@ -1,7 +1,7 @@
-"""A series of metrics: name, kind and meaning in one place; families are made of it when somebody scrapes.
+"""Series of metrics: name, kind and help text in one place; families are made from them for each scrape.
 
-Where slime has a name for a figure, ours is that name by a rule (``slime``), so that whoever knows the one finds the
-other: ``rollout/response_len/mean`` is ``rollout_response_len_mean``. All others begin with ``penstock_``.
+A figure with a name in slime has that name, converted by a rule (``slime``), so that users of slime find it:
+``rollout/response_len/mean`` is ``rollout_response_len_mean``. All others begin with ``penstock_``.
 """
 
 import re
@@ -15,19 +15,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from penstock.text import printable, utf8_safe
 
-#: Samples of one family, at most: labels come from records, of which there may be any number.
+#: Most samples of one family: labels come from records, which may be any number.
 MAX_SAMPLES = 1000
-#: Characters of a label's value, at most.
+#: Most characters of a label's value.
 MAX_LABEL = 120
 
 Labels = str | tuple[str, ...]
 
 
 class Histogram:
-    """Counts of values in classes; cheap to add to. One thread adds, others read.
+    """Counts of values by bucket; cheap to add to. One thread adds, others read.
 
     Args:
-        bounds: upper ends of the classes, ascending; what is above the last is counted too.
+        bounds: upper ends of the buckets, ascending; values above the last are counted too.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -40,7 +40,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper ends as text, with how many values are at or below them."""
+        """Return the upper ends as text, with the number of values at or below each."""
         ends = [f"{bound:g}" for bound in self.bounds] + ["+Inf"]
         return list(zip(ends, map(float, accumulate(self.counts)), strict=True))
 
@@ -49,13 +49,13 @@ class Histogram:
 class Series:
     """One series, or one for each value of its labels."""
 
-    #: As Prometheus has it, without the ``_total`` that counters get.
+    #: Name in Prometheus, without the ``_total`` of counters.
     name: str
     kind: Literal["counter", "gauge", "histogram"]
-    #: What it counts or shows, with its unit; a sentence.
+    #: What it counts or measures, with its unit; a sentence.
     says: str
     labels: tuple[str, ...] = ()
-    #: slime's name for it; '' where it has none.
+    #: slime's name for it; '' if it has none.
     slime: str = ""
 
     @property
@@ -64,46 +64,46 @@ class Series:
         return self.name + {"counter": "_total", "gauge": "", "histogram": "_bucket"}[self.kind]
 
     def of(self, value: float) -> Metric:
-        """The family of a series without labels."""
+        """Return the family of a series without labels."""
         return self.each({(): value})
 
     def each(self, values: Mapping[Any, float] | Iterable[tuple[Labels, float]]) -> Metric:
-        """The family of all values by their labels, the first ``MAX_SAMPLES`` of them."""
+        """Return the family of all values by their labels, the first ``MAX_SAMPLES`` of them."""
         family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(
             self.name, self.says, labels=self.labels
         )
         pairs = values.items() if isinstance(values, Mapping) else values
-        # By their labels: two that are the same once they are cut would have Prometheus refuse the whole scrape.
+        # A map by labels: duplicates after shortening would make Prometheus refuse the complete scrape.
         for labels, value in {_labels(one): value for one, value in islice(pairs, MAX_SAMPLES)}.items():
             family.add_metric(labels, value)
         return family
 
     def histogram(self, values: Histogram) -> Metric:
-        """The family of a histogram without labels."""
+        """Return the family of a histogram without labels."""
         family = HistogramMetricFamily(self.name, self.says)
         family.add_metric([], buckets=values.buckets(), sum_value=values.sum)
         return family
 
 
 def counter(name: str, says: str, *labels: str) -> Series:
-    """A sum that only grows while its process lives."""
+    """Make a series of a sum that only grows during the life of its process."""
     return Series(f"penstock_{name}", "counter", says, labels)
 
 
 def gauge(name: str, says: str, *labels: str) -> Series:
-    """How something stands now."""
+    """Make a series of a current value."""
     return Series(f"penstock_{name}", "gauge", says, labels)
 
 
 def histogram(name: str, says: str) -> Series:
-    """How often values lie in each class."""
+    """Make a series of a distribution."""
     return Series(f"penstock_{name}", "histogram", says)
 
 
 def slime(name: str, says: str) -> Series:
-    """A gauge by slime's name, of the last batch or version.
+    """Make a gauge with slime's name, for the last batch or version.
 
-    ``/``, ``-`` and ``.`` become ``_``, ``@`` becomes ``_at_``, and what stands in braces is a label:
+    ``/``, ``-`` and ``.`` become ``_``, ``@`` becomes ``_at_``, and names in braces are labels:
     ``eval/{dataset}-truncated_ratio`` is ``eval_truncated_ratio{dataset=...}``.
     """
     labels = tuple(re.findall(r"{(\w+)}", name))

@@ -1,4 +1,4 @@
-"""The server of one part's metrics: answers whoever scrapes, from threads of its own."""
+"""The metrics server of one process, with threads of its own."""
 
 import logging
 import socket
@@ -23,7 +23,7 @@ from penstock.version import __version__
 
 log = logging.getLogger(__name__)
 
-#: A collector that fails is told of so often.
+#: Interval of warnings about a collector that fails.
 SAY_S = 60.0
 
 INFO = gauge("part_info", "1; its labels say which part of which run this is.", "run", "part", "name", "version")
@@ -33,9 +33,9 @@ SERIES = (INFO, STARTED, FAILED)
 
 
 class Part(Collector):
-    """What every part says of itself, before the figures of its collectors.
+    """Metrics of the process itself, followed by those of its collectors.
 
-    A collector that a server did not answer leaves its figures out, is told of in the log and counted.
+    If a server does not answer a collector, its figures are left out, with a warning and a count.
     """
 
     def __init__(self, run: str, part: str, name: str, collectors: Sequence[Collector]) -> None:
@@ -79,7 +79,7 @@ class MetricsServer:
             raise cannot_listen("metrics", config.host, config.port or 0, exc) from exc
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
-        #: Where others reach it.
+        #: Address for other processes.
         self.url = f"http://{host_in_url(config.host, config.reached_at)}:{self._server.server_port}/metrics"
         log.info("metrics at %s", self.url)
 
@@ -94,11 +94,11 @@ class _Handler(WSGIRequestHandler):
     timeout = STALL_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not logged."""
+        """Do not log scrapes."""
 
 
 def _server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
-    """Raises OSError."""
+    """Make the server. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
 
     class Server(BoundedThreads, WSGIServer):
@@ -108,7 +108,7 @@ def _server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
 
 
 def serve(config: Config, part: str, name: str, *collectors: Collector) -> MetricsServer | None:
-    """Serve the metrics of a part, where ``metrics.port`` wants it. Returns at once; raises as ``MetricsServer``."""
+    """Serve the metrics of a process if ``metrics.port`` is set. Returns at once; raises as ``MetricsServer``."""
     if config.metrics.port is None:
         return None
     return MetricsServer(config.metrics, Part(config.run, part, name, collectors))

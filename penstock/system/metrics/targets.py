@@ -1,6 +1,6 @@
-"""Where Prometheus finds the parts of a run that serve metrics: its file-based service discovery.
+"""Addresses of a run's metrics for Prometheus: its file-based service discovery.
 
-Parts come and go, each at a port of its own; what they show of themselves in Redis becomes the file.
+Processes come and go, each with its own port; the file is made from their presence records in Redis.
 """
 
 import json
@@ -15,16 +15,16 @@ from penstock.protocol.snapshot import present_parts
 from penstock.redis.commands import Client
 from penstock.system.disk import put
 
-#: An address that a part shows: whoever writes in Redis must not have others ask for anything else.
+#: A valid address: writers in Redis must not make Prometheus request anything else.
 _URL = re.compile(r"http://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})/metrics")
-#: Parts that are listed, at most.
+#: Most processes in the list.
 MAX_TARGETS = 10_000
 
 Group = dict[str, Any]
 
 
 def targets(client: Client, keys: Keys) -> list[Group]:
-    """Groups of Prometheus' file_sd format, one for each part that is there and serves metrics, by address.
+    """Return groups of Prometheus' file_sd format, one for each running process with metrics, by address.
 
     Labels are ``run``, ``part`` (worker, buffer, producer, trainer, scorer, verifiers, fleet, recorder, launcher) and
     ``name``. Blocks for one round trip; raises redis' errors.
@@ -46,9 +46,9 @@ def _groups(run: str, found: list[tuple[str, str, str]]) -> Iterator[Group]:
 
 
 def write_targets(path: Path, groups: list[Group]) -> bool:
-    """Replace the file where it says something else; whether it did. Blocks; raises OSError.
+    """Replace the file if it differs; return whether it did. Blocks; raises OSError.
 
-    Readable by all: Prometheus is another user, and there is nothing secret in it.
+    Readable by all: Prometheus is another user, and it holds no secrets.
     """
     text = json.dumps(groups, indent=1) + "\n"
     if path.is_file() and path.read_text(errors="replace") == text:
