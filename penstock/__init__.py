@@ -1,7 +1,7 @@
 """Penstock: a message-queue driven, asynchronous rollout producer for reinforcement learning of language models.
 
-Everything public is importable from here, and loaded when it is first asked for (PEP 562), so that importing penstock
-stays light.
+Everything public can be imported from here, and is loaded on first use (PEP 562), so that importing penstock
+is fast.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from penstock.workers.rewards.judges import Judges as Judges
     from penstock.workers.weights.receive.receiver import Receiver as Receiver
 
-#: Public name -> module that has it.
+__version__ = "0.1.0"
+
+#: Public name -> its module.
 _LAZY = {
     "PostprocessHook": "penstock.hooks.signatures",
     "ConvertHook": "penstock.hooks.signatures",

@@ -4,7 +4,7 @@
     2026-01-31 12:00:00.123+01:00 digits worker-0 WARNING [job train/0/12] text
     {"time": "2026-01-31T12:00:00.123+01:00", "run": "digits", "part": "worker-0", "level": "INFO", ...}
 
-Time with its zone, run, part, level, and the job that the entry came about at, where there is one.
+Time with its zone, run, part, level, and the job that the entry is about, if any.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from penstock.redaction import redact
 from penstock.system.disk import is_full
 from penstock.text import printable, trace_of, utf8_safe
 
-#: Most characters of one entry: a user's code may raise with a text of any length.
+#: Most characters of one entry: the user's code may raise with a text of any length.
 MAX_ENTRY = 128_000
 
-#: Id of the job that is being worked on; '' at other times. Tasks and threads begun meanwhile take it along.
+#: Id of the current job; '' without one. Tasks and threads started meanwhile inherit it.
 _job: ContextVar[str] = ContextVar("job", default="")
 
 
 class LogFormat(StrEnum):
-    """How entries are written."""
+    """Format of log entries."""
 
     TEXT = "text"
     JSON = "json"
@@ -39,7 +39,7 @@ class LogFormat(StrEnum):
 
 @contextlib.contextmanager
 def of_job(job: str) -> Iterator[None]:
-    """Have entries say that they came about at this job, for as long as the context lasts."""
+    """Add this job to log entries within the context."""
     token = _job.set(job)
     try:
         yield
@@ -48,7 +48,7 @@ def of_job(job: str) -> Iterator[None]:
 
 
 class Plain(logging.Formatter):
-    """Entries without passwords, and without what a terminal would obey: they quote others."""
+    """Entries without passwords and without terminal control characters: they quote other texts."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(redact(utf8_safe(super().format(record), MAX_ENTRY)))
@@ -58,7 +58,7 @@ class Plain(logging.Formatter):
 
 
 class Lines(Plain):
-    """A line an entry, tracebacks below it."""
+    """One line per entry, followed by tracebacks."""
 
     def __init__(self, part: str, run: str) -> None:
         who = " ".join(filter(None, (run, part))).replace("%", "%%")
@@ -74,7 +74,7 @@ class Lines(Plain):
 
 
 class Objects(Plain):
-    """An object an entry, on one line of ASCII: nothing in it is obeyed by a terminal or ends the line."""
+    """One JSON object per entry, on one line of ASCII, without terminal control characters."""
 
     def __init__(self, part: str, run: str) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def _time(record: logging.LogRecord, between: str) -> str:
 
 
 class _Lossy(logging.StreamHandler[TextIO]):
-    """Goes on where its file has no room; says afterwards how many lines may be missing."""
+    """Continues when the disk is full; reports afterwards how many lines may be missing."""
 
     _lost = 0
 
@@ -130,12 +130,12 @@ class _Lossy(logging.StreamHandler[TextIO]):
 
 
 def formatter(part: str, run: str = "", form: LogFormat = LogFormat.TEXT) -> Plain:
-    """How entries of a part are written."""
+    """Return the formatter for entries of a process."""
     return Objects(part, run) if form is LogFormat.JSON else Lines(part, run)
 
 
 def without_a_log() -> None:
-    """Have warnings of a command that sets no log up go to stderr as sentences, as they do, but plain."""
+    """Print warnings of a command without a log to stderr as plain sentences."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(Plain("%(message)s"))
 
@@ -144,7 +144,7 @@ def set_up(part: str, run: str = "", form: LogFormat = LogFormat.TEXT, level: in
     """Send the log of this process to stderr; the launcher keeps it in ``runs/NAME/logs/PART.log``.
 
     Args:
-        run: name of the run; '' where there is none, or none is known.
+        run: name of the run; '' if there is none, or it is not known.
     """
     handler = _Lossy(sys.stderr)
     handler.setFormatter(formatter(part, run, form))
@@ -152,13 +152,13 @@ def set_up(part: str, run: str = "", form: LogFormat = LogFormat.TEXT, level: in
     # Warnings of libraries belong there too.
     logging.captureWarnings(True)
     if form is LogFormat.JSON:
-        # What nobody caught would be written as lines of text between the objects.
+        # Uncaught exceptions would be written as lines of text between the objects.
         sys.excepthook = _say_uncaught
         threading.excepthook = lambda args: _say_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def say_end(text: str) -> None:
-    """Say on stderr why this process ends: ``penstock: text``, or as an entry where its log is JSON."""
+    """Print why this process ends to stderr: ``penstock: text``, or as an entry if its log is JSON."""
     if any(isinstance(handler.formatter, Objects) for handler in logging.root.handlers):
         logging.getLogger("penstock").error("%s", text)
     else:
@@ -167,11 +167,11 @@ def say_end(text: str) -> None:
 
 def _say_uncaught(kind: type[BaseException], exc: BaseException | None, trace: TracebackType | None) -> None:
     if exc is not None and not issubclass(kind, SystemExit):
-        logging.getLogger("penstock").critical("nobody caught %s", kind.__name__, exc_info=(kind, exc, trace))
+        logging.getLogger("penstock").critical("uncaught %s", kind.__name__, exc_info=(kind, exc, trace))
 
 
 def as_text(lines: str) -> str:
-    """Lines of a log for people: an entry of JSON as its line of text, whatever else is among them as it is."""
+    """Convert JSON entries in lines of a log to text; other lines are unchanged."""
     return "\n".join(map(_as_text, lines.splitlines()))
 
 

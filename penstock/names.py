@@ -1,4 +1,4 @@
-"""Names that people choose, and the lanes: what keys, paths and job ids are made of."""
+"""Names chosen by users, and the lanes: parts of keys, paths and job ids."""
 
 import re
 from enum import StrEnum
@@ -7,33 +7,33 @@ from penstock.errors import ConfigError
 
 
 class Lane(StrEnum):
-    """A job stream with a priority; workers look at them in this order."""
+    """A job stream with a priority; workers lease from them in this order."""
 
     #: Jobs that crashed two workers.
     SUSPECT = "suspect"
-    #: Jobs that were begun, to be gone on with.
+    #: Jobs that were begun, and are to be continued.
     RESUME = "resume"
     EVAL = "eval"
     SCORE = "score"
     TRAIN = "train"
 
 
-#: In the order in which workers look at them.
+#: In the order in which workers lease from them.
 LANES = tuple(Lane)
 
 #: Lanes that jobs may be admitted to.
 HOME_LANES = (Lane.EVAL, Lane.SCORE, Lane.TRAIN)
 
-#: Side array of a sample: log-probabilities of a teacher, float32 [tokens behind the prompt].
+#: Side array of a sample: log-probabilities of a teacher, float32 [tokens after the prompt].
 TEACHER_LOGPROBS = "teacher_logprobs"
-#: The same of a reference policy.
+#: Likewise of a reference policy.
 REFERENCE_LOGPROBS = "reference_logprobs"
-#: What a model is given of the images of a sample's prompt, side arrays that its whole group shares: float32 [patches,
+#: Model inputs of the images of a sample's prompt, side arrays shared by its group: float32 [patches,
 #: values], and int64 [images, 3], patches of each in time, height and width.
 PIXEL_VALUES, IMAGE_GRID = "pixel_values", "image_grid_thw"
-#: The same of a reward: float32 [steps, 2], index of the token of the response that ends a step, and its reward.
+#: Side array of a reward: float32 [steps, 2], index of the token of the response that ends a step, and its reward.
 STEP_REWARDS = "step_rewards"
-#: The same of a mixture of experts: which of them saw each position, uint8 or int16 [tokens - 1, layers, top_k] (T17).
+#: Side array of a mixture of experts: the experts of each position, uint8 or int16 [tokens - 1, layers, top_k] (T17).
 ROUTED_EXPERTS = "routed_experts"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -49,7 +49,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Can it be part of keys, paths and job ids?"""
+    """Return whether it can be part of keys, paths and job ids."""
     return _NAME.fullmatch(name) is not None
 
 

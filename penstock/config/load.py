@@ -94,8 +94,7 @@ def _as_far_as_maps_go(values: Any, key: Key, start: int) -> tuple[Key, Any]:
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without variables that set keys: the resolved file has them, and arguments may take
-    precedence."""
+    """Return ``environ`` without variables that set keys: the resolved file contains them."""
     return {name: value for name, value in environ.items() if not is_setting(name)}
 
 

@@ -193,8 +193,7 @@ class TrainerConfig(Section):
     #: torch threads; 0 leaves torch's choice.
     num_threads: Annotated[int, Field(ge=0)] = 1
     #: Stop when held-out accuracy has reached this, if the version generated at least 0.95 of the evaluated tokens
-    #: itself
-    #: (see ``data.eval_pinned``); None: train all steps.
+    #: itself (see ``data.eval_pinned``); None: train all steps.
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @property

@@ -89,8 +89,8 @@ class Block:
         self._logprobs: list[Array] | None = None
 
     def fields(self, at: int, spelling: Spelling, *, arrays: bool) -> dict[str, Any]:
-        """Return the fields of the ``at``-th sample that are not searched, by name; without ``arrays`` those are
-        None."""
+        """Return the ``at``-th sample's fields that are not searched, by name; None for its arrays without
+        ``arrays``."""
         if not 0 <= at < len(self.bodies):
             raise ProtocolError(f"{WHAT} is not in its block.")
         body = self.bodies[at]

@@ -102,7 +102,7 @@ class HistoryReader:
 
         Args:
             after: ``next`` of the page before, of the same order.
-                ascending: the smallest first, instead of the greatest.
+            ascending: the smallest first, instead of the greatest.
             arrays: with tokens, logprobs, versions and masks.
 
         Raises:

@@ -19,11 +19,11 @@ class HistoryWriter:
 
     Args:
         folder: folder of the history, ``RunFolder.history``; created if it does not exist.
-            epoch: epoch of the recorder's election: greater than that of every recorder before it.
-            max_bytes: limit for all files of the folder. Beyond it the oldest are deleted, and their rows are counted.
-            part_bytes: size at which a new file is started; None: a sixteenth of ``max_bytes``, but
-                1 MiB to 1 GiB.
-            look_up: returns the pieces of token ids, by the run's tokenizer.
+        epoch: epoch of the recorder's election: greater than that of every recorder before it.
+        max_bytes: limit for all files of the folder. Beyond it the oldest are deleted, and their rows are counted.
+        part_bytes: size at which a new file is started; None: a sixteenth of ``max_bytes``, but
+            1 MiB to 1 GiB.
+        look_up: returns the pieces of token ids, by the run's tokenizer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class HistoryWriter:
 
         Raises:
             DiskFull: the disk is full.
-                HistoryError: the file cannot be written; the next call starts another one.
+            HistoryError: the file cannot be written; the next call starts another one.
         """
         if not rows and not uses:
             return

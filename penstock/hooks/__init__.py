@@ -1,1 +1,1 @@
-"""Functions of the user's at named places of a run: their signatures, and what those of slime's form are given."""
+"""The user's functions at named places of a run: their signatures, and the arguments of those of slime's form."""

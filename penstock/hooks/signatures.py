@@ -1,4 +1,4 @@
-"""What each key of section ``hooks`` names: a Protocol, and how its function must be able to be called."""
+"""Signatures of the functions in section ``hooks``: a Protocol for each key, and the accepted parameters."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ from penstock.system.user_code import find
 
 
 class SampleHook(Protocol):
-    """``hooks.sample``: asked with each drawn sample before its reward.
+    """``hooks.sample``: called with each generated sample before its reward.
 
-    It may take loss off tokens (``sample.loss_mask``), and set ``sides`` and ``reward``; tokens, logprobs, versions and
-    what was generated stay as they were drawn (T6, T8).
+    It may remove loss from tokens (``sample.loss_mask``), and set ``sides`` and ``reward``; tokens, logprobs, versions
+    and the mask of generated tokens must not change (T6, T8).
     """
 
     def __call__(self, sample: Sample, /) -> Awaitable[None] | None: ...
@@ -23,9 +23,9 @@ class SampleHook(Protocol):
 class GenerateHook(Protocol):
     """``hooks.generate`` and ``hooks.eval``: makes one sample, as slime's custom generate functions do.
 
-    ``args.engine.generate(input_ids, sampling_params)`` asks the worker's engine, and so does a request to
+    ``args.engine.generate(input_ids, sampling_params)`` sends a request to the worker's engine, and so does a POST to
     ``/generate`` at ``args.sglang_router_ip`` and ``args.sglang_router_port``. It returns the sample with ``tokens``,
-    ``response_length``, ``response``, ``loss_mask`` and ``status`` set; what bears loss must be of such requests.
+    ``response_length``, ``response``, ``loss_mask`` and ``status`` set; tokens with loss must come from such requests.
     """
 
     async def __call__(self, args: Any, sample: Any, sampling_params: dict[str, Any], /) -> Any: ...
@@ -34,8 +34,8 @@ class GenerateHook(Protocol):
 class RolloutHook(Protocol):
     """``hooks.rollout``: makes the samples of a group together.
 
-    ``args.each[i]`` is what ``hooks.generate`` is given as ``args`` for ``samples[i]``: its engine, its address. It
-    returns a sample for each, in their order; what bears loss must be of that sample's own requests.
+    ``args.each[i]`` is the ``args`` of ``hooks.generate`` for ``samples[i]``: its engine, its address. It
+    returns a sample for each, in their order; tokens with loss must come from that sample's own requests.
     """
 
     async def __call__(self, args: Any, samples: list[Any], sampling_params: dict[str, Any], /) -> Sequence[Any]: ...
@@ -54,19 +54,20 @@ class SamplesHook(Protocol):
 
 
 class RolloutLogHook(Protocol):
-    """``hooks.rollout_log``: told of a trained step with its row of ``steps.jsonl``; true keeps it from trackers."""
+    """``hooks.rollout_log``: called after a trained step with its row of ``steps.jsonl``; true skips the trackers."""
 
     def __call__(self, step: int, row: dict[str, Any], batch: Any, /) -> bool | None: ...
 
 
 class EvalLogHook(Protocol):
-    """``hooks.eval_log``: told of an evaluation with its rows of ``eval.jsonl``, one for each dataset."""
+    """``hooks.eval_log``: called after an evaluation with its rows of ``eval.jsonl``, one for each dataset."""
 
     def __call__(self, version: int, rows: list[dict[str, Any]], /) -> None: ...
 
 
 class PostprocessHook(Protocol):
-    """``hooks.postprocess``: sees this rank's samples (``penstock.consumers.grpo.train_rows.TrainRow``), log π_old too.
+    """``hooks.postprocess``: gets this rank's samples (``penstock.consumers.grpo.train_rows.TrainRow``), with log
+    π_old.
 
     It may clear ``loss_mask`` and set ``advantages`` [L] of each row (T8, T10).
     """
@@ -77,36 +78,36 @@ class PostprocessHook(Protocol):
 class ConvertHook(Protocol):
     """``hooks.convert``: key -> an entry for each of ``batch.all_rows``, for a slime-shaped trainer.
 
-    ``rewards`` (what is trained on), ``raw_reward`` and ``truncated`` are numbers; ``loss_masks`` [R] of each response
-    may take loss off tokens (T8); any other key is new to the train data: numbers, or arrays of floats.
+    ``rewards`` (trained on), ``raw_reward`` and ``truncated`` are numbers; ``loss_masks`` [R] of each response
+    may remove loss from tokens (T8); any other key is added to the train data: numbers, or arrays of floats.
     """
 
     def __call__(self, batch: Any, /) -> Mapping[str, Sequence[Any]]: ...
 
 
 class AllSamplesHook(Protocol):
-    """``hooks.all_samples``: told of samples that are done with, by their rows of the history; after a kill again."""
+    """``hooks.all_samples``: called with finished samples, by their rows of the history; repeated after a kill."""
 
     def __call__(self, rows: list[Any], /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way in which a function may be written."""
+    """One accepted signature of a function."""
 
-    #: Names of what it is given.
+    #: Names of its arguments.
     parameters: tuple[str, ...]
-    #: Names of what it is given beside it, where it takes that.
+    #: Names of optional arguments, passed if it has such parameters.
     optional: tuple[str, ...] = ()
-    #: As slime has it: ``args``, and samples as slime's look.
+    #: slime's form: ``args``, and samples with slime's attributes.
     is_slime: bool = False
-    #: Whether what it is given first must be called so, which tells it from other forms.
+    #: Whether the first parameter must have this name, which distinguishes it from other forms.
     has_name: bool = False
-    #: It must be an async function; or it must be none; None: it may be either.
+    #: True: it must be async; False: it must not; None: either.
     is_async: bool | None = None
 
     def takes(self, function: Callable[..., Any]) -> bool:
-        """Whether ``function`` can be called so; true where Python does not know."""
+        """Return whether ``function`` has this signature; true if Python does not know."""
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -124,7 +125,7 @@ class Form:
         return f"({', '.join(self.parameters)})"
 
 
-#: Key of section ``hooks`` -> the forms that its function may have.
+#: Key of section ``hooks`` -> accepted forms of its function.
 FORMS: dict[str, tuple[Form, ...]] = {
     "generate": (Form(("args", "sample", "sampling_params"), ("evaluation",), is_slime=True, is_async=True),),
     "eval": (Form(("args", "sample", "sampling_params"), ("evaluation",), is_slime=True, is_async=True),),
@@ -151,7 +152,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
 
 _REWARD = (Form(("sample",), ("judges",)), Form(("args", "sample"), is_slime=True, has_name=True))
 _FILTER = (Form(("group",), is_async=False),)
-#: The same of functions that other sections name, by the end of their keys.
+#: Likewise for functions that other sections name, by the end of their keys.
 _ELSEWHERE: dict[str, tuple[Form, ...]] = {
     "reward.function": _REWARD,
     "reward.parts": _REWARD,
@@ -167,13 +168,13 @@ _ELSEWHERE: dict[str, tuple[Form, ...]] = {
 class Hook:
     """A function of the user's."""
 
-    #: As errors call it: key and import path.
+    #: Its name in errors: key and import path.
     name: str
     function: Callable[..., Any]
     form: Form
 
     def named(self, **values: Any) -> dict[str, Any]:
-        """Of ``values`` those that the function takes."""
+        """Return those of ``values`` that the function has parameters for."""
         try:
             parameters = inspect.signature(self.function).parameters
         except (TypeError, ValueError):
@@ -184,22 +185,22 @@ class Hook:
 
 
 def load_hook(key: str, path: str) -> Hook:
-    """The function that ``hooks.KEY`` names. Imports the user's module.
+    """Import and check the function that ``hooks.KEY`` names.
 
     Raises:
-        ConfigError: it cannot be imported, is no function, or cannot be called as this hook is.
+        ConfigError: it cannot be imported, is not a function, or has other parameters than this hook.
     """
     what = f"hooks.{key}"
     return Hook(f"{what} {path}", *_checked(what, path, find(path, what), FORMS[key]))
 
 
 def load_hooks(key: str, paths: Sequence[str]) -> list[Hook]:
-    """As :func:`load_hook`, of several."""
+    """Load several functions, as :func:`load_hook`."""
     return [load_hook(key, path) for path in paths]
 
 
 def check_hook(what: str, path: str, found: object) -> None:
-    """Raise ConfigError where ``found`` cannot be what the key ``what`` of the configuration names by ``path``."""
+    """Raise ConfigError if ``found`` is invalid for the configuration key ``what``, which names it as ``path``."""
     section, _, key = what.partition(".")
     end = what.rpartition(".")[2]
     if section == "hooks":
@@ -214,7 +215,7 @@ def check_hook(what: str, path: str, found: object) -> None:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether what it gives is to be awaited."""
+    """Return whether its result has to be awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
@@ -226,7 +227,7 @@ def _checked(what: str, path: str, found: object, forms: tuple[Form, ...]) -> tu
             if form.is_async and not is_async(found):
                 raise ConfigError(f"{what} {path} is not async, and is awaited: write it as async def.")
             if form.is_async is False and is_async(found):
-                raise ConfigError(f"{what} {path} is async, and nobody awaits it there: write it as def.")
+                raise ConfigError(f"{what} {path} is async, and is called without await: write it as def.")
             return found, form
     called = " or ".join(f"{path.rpartition(':')[2]}{form}" for form in forms)
     raise ConfigError(

@@ -1,7 +1,7 @@
-"""What functions of slime's signatures are given: ``args``, and samples with the attributes of slime's.
+"""Arguments of functions with slime's signatures: ``args``, and samples with slime's attributes.
 
-Where such a function's module has imported slime's own ``Sample``, samples are of that class, so that
-``isinstance(sample, Sample)`` holds; else of :class:`SlimeSample`. Penstock itself imports nothing of slime.
+If such a function's module has imported slime's own ``Sample``, samples are of that class, so that
+``isinstance(sample, Sample)`` holds; else of :class:`SlimeSample`. Penstock itself does not import slime.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 from penstock.config import Config
 from penstock.protocol.records.sample import Sample, SampleStatus
 
-#: Where slime has its own class.
+#: Module of slime's own class.
 _THEIRS = "slime.utils.types"
 
 
 class SlimeStatus(Enum):
-    """How far a sample is; the words are slime's."""
+    """State of a sample, in slime's words."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -31,7 +31,7 @@ class SlimeStatus(Enum):
 
 @dataclass
 class SlimeSample:
-    """A sample as slime's functions know it. Lists of the response have ``response_length`` (R) entries."""
+    """A sample with slime's attributes. Lists of the response have ``response_length`` (R) entries."""
 
     group_index: int | None = None
     index: int | None = None
@@ -46,18 +46,18 @@ class SlimeSample:
     #: [R] 1 on tokens to train; None: all.
     loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)
-    #: [R] log-probability with which each was drawn; 0 where nothing was.
+    #: [R] log-probability with which each token was generated; 0 for other tokens.
     rollout_log_probs: list[float] | None = None
-    #: [R] log-probability that a teacher would have drawn each with; None: there is no teacher.
+    #: [R] log-probability of each token by a teacher; None: there is no teacher.
     teacher_log_probs: Any = None
-    #: [P + R - 1, layers, experts per token]; None where none were recorded.
+    #: [P + R - 1, layers, experts per token]; None if none were recorded.
     rollout_routed_experts: Any = None
-    #: Tokens that top_p kept; None, for what is trained is drawn from the whole distribution.
+    #: Tokens that top_p kept; None, since trained tokens are sampled from the complete distribution.
     rollout_top_p_token_ids: Any = None
     rollout_top_p_token_offsets: Any = None
     multimodal_inputs: dict[str, Any] | None = None
     multimodal_train_inputs: dict[str, Any] | None = None
-    #: Nothing of it is trained.
+    #: True: it is not trained.
     remove_sample: bool = False
     status: SlimeStatus = SlimeStatus.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class SlimeSample:
     Status: ClassVar[type[SlimeStatus]] = SlimeStatus
 
     def get_reward_value(self, args: Any) -> Any:
-        """The number, where the reward is a map: its entry ``args.reward_key``."""
+        """Return the reward as a number: if it is a map, its entry ``args.reward_key``."""
         return self.reward[args.reward_key] if getattr(args, "reward_key", None) else self.reward
 
     @property
@@ -87,19 +87,19 @@ class SlimeSample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append tokens that were drawn (``trainable``, with their logprobs), or given ones (mask 0).
+        """Append tokens that were generated (``trainable``, with their logprobs), or given ones (mask 0).
 
         Args:
-            meta_info: what the engine said beside them; its ``finish_reason`` becomes the status.
+            meta_info: the engine's metadata; its ``finish_reason`` becomes the status.
 
         Raises:
-            ValueError: lists that do not belong together.
+            ValueError: lists of different lengths.
         """
         ids = [int(token) for token in tokens or ()]
         if trainable and ids and (log_probs is None or len(log_probs) != len(ids)):
-            raise ValueError(f"{len(ids)} drawn tokens need as many log_probs")
+            raise ValueError(f"{len(ids)} generated tokens need as many log_probs")
         if not trainable and log_probs is not None:
-            raise ValueError("tokens that were not drawn have no log_probs")
+            raise ValueError("tokens that were not generated have no log_probs")
         drawn = [float(value) for value in log_probs] if log_probs is not None else [0.0] * len(ids)
         before = self.response_length
         self.loss_mask = ([1] * before if self.loss_mask is None else self.loss_mask) + [int(trainable)] * len(ids)
@@ -119,7 +119,7 @@ class SlimeSample:
 
 
 def args_of(config: Config) -> Namespace:
-    """The ``args`` of a run, by slime's names; ``hooks.args`` goes before what follows from the run."""
+    """Return the ``args`` of a run, by slime's names; ``hooks.args`` takes precedence over the run's values."""
     rollout, sampling = config.rollout, config.rollout.sampling
     found = {
         "hf_checkpoint": config.model.path,
@@ -155,22 +155,22 @@ def args_of(config: Config) -> Namespace:
 
 
 def sample_class() -> type[Any]:
-    """slime's own class where the user's code has imported it, else :class:`SlimeSample`."""
+    """Return slime's own class if the user's code has imported it, else :class:`SlimeSample`."""
     theirs = getattr(sys.modules.get(_THEIRS), "Sample", None)
     return theirs if isinstance(theirs, type) else SlimeSample
 
 
 def number_of(name: str) -> int:
-    """``group_index`` of a job, or ``index`` of a sample, by its name: the same in every hook, another for every name.
+    """Return ``group_index`` of a job, or ``index`` of a sample: derived from its name, so equal in every hook.
 
-    slime counts them as its data source hands them out. Here 60 bits of a digest say it, so that those of two datasets
-    or epochs differ, and no part must have counted.
+    slime counts them in its data source. Here they are 60 bits of a digest, so that those of two datasets or epochs
+    differ, without a shared counter.
     """
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 4
 
 
 def begun(sample: Sample, prompt: Any) -> Any:
-    """A sample of which nothing is drawn yet, as slime has it; kept as ``sample.seen``."""
+    """Make slime's form of a sample without generated tokens; kept as ``sample.seen``."""
     job = sample.job.copy_for_user()
     sample.seen = sample_class()(
         group_index=number_of(job.id),
@@ -184,7 +184,7 @@ def begun(sample: Sample, prompt: Any) -> Any:
 
 
 def seen(sample: Sample) -> Any:
-    """A drawn sample as slime has it: what a function of slime's form saw of it before, or what it is now."""
+    """Return slime's form of a generated sample: the one that an earlier function got, or a new one."""
     if sample.seen is None:
         made, at = begun(sample, sample.job.prompt or ""), sample.prompt_length
         made.tokens = list(sample.tokens)

@@ -127,8 +127,7 @@ class AsyncPayloadFolder:
     """Writes to a folder, in threads; see ``AsyncPayloadStore``. The leader deletes expired files (``expire``).
 
     A call to the file system that makes no progress for ``silent_s`` counts as unanswered; large payloads may take
-    longer
-    as long as they progress.
+    longer as long as they progress.
 
     Args:
         silent_s: longest time without progress.

@@ -280,8 +280,7 @@ class PayloadFolder:
             self._freed.put(freed)
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Delete files not committed within ``ttl_s``, and temporary files of dead processes; return the number of
-        files."""
+        """Delete files not committed within ``ttl_s``, and files of dead processes; return the number of files."""
         self.ping(prefix)
         return self._ask(partial(self._expire, prefix, ttl_s))
 
@@ -358,8 +357,7 @@ class PayloadFolder:
         return self._ask(partial(delete, self._run(prefix)))
 
     def usage(self) -> tuple[int, int]:
-        """Return (used, total) bytes of the file system. Raises ConfigError if this machine does not have the
-        folder."""
+        """Return (used, total) bytes of the file system. Raises ConfigError if the folder does not exist here."""
         self.check()
         found = self._ask(lambda step: shutil.disk_usage(self.path))
         return found.used, found.total

@@ -117,8 +117,7 @@ def names_in(part: Path, step: Callable[[], None]) -> list[str]:
 
 
 def delete(folder: Path, step: Callable[[], None]) -> int:
-    """Delete the payloads of a run, call ``step`` for each; return their number. Blocks. Raises as ``claim``,
-    OSError."""
+    """Delete a run's payloads, calling ``step`` for each; return their number. Blocks. Raises as ``claim``, OSError."""
     count = 0
     if not folder.exists():
         return count

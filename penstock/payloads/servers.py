@@ -215,8 +215,7 @@ def _now(client: Client) -> float:
 
 
 def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator[str]:
-    """Yield the kind of each key: kept (permanent), held (not yet), buried (its job is dead), or orphan (of no
-    lease)."""
+    """Yield the kind of each key: kept (permanent), held (not yet), buried (of a dead job), or orphan (of no lease)."""
     yield from ("kept" for _, kept in found if kept)
     parts = [parts_of(keys, key) for key, kept in found if not kept]
     pipe = client.pipeline(transaction=False)

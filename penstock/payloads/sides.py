@@ -104,8 +104,7 @@ def pack(name: str, array: Any, sample_id: str) -> bytes:
 
 
 def unpack(name: str, data: bytes, sample_id: str, checksum: int) -> Array:
-    """Return the array, a read-only view into ``data``. Raises PayloadError if the bytes were not written by
-    ``pack``."""
+    """Return the array, a read-only view into ``data``. Raises PayloadError for bytes not written by ``pack``."""
     what = f"sample {sample_id}: side array {name!r}"
     if zlib.crc32(data) != checksum:
         raise PayloadError(f"{what} is not the one that was committed (CRC-32 differs).")

@@ -366,8 +366,7 @@ def _add_chunks(chunks: list[_Chunk], payload: Payload, sample_id: str, sides: M
 
 @lru_cache(maxsize=1024)
 def _layout(length: int) -> tuple[Sequence[Any], Sequence[int], int]:
-    """Lay out the three arrays of a payload of ``length`` tokens: entries in the header, padding of each, total
-    bytes."""
+    """Lay out the arrays of a payload of ``length`` tokens: entries in the header, padding of each, total bytes."""
     entries, pads, size = [], [], 0
     for name, dtype in (("tokens", "int32"), ("logprobs", "float32"), ("mask", "uint8")):
         entries.append([name, dtype, [length], size])

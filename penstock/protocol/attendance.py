@@ -19,8 +19,8 @@ class Attendance:
 
     Args:
         part: kind of the process: producer, buffer, ...
-            name: name of the process, if one machine may run several that have names.
-            metrics: address of its metrics; '' if it serves none.
+        name: name of the process, if one machine may run several that have names.
+        metrics: address of its metrics; '' if it serves none.
     """
 
     def __init__(self, client: Client, keys: Keys, part: str, *, name: str = "", metrics: str = "") -> None:

@@ -56,9 +56,8 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     """Return the state of a run as plain values, except its workers (``WorkerPresence``).
 
     ``trainer`` is the subscription that publishes the weights, or else one that trains, with its ``mode``, ``bound``
-    and
-    ``step`` (batches that it has committed) are of it. ``ready_lanes`` counts the groups of each lane that a batch may
-    still take, ``ready`` those of lane train; ``kept`` are all complete groups that are not retired.
+    and ``step`` (batches that it has committed) are of it. ``ready_lanes`` counts the groups of each lane that a batch
+    may still take, ``ready`` those of lane train; ``kept`` are all complete groups that are not retired.
 
     Invalid entries are logged and left out, or read as 0 if a count is needed, so that views keep working.
     Blocks for a few round trips; raises redis' errors.
@@ -109,8 +108,7 @@ def main_trainer(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(client: Client, keys: Keys) -> dict[str, Any]:
-    """Return what Redis answers, by property of ``Keys``; ``lengths`` are those of the lanes. Blocks for a round
-    trip."""
+    """Return Redis' answers by property of ``Keys``, and ``lengths`` of the lanes. Blocks for a round trip."""
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
         pipe.xlen(keys.jobs(lane))

@@ -165,8 +165,7 @@ def waits_in(records: Mapping[bytes, bytes], workers: Sequence[WorkerPresence]) 
 
 
 def read_wait(client: Client, keys: Keys, who: str) -> Wait | None:
-    """Return the wait of ``who``, not a worker; None: it does not wait, or it cannot be read. Blocks for a round
-    trip."""
+    """Return the wait of ``who``, not a worker; None without one, or if it is unreadable. Blocks for a round trip."""
     raw = client.hget(keys.waits, who)
     return next(iter(waits_in({who.encode(): raw} if raw else {}, ())), None)
 

@@ -81,8 +81,7 @@ class ToldByKeeper:
             as_redis(client).config_set("appendfsync", "everysec")
 
     def take_back(self) -> bool:
-        """Rewrite the file, then stop the server's own syncs; see Server. Blocks for two round trips. Raises
-        RedisError."""
+        """Rewrite the file, then stop the server's syncs; see Server. Blocks for two round trips. Raises RedisError."""
         with connect(self._url(), timeout_s=ANSWER_S, check=False) as client:
             now = client.info("persistence")
             if now["aof_rewrite_in_progress"] or now["aof_rewrite_scheduled"]:
@@ -103,10 +102,8 @@ class AppendOnlySync:
 
     Redis' own ``everysec`` delays its writes for up to two seconds during a sync (``flushAppendOnlyFile`` in its aof.c)
     and answers its clients meanwhile: on a slow disk kill -9 loses acknowledged writes. With ``appendfsync no`` each
-    write
-    is in the kernel before its client has an answer, and kill -9 loses nothing; syncing from outside bounds the loss of
-    a
-    power failure as ``everysec`` does.
+    write is in the kernel before its client has an answer, and kill -9 loses nothing; syncing from outside bounds the
+    loss of a power failure as ``everysec`` does.
 
     Args:
         folder: the server's ``dir``.

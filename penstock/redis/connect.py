@@ -50,8 +50,8 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> Cl
 
     Raises:
         QueueUnavailable: no server answers, or it is still loading.
-            QueueRefused: it refuses the password or this user's rights, or is too old; waiting would not help.
-            ConfigError: the URL is invalid, or the server evicts keys when it is full.
+        QueueRefused: it refuses the password or this user's rights, or is too old; waiting would not help.
+        ConfigError: the URL is invalid, or the server evicts keys when it is full.
     """
     client: Client = _client(NamingRedis, url, timeout_s, Retry(NoBackoff(), 0))
     if check:
@@ -105,8 +105,7 @@ def _loses(
     """Return a subclass of ``kind`` that reports a write to a closed transport as a lost connection.
 
     The other side may reset a connection between connecting and the first write. asyncio's own loop ignores such a
-    write
-    and reports the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
+    write and reports the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
     """
 
     class Losing(kind):  # type: ignore[misc, valid-type]

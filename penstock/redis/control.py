@@ -58,12 +58,12 @@ class Control:
 
     Args:
         url: address of the server; it is verified at once, unless ``check`` is False.
-            patience_s: longest wait for a server that is gone, also the first time; infinite by default.
-            stopped: called before every further attempt; true ends the wait with QueueUnavailable.
+        patience_s: longest wait for a server that is gone, also the first time; infinite by default.
+        stopped: called before every further attempt; true ends the wait with QueueUnavailable.
 
     Raises:
         QueueUnavailable: it does not answer within ``patience_s``.
-            QueueRefused, ConfigError: it answers, but is not usable; see ``connect``.
+        QueueRefused, ConfigError: it answers, but is not usable; see ``connect``.
     """
 
     def __init__(
@@ -115,8 +115,7 @@ def until_answered(
     patience_s: float = float("inf"),
     stopped: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Repeat idempotent ``work`` until the server at ``url`` answers it. Blocks; errors and arguments as
-    ``Control``."""
+    """Repeat idempotent ``work`` until the server at ``url`` answers. Blocks; arguments and errors as ``Control``."""
     patience = _Patience(url, patience_s, stopped)
     while True:
         try:

@@ -67,7 +67,7 @@ def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
 
     Args:
         source: the file that the process was started with.
-            replace: also if another process has stored one.
+        replace: also if another process has stored one.
 
     Raises:
         ConfigError: the folder cannot be written.

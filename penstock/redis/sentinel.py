@@ -78,8 +78,7 @@ def _login(username: str, password: str) -> dict[str, str]:
 
 
 def client(kind: Any, url: str, options: dict[str, Any]) -> Any:
-    """Make a client of class ``kind`` (redis.Redis or redis.asyncio.Redis) that follows the primary. Connects
-    lazily."""
+    """Make a lazily connected client of class ``kind`` (redis.Redis or redis.asyncio.Redis) for the primary."""
     wanted = parse(url)
     asynchronous = issubclass(kind, redis.asyncio.Redis)
     module = redis.asyncio.sentinel if asynchronous else redis.sentinel

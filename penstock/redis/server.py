@@ -132,8 +132,7 @@ def read_addresses(run_dir: Path) -> Addresses:
 
 
 def with_url(config: Config) -> Config:
-    """Return ``config`` with ``redis.url`` set: as configured, else from the run's folder; raise ConfigError
-    otherwise."""
+    """Return ``config`` with ``redis.url``: as configured, else from the run's folder; ConfigError without either."""
     if config.redis.url is not None:
         return config
     url = read_address(config.run_dir)
@@ -161,11 +160,11 @@ class RedisServer:
 
     Args:
         folder: for its data, configuration and log; created if missing.
-            port: 0 takes a free one at the first start.
-            password: required from clients, and dangerous commands are forbidden (``RULES``); None allows all. The
-                server listens on loopback only.
-            appendfsync: ``everysec``, by this process (``AppendOnlySync``), or ``always``, by the server.
-            max_memory_bytes: 0 sets no limit.
+        port: 0 takes a free one at the first start.
+        password: required from clients, and dangerous commands are forbidden (``RULES``); None allows all. The
+            server listens on loopback only.
+        appendfsync: ``everysec``, by this process (``AppendOnlySync``), or ``always``, by the server.
+        max_memory_bytes: 0 sets no limit.
     """
 
     def __init__(

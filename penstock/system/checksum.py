@@ -11,8 +11,7 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 
 
 def file_crc32(path: Path) -> int:
-    """Compute the CRC-32 of a file's bytes. Blocks while it reads them. Raises OSError, also if it is not a plain
-    file."""
+    """Compute the CRC-32 of a plain file's bytes. Blocks. Raises OSError, also for other kinds of files."""
     value = 0
     with open_plain(path) as stream:
         while chunk := stream.read(_CHUNK_BYTES):

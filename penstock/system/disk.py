@@ -38,7 +38,7 @@ def open_plain(path: Path) -> BinaryIO:
 
     Raises:
         OSError: it cannot be opened, or is not a plain file: opening a FIFO would block until it has a writer.
-            ValueError: the path is invalid.
+        ValueError: the path is invalid.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -69,7 +69,7 @@ def remove_whole(path: Path, gone: Path, is_wanted: Callable[[], bool] = lambda:
 
     Args:
         gone: temporary name on the same disk, free; the caller removes what a killed process left there.
-            is_wanted: called after the rename, as another process may have begun to use it before: true undoes the
+        is_wanted: called after the rename, as another process may have begun to use it before: true undoes the
             rename.
 
     Raises:
@@ -161,8 +161,7 @@ def own_file(path: Path) -> int:
 
 
 def is_full(exc: BaseException | None) -> bool:
-    """Return whether an error, or its cause, is a lack of room. Libraries in Rust have the number only in the
-    message."""
+    """Return whether an error, or its cause, is a lack of room; Rust libraries give the number only as text."""
     while exc is not None:
         if isinstance(exc, DiskFull) or (isinstance(exc, OSError) and exc.errno in FULL):
             return True
@@ -194,9 +193,9 @@ def until_room(
 
     Args:
         work: raises DiskFull, or an OSError for lack of room, and may then be repeated.
-            blocked_on: called with the cause of the wait, repeatedly; with None at its end.
-            stopped: called before every further attempt; true raises the last error of ``work``.
-            path: the file that ``work`` writes; if given, every other OSError is retried too, after growing pauses.
+        blocked_on: called with the cause of the wait, repeatedly; with None at its end.
+        stopped: called before every further attempt; true raises the last error of ``work``.
+        path: the file that ``work`` writes; if given, every other OSError is retried too, after growing pauses.
     """
     said, pauses = -SAY_EVERY_S, 1
     while True:

@@ -126,15 +126,15 @@ def check_weights(workers: Iterable[WorkerPresence], action: str) -> list[dict[s
 
     Args:
         workers: the live ones (``presence.live_workers``).
-            action: ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum``. Engines that serve a published version
+        action: ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum``. Engines that serve a published version
             are
-                not reset: they would sample from noise.
+            not reset: they would sample from noise.
 
     Raises:
         ConfigError: the action does not exist, or an engine must not be reset.
-            EngineError: an engine refuses (one on CPU cannot), its weights are not those of its snapshot, or checksums
+        EngineError: an engine refuses (one on CPU cannot), its weights are not those of its snapshot, or checksums
             of
-                one version differ.
+            one version differ.
     """
     if action not in ACTIONS:
         raise ConfigError(f"There is no check of weights {action!r}: use {', '.join(ACTIONS)}.")

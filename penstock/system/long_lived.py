@@ -13,9 +13,8 @@ def settle() -> None:
     trainer's work on its batches.
 
     Freed memory is kept, up to 60 MiB: payloads and messages are allocated and freed in blocks of megabytes, which
-    glibc
-    would map and page in again each time. Freeing one large block raises its threshold (mallopt(3), M_MMAP_THRESHOLD);
-    other allocators are not affected.
+    glibc would map and page in again each time. Freeing one large block raises its threshold (mallopt(3),
+    M_MMAP_THRESHOLD); other allocators are not affected.
     """
     gc.freeze()
     bytearray(_LARGEST_BYTES)  # freed at once, and never touched

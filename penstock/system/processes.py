@@ -88,9 +88,9 @@ class Child:
 
     Args:
         argv: the command.
-            env: its complete environment.
-            log_path: its stdout and stderr are appended to it.
-            folder: its working directory; None: ours.
+        env: its complete environment.
+        log_path: its stdout and stderr are appended to it.
+        folder: its working directory; None: ours.
     """
 
     def __init__(

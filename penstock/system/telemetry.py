@@ -57,9 +57,9 @@ class Spans(Protocol):
 
         Args:
             begin_s, end_s: Unix seconds. A span with an invalid time (NaN, infinite, before 1970) is dropped.
-                of: its subject, if a job has several of this name: a lease's token, a sample.
-                under: ``name_of`` its parent span.
-                about: its attributes.
+            of: its subject, if a job has several of this name: a lease's token, a sample.
+            under: ``name_of`` its parent span.
+            about: its attributes.
         """
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ async def bounded(
 
     Raises:
         TimeoutError: it took longer; it is cancelled and abandoned.
-            Raised: it raised anything, including ``sys.exit`` or a cancellation of its own.
+        Raised: it raised anything, including ``sys.exit`` or a cancellation of its own.
     """
     task = asyncio.create_task(_guarded(work, passes), name=name)
     task.add_done_callback(_retrieve_exception)
@@ -158,9 +158,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: "asyncio.Future[T]") -> T
         except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
             if task.done() or loop.is_closed():
                 raise
-            log.warning(
-                "code left running by a user's call tried to end this process, which continues: %s", format_exc(exc)
-            )
+            log.warning("code left running by a user's call tried to end this process, which continues: %s", format_exc(exc))
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:

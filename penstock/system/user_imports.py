@@ -64,7 +64,7 @@ def ask_apart(module: str, question: str, limit_s: float, what: str) -> str:
 
     Args:
         question: its stdin.
-            what: what it does, for the error if it ends silently.
+        what: what it does, for the error if it ends silently.
 
     Returns:
         '' or the error by which it refused.

@@ -87,7 +87,7 @@ async def test_T11_nothing_that_a_users_code_does_ends_the_worker_or_holds_up_it
         assert (name, letter["reason"], letter["attempts"], letter["crashes"]) == (name, reason, "2", "0"), letter
         assert says in letter["detail"], letter["detail"]
     assert worker.log.stat().st_size < 4 * 2**20, "what user code says is cut before it is logged"
-    assert "wanted to end this process, which goes on: " in worker.text()
+    assert "tried to end this process, which continues: " in worker.text()
     assert worker.text().count("a process that a user's code forked came back from it by Raised") == good.n
     entangled = metas(client, keys, odd[-1].id)[0].reward_info
     assert entangled == {"node": ["..."] * 8}

@@ -1,1 +1,1 @@
-"""Sections of what listens, and of what is told over the network."""
+"""Sections of servers and network notifications."""

@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 
 from penstock.redaction import MASK
 
-#: One line without blanks: what a library would leave out of the middle is not asked.
+#: One line without blanks: some libraries would remove them from the middle.
 _WEB = re.compile(r"https?://[^\s/]\S*")
-#: What only an address of IPv4 looks like.
+#: Text that can only be an IPv4 address.
 _DIGITS = re.compile(r"[0-9.]+\.[0-9.]*")
 
 
 def checked_host(host: str | None) -> str | None:
-    """``host``, or ValueError where it is neither a name nor an address."""
+    """Return ``host``; raise ValueError if it is neither a name nor an address."""
     if host is not None and not _is_host(host):
         raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
     return host
@@ -32,7 +32,7 @@ def _is_host(host: str) -> bool:
 
 
 def can_be_posted_to(url: str) -> bool:
-    """Whether it may be the address of a web service; so may one that a saved configuration masks."""
+    """Return whether it may be the address of a web service; a masked one of a saved configuration may be."""
     try:
         parts = urlsplit(url)
         return url == MASK or (bool(_WEB.fullmatch(url)) and bool(parts.hostname) and parts.port != 0)

@@ -1,4 +1,4 @@
-"""Sections ``metrics``, ``telemetry`` and ``notify``: how a run is watched from outside."""
+"""Sections ``metrics``, ``telemetry`` and ``notify``: how a run is monitored."""
 
 import re
 from typing import Annotated, Self
@@ -18,8 +18,8 @@ class MetricsConfig(Section):
 
     #: Address that parts listen on; 0.0.0.0 or :: for every one of their machine. Metrics have no password.
     host: str = "127.0.0.1"
-    #: Port of each part: 0 takes a free one, which `penstock metrics discovery` tells to Prometheus; a number is for a
-    #: part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
+    #: Port of each part: 0 takes a free one, which `penstock metrics discovery` reports to Prometheus; a number is for
+    #: a part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
     #: Name or address by which Prometheus reaches a part; None: ``host``, or the machine's name where that means all.
     reached_at: str | None = None
@@ -33,9 +33,9 @@ class MetricsConfig(Section):
 class TelemetryConfig(Section):
     """OpenTelemetry: a trace per job over all parts (docs/tracing.md). Needs the extra ``telemetry``."""
 
-    #: Where spans go: the http:// or https:// address of a collector that takes OTLP (``http://localhost:4318``), or
-    #: the path of a file that gets a span a line. Passwords of a collector stand in the environment
-    #: (OTEL_EXPORTER_OTLP_HEADERS). None: nowhere.
+    #: Receiver of spans: the http:// or https:// address of an OTLP collector (``http://localhost:4318``), or
+    #: the path of a file that gets a span per line. Passwords of a collector are set in the environment
+    #: (OTEL_EXPORTER_OTLP_HEADERS). None: no traces.
     traces: str | None = None
     #: Share of the jobs that are traced; all parts choose the same ones.
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -62,19 +62,19 @@ class TelemetryConfig(Section):
 
 
 class NotifyConfig(Section):
-    """A web address that is told when a run of ``penstock run`` ends, whether it finished, failed or was stopped."""
+    """A web address that is notified when a run of ``penstock run`` ends: finished, failed or stopped."""
 
     #: http:// or https:// address that gets a POST of JSON (docs/operations.md); it is masked wherever it is shown.
-    #: None: nobody is told.
+    #: None: no notification.
     url: str | None = None
-    #: Longest time that all tries take together; the end of the run waits no longer for it.
+    #: Longest time of all attempts together; the end of the run waits no longer for it.
     timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
-    #: Tries, with a pause between them.
+    #: Attempts, with a pause between them.
     max_attempts: Positive = 3
 
     @model_validator(mode="after")
     def _can_be_posted_to(self) -> Self:
-        # A resolved configuration shows that there is one.
+        # A resolved configuration shows only that one is set.
         if self.url is not None and not can_be_posted_to(self.url):
             # It may hold a secret: it is not repeated.
             raise ValueError(

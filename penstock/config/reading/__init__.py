@@ -1,1 +1,1 @@
-"""How a configuration is put together: its file, settings on top of it, paths, mistakes and secrets."""
+"""Reading of a configuration: its file, settings on top of it, paths, errors and secrets."""

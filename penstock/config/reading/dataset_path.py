@@ -1,4 +1,4 @@
-"""Where prompts come from: ``FILE``, ``hf:FOLDER_OR_NAME``, ``python:module:Class``; any of them with
+"""Paths of prompts: ``FILE``, ``hf:FOLDER_OR_NAME``, ``python:module:Class``; any of them with
 ``@[FIRST:LAST]`` for a slice of its lines.
 """
 
@@ -7,29 +7,29 @@ from pathlib import Path
 
 _SLICE = re.compile(r"(.*)@\[(\d*):(\d*)\]")
 _MEANT_AS_SLICE = re.compile(r"@\[[^/]*$")
-#: What begins the path of rows that Hugging Face datasets reads, and of those that the user's code gives.
+#: Prefixes of paths that Hugging Face datasets reads, and of the user's classes.
 HUB, CODE = "hf:", "python:"
 #: Line after the last one of a file.
 END = 2**62
 
 
 def hub_name(text: str) -> str | None:
-    """The folder or name in ``hf:FOLDER_OR_NAME``; None for another path."""
+    """Return the folder or name in ``hf:FOLDER_OR_NAME``; None for another path."""
     return str(parse_path(text)[0]).removeprefix(HUB) if text.startswith(HUB) else None
 
 
 def code_name(text: str) -> str | None:
-    """The import path in ``python:module:Class``; None for another path."""
+    """Return the import path in ``python:module:Class``; None for another path."""
     return str(parse_path(text)[0]).removeprefix(CODE) if text.startswith(CODE) else None
 
 
 def is_file(text: str) -> bool:
-    """Whether it is the path of a file."""
+    """Return whether it is the path of a file."""
     return not text.startswith((HUB, CODE))
 
 
 def anchored(text: str, folder: Path) -> str:
-    """The path made absolute by ``folder``; a name at the hub, and an import path, are left alone."""
+    """Make a path absolute, relative to ``folder``; names at the hub, and import paths, are unchanged."""
     if is_file(text):
         return str(folder / text)
     name = hub_name(text)
@@ -39,7 +39,7 @@ def anchored(text: str, folder: Path) -> str:
 
 
 def parse_path(text: str) -> tuple[Path, int, int]:
-    """``FILE`` or ``FILE@[a:b]`` as (file, first line, line after the last), counted from 0.
+    """Parse ``FILE`` or ``FILE@[a:b]`` into (file, first line, line after the last), counted from 0.
 
     Raises:
         ValueError: it is not a slice, or an empty one.

@@ -1,4 +1,4 @@
-"""Which keys the models of the configuration declare."""
+"""Lookup of the keys that the models of the configuration declare."""
 
 import difflib
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from pydantic import BaseModel
 from penstock.config import Config
 from penstock.config.reading.nested import Key
 
-#: Most characters of a key that is looked for among the known ones; that takes the more time, the longer it is.
+#: Most characters of a key that is compared with the known ones, which takes time by its length.
 _LONGEST = 128
 
 
 def annotation(key: Key) -> Any:
-    """Type that the model declares at ``key``; Any where it declares none."""
+    """Return the type that the model declares at ``key``; Any if it declares none."""
     at: Any = Config
     for part in key:
         if get_origin(at) is not list and (section := _section(at)) is not None:
@@ -33,33 +33,33 @@ def annotation(key: Key) -> Any:
 
 
 def section_at(key: Key) -> type[BaseModel] | None:
-    """The section that stands at ``key``, or may; None: there is none."""
+    """Return the section that is, or may be, at ``key``; None if it is not a section."""
     return _section(annotation(key))
 
 
 def wants_text(annotation: Any) -> bool:
-    """Whether a type takes text as it stands."""
+    """Return whether a type accepts unparsed text."""
     return annotation in (str, Path) or any(wants_text(part) for part in get_args(annotation))
 
 
 def nearest(key: Key) -> str | None:
-    """The declared key that was probably meant, in dots; None for what is longer than any."""
+    """Return the declared key that was probably meant, in dots; None for a key that is too long."""
     if sum(map(len, key)) > _LONGEST:
         return None
     if close := _close(key, 0.75):
         return close
     known = list(_all_keys(Config))
-    # The same name in another section: below the same one, where there is one.
+    # The same name in another section: preferably of the same top-level section.
     same = sorted((path for path in known if path[-1] == key[-1]), key=lambda path: path[:1] != key[:1])
     if same:
         return ".".join(same[0])
     if any(part.isdigit() for part in key[:-1]):
-        return _close(key, 0.6)  # such long keys are alike for what all of their section begin with
+        return _close(key, 0.6)  # such long keys are similar because of their common beginning
     return next(iter(difflib.get_close_matches(".".join(key), map(".".join, known), n=1)), None)
 
 
 def _close(key: Key, cutoff: float) -> str | None:
-    """The key of the same section that is spelt nearly so."""
+    """Return the key of the same section with a similar spelling."""
     section = section_at(key[:-1])
     if section is not None:
         close = difflib.get_close_matches(key[-1], section.model_fields, n=1, cutoff=cutoff)
@@ -69,7 +69,7 @@ def _close(key: Key, cutoff: float) -> str | None:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """The section that stands there, or may; None: there is none."""
+    """Return the section in a type; None if it has none."""
     for one in (annotation, *get_args(annotation)):
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one
@@ -77,7 +77,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _all_keys(model: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
-    """Keys and sections, and those of the first entry of a list of sections."""
+    """Yield keys and sections, and those of the first entry of a list of sections."""
     for name, field in model.model_fields.items():
         yield (*prefix, name)
         if (section := _section(field.annotation)) is not None:

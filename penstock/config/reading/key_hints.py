@@ -1,4 +1,4 @@
-"""What penstock calls the settings of other trainers: names of TRL, verl, slime and Hugging Face's Trainer -> ours."""
+"""Settings of other trainers: names in TRL, verl, slime and Hugging Face's Trainer -> penstock's keys."""
 
 _FILES = "data.train, a list of {name, path}"
 _ANSWER = "rollout.sampling.max_new_tokens"
@@ -179,14 +179,14 @@ CALLED = {
     "update_weight_disk_dir": "trainer.weights_dir",
     "update_weight_buffer_size": "trainer.bucket_bytes",
     "update_weights_bucket_megabytes": "trainer.bucket_bytes",
-    "partial_rollout": "worker.apply (in_place and abort go on with what was drawn)",
+    "partial_rollout": "worker.apply (in_place and abort continue generated prefixes)",
     "use_rollout_routing_replay": "rollout.sides: [routed_experts]",
     "update_weights_interval": "trainer.batches_per_version",
     "relay": _SERVING,
     "serve_weights": _SERVING,
 }
 
-#: Those for which there is no key: what is so instead.
+#: Names without a key -> explanation.
 ABSENT = {
     "entropy_coeff": "the losses have no entropy term",
     "entropy_coef": "the losses have no entropy term",
@@ -199,7 +199,7 @@ ABSENT = {
 
 
 def hint(name: str) -> str | None:
-    """What to write for the last part of an unknown key, as an end of a sentence; None where nothing is known."""
+    """Return what to write for the last part of an unknown key, as an end of a sentence; None if it is not known."""
     name = name.lower().replace("-", "_")
     if name in ABSENT:
         return f"remove it: {ABSENT[name]}."

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one sentence per key that says what to do."""
+"""Errors of a configuration: one sentence per key that says what to do."""
 
 import json
 import re
@@ -16,11 +16,11 @@ from penstock.text import safe_repr, utf8_safe
 
 
 def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterator[str]:
-    """One for each key that was refused.
+    """Yield a sentence for each key that was refused.
 
     Args:
-        where: where each key was set.
-        path: the YAML file, for those that were not.
+        where: source of each key.
+        path: the YAML file, for keys without a source.
     """
     seen: set[str] = set()
     for error in exc.errors(include_url=False):
@@ -29,14 +29,14 @@ def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterato
         if key[-1:] == ("[key]",):  # the name of an entry of a map
             source, key = where.get(key[:-1]), key[:-2]
         sentence = _sentence(key, error, source or _source(key, error, where, path))
-        # A union reports each of its members; the first says enough.
+        # A union reports each of its members; the first is enough.
         if ".".join(_declared(key)) not in seen:
             seen.add(".".join(_declared(key)))
             yield sentence
 
 
 def _source(key: Key, error: Any, where: dict[Key, str], path: str) -> str:
-    """Where that was set for which a whole section is refused: of the keys that the sentence names, one on top."""
+    """Return the source of the key that made a section invalid: of the keys in the sentence, the last setting."""
     under = {at: source for at, source in where.items() if at[: len(key)] == key}
     said = str(error.get("ctx", {}).get("error", ""))
     named = [source for at, source in under.items() if re.search(rf"\b{re.escape(at[-1])}\b", said)]

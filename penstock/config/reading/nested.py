@@ -13,7 +13,7 @@ def put(values: dict[str, Any], key: Key, value: Any, source: str) -> None:
     """Set ``key``, in place; maps are merged.
 
     Args:
-        source: where the value is from, for the error.
+        source: source of the value, for the error.
 
     Raises:
         ConfigError: the key leads through a plain value, or to no place of a list.
@@ -48,7 +48,7 @@ def _index(values: list[Any], part: str, key: Key, source: str) -> int:
 
 
 def leaves(value: Any, key: Key = ()) -> Iterator[Key]:
-    """Keys of all plain values, and of empty maps and lists."""
+    """Yield the keys of all plain values, and of empty maps and lists."""
     if isinstance(value, dict) and value:
         for name, entry in value.items():
             yield from leaves(entry, (*key, str(name)))

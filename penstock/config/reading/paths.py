@@ -1,4 +1,4 @@
-"""Paths of a configuration made absolute: those of the file by its folder, all others by the current directory."""
+"""Make paths of a configuration absolute: those of the file by its folder, all others by the current directory."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def _maps(value: Any) -> list[dict[str, Any]]:
 
 
 def absolute(config: Config) -> Config:
-    """Paths that came by environment or argument are relative to the current directory."""
+    """Make paths from environment or arguments absolute, relative to the current directory."""
 
     def path(value: str) -> str:
         return str(Path(value).absolute())

@@ -8,18 +8,18 @@ from penstock.config import Config
 from penstock.config.reading.nested import Key, leaves, put
 from penstock.redaction import MASK, SECRET_NAME, has_password, is_secret, know, know_url, redact
 
-#: Names that nothing else has.
+#: Names that only secrets have.
 _SURELY = re.compile(r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
-#: What other text holds, too: values below 8 characters, words, numbers, addresses of hosts, and paths.
+#: Values that occur in other text: shorter than 8 characters, words, numbers, addresses of hosts, and paths.
 _COMMON = re.compile(
     r".{0,7}|[A-Za-z_]+|[\d.,:*\[\]]+|[A-Za-z\d.,*_:-]*\blocalhost\b[A-Za-z\d.,*_:-]*|[/.~].*", re.DOTALL
 )
-#: What keys and tokens of services look like.
+#: Format of keys and tokens of services.
 _MADE_UP = re.compile(r"[\w.~+/=-]{16,}", re.ASCII)
 
 
 def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
-    """Keys and values that must not be shown."""
+    """Yield keys and values that must not be shown."""
     urls: list[tuple[Key, Any]] = [
         (("redis", "url"), values["redis"]["url"]),
         (("engine", "url"), values["engine"]["url"]),
@@ -31,7 +31,7 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
     if (token := values["serving"]["token"]) is not None:
         yield ("serving", "token"), token
     if (url := values["notify"]["url"]) is not None:
-        # Whoever has the address of a hook may use it: all of it is secret.
+        # The address of a hook is sufficient to use it: all of it is secret.
         yield ("notify", "url"), url
     for name, value in values["engine"]["args"].items():
         if is_secret(name, value):
@@ -51,7 +51,7 @@ def _of_env_sections(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
 
 
 def _of_ones_own_code(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
-    """Secrets in what is handed to hooks and datasets, of whose names penstock knows nothing."""
+    """Yield secrets in arguments of hooks and datasets, whose names penstock does not know."""
     given: list[tuple[Key, dict[str, Any]]] = [(("hooks", "args"), values["hooks"]["args"])]
     for lane in ("train", "eval"):
         for index, dataset in enumerate(values["data"][lane]):
@@ -67,14 +67,14 @@ def _of_ones_own_code(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
 
 
 def _looks_secret(name: str, value: str) -> bool:
-    """Whether nobody may see it. ``input_key: prompt`` and ``eos_token: </s>`` are no secrets, whatever their names."""
+    """Return whether a value is secret. ``input_key: prompt`` and ``eos_token: </s>`` are not, despite their names."""
     if _SURELY.search(name) or has_password(value):
         return True
     return bool(SECRET_NAME.search(name) and _MADE_UP.fullmatch(value) and any(map(str.isdigit, value)))
 
 
 def remember(config: Config) -> None:
-    """Have the secrets of a configuration masked in whatever this process shows."""
+    """Mask the secrets of a configuration in all output of this process."""
     for key, value in secrets_of(config.model_dump(mode="json")):
         know_url(str(value))
         if not _is_address(key) and not (key[-2:-1] == ("env",) and _is_common(key[-1], value)):
@@ -82,17 +82,17 @@ def remember(config: Config) -> None:
 
 
 def _is_common(name: str, value: str) -> bool:
-    """Return whether other text may hold the value of a variable by chance: masking it there would hide that text."""
+    """Return whether other text may contain the value of a variable by chance, so that masking would hide it."""
     return not SECRET_NAME.search(name) and _COMMON.fullmatch(value) is not None
 
 
 def masked(values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` with its secrets masked, in place."""
+    """Mask the secrets of ``values`` in place."""
     for key, value in list(secrets_of(values)):
         put(values, key, redact(value) if _is_address(key) else MASK, "secrets")
     return values
 
 
 def _is_address(key: Key) -> bool:
-    """Whether only the password of the value is secret."""
+    """Return whether only the password of the value is secret."""
     return key[0] == "redis" or key in (("engine", "url"), ("reward", "remote", "url"), ("trainer", "delta_store"))

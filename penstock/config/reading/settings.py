@@ -15,7 +15,7 @@ ENV_PREFIX_TESTS = "PENSTOCK_TEST_"
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]]:
-    """(key, text, source) of each variable that sets one."""
+    """Yield (key, text, source) of each variable that sets a key."""
     for name in sorted(environ):
         if is_setting(name):
             key = tuple(part.lower() for part in name.removeprefix(ENV_PREFIX).split("__"))
@@ -23,7 +23,7 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str
 
 
 def from_argument(argument: str) -> tuple[Key, str, str]:
-    """(key, text, source) of ``--a.b=c`` or ``a.b=c``; ConfigError where it is neither."""
+    """Parse ``--a.b=c`` or ``a.b=c`` into (key, text, source); raise ConfigError if it is neither."""
     name, equals, text = argument.removeprefix("--").partition("=")
     key = tuple(name.split("."))
     if not equals or not all(key):
@@ -32,7 +32,7 @@ def from_argument(argument: str) -> tuple[Key, str, str]:
 
 
 def value_of(key: Key, text: str, source: str) -> Any:
-    """The value of ``text``: YAML where the model leaves the type open or wants a container, else as it stands."""
+    """Parse ``text``: as YAML if the model leaves the type open or expects a container, else as plain text."""
     declared = annotation(key)
     if declared is str:
         return text
@@ -55,5 +55,5 @@ def value_of(key: Key, text: str, source: str) -> Any:
 
 
 def is_setting(name: str) -> bool:
-    """Whether a variable of this name sets a key."""
+    """Return whether a variable of this name sets a key."""
     return name.startswith(ENV_PREFIX) and not name.startswith(ENV_PREFIX_TESTS)

@@ -1,18 +1,18 @@
-"""Weights of a mixture as the whole numbers that they stand to one another as."""
+"""Weights of a mixture as whole numbers in the same proportion."""
 
 from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd, lcm
 
-#: Most places after which a mixture begins anew: the order of so many is kept.
+#: Most places after which the order of a mixture repeats: it is kept in memory.
 MAX_PLACES = 100_000
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """``[0.7, 0.3]`` as ``[7, 3]``: exact, as the numbers are written.
+    """Convert ``[0.7, 0.3]`` to ``[7, 3]``: exact, as the numbers are written.
 
     Raises:
-        ValueError: together they are more than ``MAX_PLACES``.
+        ValueError: their sum is more than ``MAX_PLACES``.
     """
     exact = [Fraction(str(weight)) for weight in weights]
     whole = lcm(*(one.denominator for one in exact))

@@ -1,4 +1,4 @@
-"""YAML of a configuration: the file, and values on top of it; bounded, and every mistake a sentence."""
+"""YAML of a configuration: the file, and values on top of it; bounded, and every error a sentence."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +8,10 @@ import yaml
 
 from penstock.errors import ConfigError
 
-#: Most characters of a configuration, most values, those that are named twice counted twice, and how deep they may be
-#: nested.
+#: Most characters of a configuration, most values, with those of aliases counted each time, and most levels of
+#: nesting.
 MAX_CHARACTERS, MAX_VALUES, MAX_DEPTH = 1024 * 1024, 20_000, 32
-#: What PyYAML raises beside its own error where a value is not what its tag says, or nested too deeply.
+#: Exceptions of PyYAML besides its own if a value does not fit its tag, or is nested too deeply.
 _RAISED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -19,7 +19,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class NotYaml(Exception):
-    """A text is not YAML, or more than a configuration is; the text says why.
+    """A text is not YAML, or exceeds the limits of a configuration; the text says why.
 
     Args:
         line: counted from 1; 0: not known.
@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            if key_node.tag == _MERGE:  # what it brings may be given again
+            if key_node.tag == _MERGE:  # merged keys may be given again
                 continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a text. Raises NotYaml."""
+    """Parse a text. Raises NotYaml."""
     if len(text) > MAX_CHARACTERS:
         raise NotYaml(f"it has more than {MAX_CHARACTERS:,} characters")
     try:
@@ -68,7 +68,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _walk(value: Any, depth: int) -> Iterator[None]:
-    """All values; what is named by an alias once more each time."""
+    """Yield once for each value; those of an alias each time."""
     if depth > MAX_DEPTH:
         raise NotYaml(f"it is nested deeper than {MAX_DEPTH} levels")
     yield None
@@ -78,7 +78,7 @@ def _walk(value: Any, depth: int) -> Iterator[None]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Its values, unchecked. Raises ConfigError where it is not a map of keys."""
+    """Return its values, unchecked. Raises ConfigError if it is not a map of keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -22,8 +22,7 @@ local function now_ms()
 end
 
 -- A lease that would end later than one taken now was renewed while the clock of the server was ahead: shorten it to
--- one
--- lease from now.
+-- one lease from now.
 local function cap_lease(key, lease_ms)
   if redis.call('PTTL', key) > tonumber(lease_ms) then redis.call('PEXPIRE', key, lease_ms) end
 end
@@ -46,8 +45,7 @@ end
 local function freeing(prefix) redis.call('DEL', prefix .. 'nothing') end
 
 -- Return the schema of a run's records; 0 if the run began before schemas existed, -1 if the recorded one is not a
--- number,
--- nil if the run has not begun. A run begins when the streams of its lanes are made, or with a subscription.
+-- number, nil if the run has not begun. A run begins when the streams of its lanes are made, or with a subscription.
 local function schema_of(prefix)
   local key = prefix .. 'schema'
   local kind = redis.call('TYPE', key).ok
@@ -277,10 +275,8 @@ end
 -- End a lease whose worker hands it back, and queue the job again; returns its new lane, or 'dead'. The caller has
 -- removed
 -- its entry and ended its attempt. `death`: the error that ends the worker, '' if it drains. An error does not say
--- which
--- of the worker's jobs caused it, so the first two charge no job; a job under which three workers died is charged with
--- a
--- crash for this death and one for those before, which makes it a suspect.
+-- which of the worker's jobs caused it, so the first two charge no job; a job under which three workers died is charged
+-- with a crash for this death and one for those before, which makes it a suspect.
 local function handed_back(prefix, job, lane, body, worker, death)
   local key = group_key_of(prefix, job)
   if death ~= '' then

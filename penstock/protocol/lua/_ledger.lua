@@ -3,11 +3,10 @@
 -- retiring.
 --
 -- A worker reports for a sample `LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`: generated tokens that it has, including
--- those
--- of an earlier lease; tokens discarded under this lease, by reason; and requests without an answer. For a sample that
--- is
--- not committed the group keeps in `t:K` the last report, followed by how much of it the prefix holds; `tk` has the
--- generated tokens of committed ones, K:TOKENS. A report replaces the one before, so a repeated verb changes nothing.
+-- those of an earlier lease; tokens discarded under this lease, by reason; and requests without an answer. For a sample
+-- that is not committed the group keeps in `t:K` the last report, followed by how much of it the prefix holds; `tk` has
+-- the generated tokens of committed ones, K:TOKENS. A report replaces the one before, so a repeated verb changes
+-- nothing.
 local THROWN = {'behind_stop', 'rewound', 'lost_turn'}
 local REWOUND, LOST_TURN, UNHEARD, KEPT = #THROWN, #THROWN + 1, #THROWN + 2, #THROWN + 3
 local FIELDS_AT_ONCE = 1000
@@ -80,8 +79,7 @@ local function unhear(prefix, key)
 end
 
 -- Compare a new report `word` of a sample with the earlier one, `before`. Books tokens discarded since then; returns
--- the
--- newly reported tokens, for the caller to book, and the numbers of the report.
+-- the newly reported tokens, for the caller to book, and the numbers of the report.
 local function hear(prefix, lane, before, word)
   local plain = not before and string.match(word, '^(%d+),0,0,0,0$')
   if plain then return tonumber(plain), {tonumber(plain), 0, 0, 0, 0, 0} end -- the usual case

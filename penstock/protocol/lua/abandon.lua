@@ -1,6 +1,5 @@
 -- abandon: leased -> queued for jobs that this worker holds without knowing: the reply of a lease was lost, or the
--- job's
--- own task ended the worker by an error, which may charge it (`handed_back` in _common.lua).
+-- job's own task ended the worker by an error, which may charge it (`handed_back` in _common.lua).
 -- KEYS: jobs:LANE
 -- ARGV: prefix, lane, worker, error that ends the worker ('' for none), then the jobs it knows
 -- Returns: jobs released

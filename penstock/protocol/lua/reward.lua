@@ -3,9 +3,8 @@
 -- ARGV: prefix, job, token, records of all its samples with their rewards
 -- Returns: 'ready' | 'lost' (the lease is another's) | 'missing' (a sample is not committed, or no group reward is due)
 -- Atomic because rewards must be written once, by the holder of the lease (I3), in the instant in which the group may
--- be
--- used; a complete group gets no more commits, so its records are those that the holder has read. Repeating it
--- with the same token changes nothing.
+-- be used; a complete group gets no more commits, so its records are those that the holder has read. Repeating it with
+-- the same token changes nothing.
 local group_key, meta_key = KEYS[1], KEYS[2]
 local prefix, job, token, records = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 

@@ -3,8 +3,7 @@
 -- ARGV: prefix, job, token, then k of each
 -- Returns: 1, or 0 when the lease is lost
 -- Atomic because a prefix and its tokens in the ledger change together, and because a worker that lost its lease must
--- not
--- drop its successor's (I3).
+-- not drop its successor's (I3).
 local group_key = KEYS[1]
 local prefix, job, token = ARGV[1], ARGV[2], ARGV[3]
 local first_sample = 4

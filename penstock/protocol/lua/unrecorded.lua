@@ -5,9 +5,8 @@
 -- Returns: {groups that wait, discarded by this call, discarded since the run began, ms since a recorder was running
 --          (0: one is, -1: the run keeps no history)}, or -1 when the leadership is lost
 -- Atomic because a group is in exactly one of the two (I1), and must not be discarded while a recorder is running
--- again.
--- Groups wait in vain if they exceed the backlog, the newest first, and all of them once no recorder has run for its
--- patience, during which the leader called this server without a break: in an outage a recorder cannot report.
+-- again. Groups wait in vain if they exceed the backlog, the newest first, and all of them once no recorder has run for
+-- its patience, during which the leader called this server without a break: in an outage a recorder cannot report.
 local leader_key, recorder_key, history_key = KEYS[1], KEYS[2], KEYS[3]
 local unrecorded_key, retiring_key = KEYS[4], KEYS[5]
 local prefix, epoch, token, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])

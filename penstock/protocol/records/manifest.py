@@ -86,9 +86,9 @@ class Manifest(Record):
     abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
     #: Totals of the subscription since its start, when this batch was cut: ``dropped`` (disposals, reason -> groups:
     #: stale, rewound, filter/REASON; timed_out: dropped unfinished, of the complete run), ``raised`` (groups whose
-    #: filter
-    #: raised), ``rejected_samples`` and ``rejected_reward`` (samples of filtered groups, sum of their rewards: T11),
-    #: ``aged_samples`` and ``aged_tokens`` (samples of stale groups, and their generated tokens: T4). {} if all are 0.
+    #: filter raised), ``rejected_samples`` and ``rejected_reward`` (samples of filtered groups, sum of their rewards:
+    #: T11), ``aged_samples`` and ``aged_tokens`` (samples of stale groups, and their generated tokens: T4). {} if all
+    #: are 0.
     ledger: dict[str, Any] = field(default_factory=dict)
     #: Groups that were closed without all their samples, and the number of missing samples (T11).
     num_partial_groups: int = 0
@@ -111,8 +111,7 @@ class Manifest(Record):
         return self.rows
 
     def to_map(self) -> dict[str, Any]:
-        """Return plain values; rows as columns (a third of the bytes, read in one pass), without columns of
-        defaults."""
+        """Return plain values; rows as columns, without those of defaults: a third of the bytes, read in one pass."""
         columns = {}
         for name, default in defaults_of(Row):
             column = [getattr(row, name) for row in self.rows]
@@ -127,8 +126,7 @@ class Manifest(Record):
 
     @staticmethod
     def digest(data: bytes) -> str:
-        """Return the digest of a manifest's bytes; a commit carries it, so that a batch that was cut again is
-        detected."""
+        """Return the digest of a manifest's bytes, by which commits detect a batch that was cut again."""
         return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 

@@ -32,8 +32,7 @@ class Range(NamedTuple):
 
 
 def range_digest(data: "bytes | memoryview" = b"") -> "hashlib.blake2b":
-    """Return the hash of a range, begun with ``data``; a peer must not be able to find other bytes with the same
-    digest."""
+    """Return the hash of a range, begun with ``data``; it is resistant to collisions, since peers are not trusted."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES)
 
 

@@ -1,8 +1,8 @@
 """The verbs of the protocol: one typed function per Lua file, for the sync and the async client alike.
 
-A function here builds a ``Call`` (what to send and how to read the answer) and touches no network; ``run`` and
+A function here builds a ``Call`` (its keys, arguments and parser) without network access; ``run`` and
 ``run_async`` send it. Every verb may be sent again after a lost reply: it is idempotent, or its guard refuses the
-second time (protocol of leases, tokens, owners and revisions).
+second call (protocol of leases, tokens, owners and revisions).
 """
 
 from penstock.protocol.scripts.leader import *  # noqa: F403

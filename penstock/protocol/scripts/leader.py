@@ -1,4 +1,4 @@
-"""Verbs of the buffer's leader. Those that take a ``Leadership`` raise LeadershipLost where it is lost."""
+"""Verbs of the buffer's leader. Those that take a ``Leadership`` raise LeadershipLost if it is lost."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Proof of leading: sent with every verb of the leader."""
+    """Proof of leadership: sent with every verb of the leader."""
 
     epoch: int
     token: str
@@ -24,7 +24,7 @@ class Leadership:
 def _call(
     verb: str, keys: Keys, lead: Leadership, names: Sequence[str], args: Sequence[Value], parse: Callable[[Any], _T]
 ) -> Call[_T]:
-    """A verb that only the leader may send: it answers anybody else -1, and has changed nothing then."""
+    """Make a call that only the leader may send: to others it answers -1, without changes."""
 
     def read(answer: Any) -> _T:
         if answer == -1:
@@ -50,11 +50,11 @@ def keep(
     lost: Mapping[str, Iterable[int]] | None = None,
     shares: Mapping[str, int] | None = None,
 ) -> Call[int]:
-    """Payloads of these groups (job, n) are permanent, but for k in ``lost``; how many of them were still ready.
+    """Record that payloads of these groups (job, n) are permanent, except k in ``lost``; count those still ready.
 
     Args:
-        shares: job -> what share of its answers is right (``share_byte``), of groups that count for their prompts. A
-            group counts once, however often this is said.
+        shares: job -> share of its right answers (``share_byte``), of groups that count for their prompts. A
+            group counts once, however often this is sent.
     """
     gone, counted = lost or {}, shares or {}
     flat: list[Value] = [
@@ -64,7 +64,7 @@ def keep(
 
 
 def persist(payload_keys: Sequence[str]) -> Call[list[bool]]:
-    """Make committed payloads permanent, on the server that has them; False where one is gone."""
+    """Make committed payloads permanent, on the server that has them; False for a missing one."""
     return Call(script("persist"), payload_keys, [], lambda answer: [bool(v) for v in answer])
 
 
@@ -77,14 +77,14 @@ class Skipped:
 
 
 def skip(keys: Keys, lead: Leadership, sub: str, *, revision: int, place: int, places: int) -> Call[Skipped]:
-    """Pass over ``places`` of the order of admission from ``place`` on, which hold nothing any more."""
+    """Skip ``places`` of the order of admission from ``place`` on, which are empty now."""
     names = [keys.subs, keys.sub(sub)]
     return _call("skip", keys, lead, names, [revision, place, places], lambda a: Skipped(text(a[0]), int(a[1])))
 
 
 @dataclass(frozen=True, slots=True)
 class CutAnswer:
-    """Outcome of cut: cut, already, subs, order, clock; or ``group`` with the job and why."""
+    """Outcome of cut: cut, already, subs, order, clock; or ``group`` with the job and the reason."""
 
     outcome: str
     job: str = ""
@@ -109,12 +109,12 @@ def cut(
     of_use: str = "",
     bearing: Sequence[str] = (),
 ) -> Call[CutAnswer]:
-    """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds.
+    """Create batch ``n`` of a subscription, if everything it was planned on still holds.
 
     Args:
-        gb: groups that one of its versions consumes from now on, where that is not known beforehand.
-        of_use: what a run that keeps a history notes with each group beside the batch (``records/use.py``).
-        bearing: of each group the tokens that were drawn and bear loss in it, ``K:TOKENS,...``; empty: none do.
+        gb: groups that one of its versions consumes from now on, if not known in advance.
+        of_use: record for each group beside the batch, in a run with a history (``records/use.py``).
+        bearing: for each group its tokens that bear loss, ``K:TOKENS,...``; empty: none do.
     """
 
     def parse(answer: Any) -> CutAnswer:
@@ -135,10 +135,10 @@ def dispose(
     aged: Sequence[tuple[int, int]] = (),
     staleness: Sequence[int] = (),
 ) -> Call[int]:
-    """A subscription gives up these groups unused; their places at the gate are free; how many.
+    """Dispose of these groups for a subscription; their places at the gate are free. Returns their number.
 
     Args:
-        aged: (samples, generated tokens) of each, where they are given up for their age; empty: for another reason.
+        aged: (samples, generated tokens) of each, if they are stale; empty: for another reason.
         staleness: of each, in versions; empty: 0.
     """
     sizes, lags = aged or [(0, 0)] * len(jobs), staleness or [0] * len(jobs)
@@ -148,10 +148,10 @@ def dispose(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a subscription's filters said of one group; those that simply keep it are not recorded."""
+    """The result of a subscription's filters for one group; groups that are simply kept are not recorded."""
 
     job: str
-    #: Why it is dropped, a short word; '' where it is kept although a filter raised.
+    #: Why it is dropped, a short word; '' if it is kept although a filter raised.
     reason: str
     raised: bool
     num_samples: int
@@ -160,7 +160,7 @@ class Judged:
 
 
 def judge(keys: Keys, lead: Leadership, sub: str, groups: Iterable[Judged]) -> Call[int]:
-    """Drop groups that filters rejected, with a ledger by reason; how many were dropped."""
+    """Drop groups that filters rejected, with a ledger by reason; return their number."""
     args: list[Value] = [sub, Disposal.FILTERED.code]
     for one in groups:
         args += [one.job, one.reason, int(not one.reason), int(one.raised), one.num_samples, repr(one.reward)]
@@ -178,7 +178,7 @@ class Late:
 
 
 def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
-    """Up to ``most`` begun train groups whose first lease is at least ``age_ms`` old. Reads only."""
+    """List up to ``most`` begun train groups whose first lease is at least ``age_ms`` old. Reads only."""
 
     def parse(answer: Any) -> list[Late]:
         return [Late(text(job), int(c), int(n), int(age) / 1000) for job, c, n, age in answer]
@@ -187,22 +187,22 @@ def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
 
 
 def shorten(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
-    """Make a begun group ready with the samples it has; how many. 0: fewer than ``fewest``."""
+    """Make a begun group ready with its committed samples; return their number. 0: fewer than ``fewest``."""
     return _call("shorten", keys, lead, [keys.group(job), keys.ready], [job, fewest], int)
 
 
 def drop(keys: Keys, lead: Leadership, job: str) -> Call[int]:
-    """Drop a begun group that took too long. 0: it is complete, buried or gone by now."""
+    """Drop a begun group that took too long. 0: it is complete, dead or deleted."""
     return _call("drop", keys, lead, [keys.group(job)], [job], int)
 
 
 def rolled_back(keys: Keys, seen: Mapping[str, int]) -> Call[dict[str, int]]:
-    """Keep by how much counters went back when Redis forgot acknowledged writes; any buffer may send it.
+    """Record by how much counters decreased when Redis lost acknowledged writes; any buffer may send it.
 
     Args:
-        seen: counter -> the most that the caller has seen of it, with what was reported of it by then.
+        seen: counter -> the largest value that the caller has seen, with what was reported of it by then.
 
-    Returns what nobody had reported yet, by counter.
+        Returns losses that were not reported yet, by counter.
     """
     flat: list[Value] = [part for pair in seen.items() for part in pair]
 
@@ -221,9 +221,9 @@ def seal(
     jobs: Sequence[str],
     evict: Collection[str] = (),
 ) -> Call[list[str] | None]:
-    """Retire groups that every subscription is done with; the jobs sealed, or None where the subscriptions changed.
+    """Retire groups that every subscription is done with; return them, or None if the subscriptions changed.
 
-    ``evict``: subscriptions that may lose what they committed and have no checkpoint past.
+    ``evict``: subscriptions that may lose committed batches not covered by a checkpoint.
     """
 
     def parse(answer: Any) -> list[str] | None:
@@ -236,14 +236,14 @@ def seal(
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Outcome of park: ``parked`` with the groups given back to a pool, or why not."""
+    """Outcome of park: ``parked`` with the groups given back to a pool, or the reason why not."""
 
     outcome: str
     given: int = 0
 
 
 def park(keys: Keys, lead: Leadership, sub: str, *, revision: int, absent_ms: int) -> Call[Parked]:
-    """A subscription whose owner has been gone for longer than ``absent_ms`` holds up nobody any more."""
+    """Park a subscription whose owner has been gone for longer than ``absent_ms``: it blocks no others any more."""
 
     def parse(answer: Any) -> Parked:
         return Parked(text(answer[0]), *(int(v) for v in answer[1:]))
@@ -253,10 +253,9 @@ def park(keys: Keys, lead: Leadership, sub: str, *, revision: int, absent_ms: in
 
 
 def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, counted: Sequence[str]) -> Call[int]:
-    """Owe ``groups`` to the batch that ``sub`` asks for, if the gate of ``counted`` is closed and nothing is in flight.
+    """Grant ``groups`` to the next batch of ``sub``, if the gate of ``counted`` is closed and nothing is in flight.
 
-    ``completed``: groups that the run had completed when ``groups`` was reckoned. Groups owed now; 0: none were
-    granted.
+    ``completed``: completed groups of the run when ``groups`` was computed. Returns the groups granted; 0: none.
     """
     names = [keys.subs, keys.sub(sub), keys.delayed, keys.counters]
     lanes = [keys.jobs(lane) for lane in (Lane.TRAIN, Lane.RESUME, Lane.SUSPECT)]
@@ -266,28 +265,28 @@ def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, c
 def conclude(
     keys: Keys, lead: Leadership, sub: str, *, n: int, end: int, completed: int, lanes: Iterable[str]
 ) -> Call[int]:
-    """Batch ``n`` of ``sub`` never comes: the data ended at position ``end``, and nothing of ``lanes`` is under way.
+    """Record that batch ``n`` of ``sub`` will not be cut: the data ended at ``end``, and ``lanes`` are idle.
 
-    ``completed``: groups that the run had completed when that was seen. 1: concluded; 0: something moved meanwhile.
+    ``completed``: completed groups of the run at that time. 1: concluded; 0: something changed meanwhile.
     """
     names = [keys.source, keys.sub(sub), keys.delayed, keys.counters, *map(keys.jobs, lanes)]
     return _call("conclude", keys, lead, names, [n, end, completed], int)
 
 
 def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Call[int]:
-    """Delete sealed groups (job, n) whose payloads are unlinked; how many."""
+    """Delete sealed groups (job, n) whose payloads are unlinked; return their number."""
     flat: list[Value] = [part for pair in groups for part in pair]
     return _call("sweep", keys, lead, [], flat, int)
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Groups that wait for the recorder, those given up by this call and since the run began."""
+    """Groups that wait for the recorder, groups discarded by this call, and since the run began."""
 
     waiting: int
     given_up: int
     total: int
-    #: Seconds since a recorder was there; 0: one is, -1: the run keeps no history.
+    #: Seconds since a recorder was running; 0: one is, -1: the run keeps no history.
     away_s: float
 
     @property
@@ -297,7 +296,7 @@ class Backlog:
 
 
 def unrecorded(keys: Keys, lead: Leadership, most: int) -> Call[Backlog]:
-    """What waits for the recorder; at most ``most`` groups that wait in vain are given up."""
+    """Count the groups that wait for the recorder; discard at most ``most`` that wait in vain."""
 
     def parse(answer: Any) -> Backlog:
         waiting, given_up, total, away = (int(value) for value in answer)
@@ -315,14 +314,14 @@ def tidy(keys: Keys, records: str, stale: Iterable[tuple[bytes, bytes]], *, cons
 
 
 def due(keys: Keys, most: int = 100) -> Call[int]:
-    """Queue delayed jobs whose time has come."""
+    """Queue delayed jobs whose wait is over."""
     return Call(script("due"), [keys.delayed, keys.bodies], [keys.prefix, most], int)
 
 
 def reclaim(
     keys: Keys, lane: str, token: str, lease_ms: int, most: int = 100
 ) -> Call[str | list[tuple[str, str, str]]]:
-    """Take over leases that ran out: (job, worker, where it went); or why it is not the caller's turn."""
+    """Take over leases that ran out: (job, worker, new lane); or why it is not the caller's turn."""
 
     def parse(answer: Any) -> str | list[tuple[str, str, str]]:
         if isinstance(answer, (bytes, str)):

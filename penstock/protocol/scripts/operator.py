@@ -1,4 +1,4 @@
-"""Verbs of people at the command line, and of who asked for jobs."""
+"""Verbs of operators at the command line, and of clients that collect results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from penstock.redis.call import Call, script, text, version_field
 
 
 def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
-    """Dig a dead job up. False: it is not dead."""
+    """Requeue a dead job. False: it is not dead."""
     return Call(
         script("requeue"), [keys.group(job), keys.dead, keys.clock], [keys.prefix, job, version_field(model)], bool
     )
 
 
 def pause(keys: Keys, lane: str, record: bytes) -> Call[bool]:
-    """Close a lane, or open it again (an empty record). False: it was so already."""
+    """Pause a lane, or resume it (an empty record). False: it was in that state already."""
     return Call(script("pause"), [keys.paused, keys.paused_by], [keys.prefix, lane, record], bool)
 
 
-#: What cancel answers where the job stays, since a trainer may still read a batch that holds it.
+#: Answer of cancel if the job stays, since a trainer may still read a batch that holds it.
 HELD_BY_BATCH = "cut"
 
 
 def cancel(keys: Keys, job: str, subs: Sequence[str], only: str = "") -> Call[str]:
-    """Cancel a live job; the ``JobState`` it was in, ``HELD_BY_BATCH``, or '' (there is nothing to cancel).
+    """Cancel a live job; the ``JobState`` it was in, ``HELD_BY_BATCH``, or '' (the job does not exist).
 
     Args:
-        only: a ``JobState``: one that is in another by now is nothing to cancel.
+        only: a ``JobState``: a job in another state is not cancelled.
     """
     names = [keys.group(job), keys.dead, keys.ready, keys.subs, *map(keys.sub, subs)]
     return Call(script("cancel"), names, [keys.prefix, job, only, CODES, *subs], text)
@@ -53,7 +53,7 @@ def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
 
 
 def check_group(keys: Keys, job: str) -> Call[str]:
-    """What is wrong with a group's state, or ''."""
+    """Check a group's state; return what is wrong, or ''."""
     names = [keys.group(job), keys.meta(job), keys.ready, keys.delayed, keys.dead, keys.inflight, keys.retiring]
     return Call(script("check_group"), names, [keys.prefix, job], text)
 
@@ -80,7 +80,7 @@ class Recount:
 
 
 def recount_tokens(keys: Keys) -> Call[tuple[dict[str, int], dict[str, int]]]:
-    """I10 in one instant: the fields of the ledger, and what the live groups of each home lane hold.
+    """Read for I10, in one instant, the fields of the ledger, and the tokens held by live groups of each home lane.
 
     Takes Redis some microseconds for each live group.
     """

@@ -1,4 +1,4 @@
-"""Verbs by which the ranks of a trainer publish together: what rank 0 has the others do, and who has come."""
+"""Verbs by which the ranks of a trainer publish together: the orders of rank 0, and which ranks have arrived."""
 
 from typing import Any, NamedTuple
 
@@ -6,16 +6,16 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.order import MAX_BYTES, Order
 from penstock.redis.call import Call, Value, script, text
 
-#: What was said is forgotten after so long; a clock that is set ahead by a day must not make anybody forget.
+#: Time to live of the orders; a clock that is set ahead by a day must not delete them.
 TTL_S = 7 * 86400
 
 
 class Heard(NamedTuple):
-    """What a rank hears of rank 0."""
+    """What a rank reads of rank 0."""
 
-    #: None where it is not given yet.
+    #: None if it is not given yet.
     order: Order | None
-    #: Publication of rank 0's last order; 0: it has given none.
+    #: Publication of rank 0's last order; 0: none.
     call: int
     #: Whether the owner's lease runs.
     is_alive: bool
@@ -24,7 +24,7 @@ class Heard(NamedTuple):
 def order(
     keys: Keys, sub: str, *, owner: str, gen: int, call: int, place: int, word: str, ranks: int
 ) -> Call[list[int] | None]:
-    """Give order ``place`` of publication ``call``; the place that each other rank waits for, -1: it has not come.
+    """Give order ``place`` of publication ``call``; return the place that each other rank waits for, -1: not arrived.
 
     None: the subscription is not the caller's.
     """
@@ -39,7 +39,7 @@ def order(
 def hear(keys: Keys, sub: str, *, owner: str, call: int, place: int, rank: int) -> Call[Heard | None]:
     """Wait for order ``place`` of publication ``call`` as ``rank``. None: another trainer has the subscription.
 
-    Its answer is refused with ProtocolError where what stands there is no order.
+    Parsing the answer raises ProtocolError if it is not an order.
     """
 
     def parse(answer: Any) -> Heard | None:

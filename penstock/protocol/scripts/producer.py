@@ -13,15 +13,15 @@ from penstock.redis.call import Call, Value, numbers, script, text, version_fiel
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Outcome of admit: ``ok``, ``moved`` (another producer was here), ``subs`` (read them again), ``closed`` (gate),
+    """Outcome of admit: ``ok``, ``moved`` (by another producer), ``subs`` (read them again), ``closed`` (gate),
     ``ended`` (the data)."""
 
     outcome: str
     admitted: int = 0
     position: int = 0
-    #: The subscription that has no room, where the gate is closed; '' where there is none.
+    #: The subscription whose gate is full, if the gate is closed; '' if there is no gate.
     sub: str = ""
-    #: Which of the jobs, by their place in the call from 0, were skipped for what their prompts had come to.
+    #: Jobs, by their place in the call from 0, that were skipped because of their prompts' results.
     skipped: frozenset[int] = frozenset()
 
 
@@ -37,16 +37,16 @@ def admit(
     cohorts: bool = False,
     skips: Sequence[Skip | None] = (),
 ) -> Call[Admission]:
-    """Admit jobs in order, as many as the gate lets in.
+    """Admit jobs in order, as many as the gate admits.
 
     Args:
-        jobs: jobs of one lane and their records; None and the name of its dataset for a line that is passed over.
-        source: name of the position that is moved, by one per job admitted or skipped as done.
-        position: where the caller believes it stands.
+        jobs: jobs of one lane and their records; None and the name of its dataset for a line that is skipped.
+        source: name of the position, which moves by one per job admitted or skipped as done.
+        position: its value as far as the caller knows.
         gate: (revision of subs, driving subscriptions; for a pool all of its members as one entry), or None for lanes
-            that no gate holds (eval, score).
+            without a gate (eval, score).
         cohorts: keep the order of admission, because a subscription of this lane cuts by cohort.
-        skips: when the prompt of each job is skipped (None: never); empty: none ever is.
+        skips: when the prompt of each job is skipped (None: never); empty: none is.
     """
     gates = [[one] if isinstance(one, str) else list(one) for one in gate[1]] if gate else []
     head: list[Value] = [keys.prefix, lane, source, position, gate[0] if gate else -1, version_field(model)]
@@ -66,18 +66,18 @@ def admit(
 
 
 def identify(keys: Keys, fingerprint: str, sizes: Mapping[str, int]) -> Call[str]:
-    """Say in what prompts the positions of the source are counted; the fingerprint that was written first."""
+    """Record the prompts in which positions of the source are counted; return the fingerprint written first."""
     flat: list[Value] = [part for pair in sizes.items() for part in pair]
     return Call(script("identify"), [keys.source], [keys.prefix, fingerprint, *flat], text)
 
 
 def span(keys: Keys, end: int | None, last_batch: str = "drop") -> Call[int]:
-    """Say at which position the train prompts end (None: never), and what becomes of a short last batch.
+    """Record the position at which the train prompts end (None: never), and what happens to a short last batch.
 
-    The position they are at; -1 where that is past ``end`` already, and nothing is changed.
+    Returns their current position; -1 if that is past ``end`` already, and nothing is changed.
 
     Raises:
-        ProtocolError: Redis holds no number for the position; nothing is changed.
+        ProtocolError: the position in Redis is not a number; nothing is changed.
     """
     return Call(script("span"), [keys.source], [keys.prefix, "" if end is None else end, last_batch], _position)
 
@@ -89,5 +89,5 @@ def _position(answer: Any) -> int:
 
 
 def swap(keys: Keys, field: str, read: int, number: int) -> Call[int]:
-    """Move a number of the source from ``read`` to ``number``, unless it moved meanwhile; the number that is there."""
+    """Change a number of the source from ``read`` to ``number``, unless it changed meanwhile; return the result."""
     return Call(script("swap"), [keys.source], [keys.prefix, field, read, number], int)

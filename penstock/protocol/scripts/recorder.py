@@ -1,4 +1,4 @@
-"""Verbs of the recorder of history. Those that take a ``Recording`` raise RecordingLost where it is lost."""
+"""Verbs of the recorder of history. Those that take a ``Recording`` raise RecordingLost if it is lost."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from penstock.redis.call import Call, Value, script
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Proof of the right to record: sent with what a recorder says."""
+    """Proof of the right to record: sent with the verbs of a recorder."""
 
     epoch: int
     token: str
@@ -20,19 +20,19 @@ class Recording:
 def record(keys: Keys, token: str, *, lease_ms: int, backlog: int, patience_ms: int, newest: int = 0) -> Call[int]:
     """Take or renew the right to record the history: the epoch, or 0 when another has it.
 
-    From the first of these on the run keeps a history: its groups wait to be recorded before they are swept, at most
-    ``backlog`` of them, and at most ``patience_ms`` while no recorder is there.
+    The first call enables the run's history: its groups wait to be recorded before they are swept, at most
+    ``backlog`` of them, and at most ``patience_ms`` while no recorder is running.
 
     Args:
-        newest: epoch of the newest files that there are, 0: none. A new epoch is later: Redis may have forgotten some,
-            and of two rows of one sample the later epoch's counts.
+        newest: epoch of the newest existing files, 0: none. A new epoch is later: Redis may have lost some,
+            and of two rows of one sample that of the later epoch is used.
     """
     args: list[Value] = [keys.prefix, token, lease_ms, backlog, patience_ms, newest]
     return Call(script("record"), [keys.recorder, keys.history], args, int)
 
 
 def recorded(keys: Keys, recording: Recording, jobs: Iterable[str | bytes]) -> Call[int]:
-    """The rows of these groups are safe; how many had waited for that."""
+    """Report that the rows of these groups are on disk; return how many groups waited for that."""
 
     def parse(answer: Any) -> int:
         if answer == -1:
@@ -44,5 +44,5 @@ def recorded(keys: Keys, recording: Recording, jobs: Iterable[str | bytes]) -> C
 
 
 def stop_recording(keys: Keys, recording: Recording) -> Call[bool]:
-    """Give the right to record back."""
+    """Release the right to record."""
     return Call(script("resign"), [keys.recorder], [recording.epoch, recording.token], bool)

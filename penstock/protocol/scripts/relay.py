@@ -1,4 +1,4 @@
-"""Verbs of the relay: workers fetch the ranges of an object from one another, and from its trainer what none has.
+"""Verbs of the relay: workers fetch the ranges of an object from each other, and ranges that none has from its trainer.
 
 An object is named ``MODEL:OBJECT`` here, ``OBJECT`` by the digest of its index (penstock/weights/http/blobs.py).
 """
@@ -13,15 +13,15 @@ from penstock.protocol.records.small_maps import name_in
 from penstock.redis.call import Call, Value, script, text
 from penstock.redis.commands import AsyncClient
 
-#: An offer holds for so long, and is said again so often; in ms, and in seconds.
+#: Time to live of an offer, and interval of its renewal; in ms, and in seconds.
 OFFER_MS, OFFER_EVERY_S = 30_000, 5.0
-#: The same of what a worker has.
+#: Likewise for the ranges of a worker.
 HAVE_MS, HAVE_EVERY_S = 12_000, 3.0
-#: A claim holds for so long unless its worker says that it is at it.
+#: Time to live of a claim that its worker does not renew.
 CLAIM_MS = 10_000
-#: Most names of objects that are looked at: a trainer offers a few dozen.
+#: Most names of objects that are read: a trainer offers a few dozen.
 MAX_NAMES = 4096
-#: Most peers of an object that are looked at.
+#: Most peers of an object that are read.
 MAX_PEERS = 256
 #: Most bytes of a claim that are read.
 _CLAIM_BYTES = 1024
@@ -30,7 +30,7 @@ _CLAIM_BYTES = 1024
 def relay_offer(
     keys: Keys, sub: str, thing: str, offer: Offer, *, owner: str, gen: int, ttl_ms: int = OFFER_MS
 ) -> Call[str]:
-    """Offer an object for so long: offered | owner (the subscription is not the caller's)."""
+    """Offer an object for ``ttl_ms``: offered | owner (the subscription is not the caller's)."""
     args: list[Value] = [keys.prefix, owner, gen, offer.to_bytes(), ttl_ms, thing]
     return Call(script("relay_offer"), [keys.relay(thing), keys.relay_names, keys.sub(sub)], args, text)
 
@@ -46,7 +46,7 @@ def relay_have(
     ttl_ms: int = HAVE_MS,
     claim_ms: int = CLAIM_MS,
 ) -> Call[int]:
-    """Say which ranges a worker has; every claim of it but ``claim`` is over.
+    """Report the ranges of a worker; all its claims but ``claim`` end.
 
     Args:
         bitmap: the first range is the highest bit of the first byte.
@@ -59,10 +59,10 @@ def relay_have(
 def relay_claim(
     keys: Keys, thing: str, worker: str, num_ranges: int, *, wanted: int = -1, claim_ms: int = CLAIM_MS
 ) -> Call[int]:
-    """A range that this worker may fetch from the trainer; -1: none by now. Said again it is the same one.
+    """Claim a range that this worker may fetch from the trainer; -1: none is free. Repeating it returns the same range.
 
     Args:
-        wanted: a range that its peers have and did not give it.
+        wanted: a range that its peers have and failed to send.
     """
     names = [keys.relay(thing), keys.relay_peers(thing), *keys.relay_slots(thing), keys.relay_taken(thing)]
     args: list[Value] = [keys.prefix, thing, worker, claim_ms, num_ranges, wanted]
@@ -70,7 +70,7 @@ def relay_claim(
 
 
 def bitmap_bytes(num_ranges: int) -> int:
-    """Bytes of the bitmap of an object's ranges."""
+    """Return the size of the bitmap of an object's ranges."""
     return -(-num_ranges // 8)
 
 
@@ -83,7 +83,7 @@ class Peer:
 
 
 async def read_peers(client: AsyncClient, keys: Keys, thing: str, num_ranges: int) -> dict[str, Peer]:
-    """Who has what of an object, by worker; of more than ``MAX_PEERS`` any such. Two round trips.
+    """Read the peers of an object by worker, at most ``MAX_PEERS``, chosen at random. Two round trips.
 
     Raises:
         ProtocolError: a worker's name cannot be read. redis' errors.
@@ -102,7 +102,7 @@ async def read_peers(client: AsyncClient, keys: Keys, thing: str, num_ranges: in
 
 
 async def read_claims(client: AsyncClient, keys: Keys, thing: str) -> list[tuple[str, int]]:
-    """(worker, range) of each slot of the trainer that is taken; -1 where no verb wrote it so. Raises redis' errors."""
+    """Read (worker, range) of each slot of the trainer that is taken; -1 if it is invalid. Raises redis' errors."""
     pipe = client.pipeline(transaction=False)
     for slot in keys.relay_slots(thing):
         pipe.getrange(slot, 0, _CLAIM_BYTES - 1)
@@ -112,7 +112,7 @@ async def read_claims(client: AsyncClient, keys: Keys, thing: str) -> list[tuple
 
 
 async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | None:
-    """What is offered of an object; None: nothing by now. Raises ProtocolError where it cannot be read."""
+    """Read the offer of an object; None if it ended. Raises ProtocolError if it is invalid."""
     data = await client.get(keys.relay(thing))
     if data is None:
         return None
@@ -123,7 +123,7 @@ async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | Non
 
 
 async def read_names(client: AsyncClient, keys: Keys, model: str) -> list[str]:
-    """Objects of a model that are offered, or were until half a minute ago. Raises redis' errors."""
+    """Read the objects of a model that are offered, or were until half a minute ago. Raises redis' errors."""
     found = await client.zrange(keys.relay_names, -MAX_NAMES, -1)
     before = f"{model}:".encode()
     return [name.removeprefix(before).decode(errors="replace") for name in found if name.startswith(before)]

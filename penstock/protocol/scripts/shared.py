@@ -1,4 +1,4 @@
-"""Verbs that all say, and what must be there before any."""
+"""Verbs of all processes, and the checks before any other verb."""
 
 from functools import partial
 from typing import Any
@@ -12,29 +12,29 @@ from penstock.system.tokens import new_token
 
 
 def server(keys: Keys, name: str, record: bytes, *, only_new: bool = False) -> Call[int]:
-    """Make a payload server known, or change its state, in a new revision of the directory; 0: nothing was changed."""
+    """Add a payload server, or change its state, in a new revision of the directory; 0: nothing was changed."""
     return Call(script("server"), [keys.servers], [keys.prefix, name, record, int(only_new), new_token()], int)
 
 
 def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
-    """Show a small record in one of the hashes workers, trainers or waits; empty takes it away."""
+    """Write a small record in one of the hashes workers, trainers or waits; an empty one deletes it."""
     return Call(script("note"), [records], [keys.prefix, field, record], int)
 
 
 def check_schema(keys: Keys) -> Call[None]:
-    """See that the run's records are of this penstock's schema; a run that is not begun may be. Reads only.
+    """Check that the run's records are of this penstock's schema, or the run has not begun. Reads only.
 
     Raises:
-        ConfigError: they are of another one, of one that cannot be read, or were begun before there was one.
+        ConfigError: they are of another schema, of an unreadable one, or from before schemas existed.
     """
     return Call(script("schema"), [keys.schema], [keys.prefix], partial(_refuse_another, keys))
 
 
 def ensure_lanes(client: Client, keys: Keys) -> None:
-    """See that the job streams and their consumer group are there, in a full Redis too. Idempotent; one round trip.
+    """Create the job streams and their consumer group if they are missing, in a full Redis too. One round trip.
 
     Raises:
-        ConfigError: the run is of another schema, or of one that cannot be read; nothing was changed.
+        ConfigError: the run is of another schema, or of an unreadable one; nothing was changed.
     """
     names = [keys.jobs(lane) for lane in LANES]
     run(client, Call(script("lanes"), names, [keys.prefix], partial(_refuse_another, keys)))

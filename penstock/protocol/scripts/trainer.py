@@ -9,20 +9,20 @@ from penstock.errors import ConfigError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, Value, script, text, texts, version_field
 
-#: Marks a subscribe that was planned on a revision that has moved.
+#: Answer to a subscribe that was planned on an old revision.
 MOVED = -2
 
 
 def subscribe(
     keys: Keys, sub: str, definition: Mapping[str, Value], *, revision: int | None = None, operator: bool = False
 ) -> Call[int]:
-    """Make or change a subscription; the revision of subs, or ``MOVED``.
+    """Make or change a subscription; return the revision of subs, or ``MOVED``.
 
     Args:
         revision: the one that the change was planned on; None: any.
-        operator: these fields stay when the trainer comes back with its own; an empty value lets go of one.
+        operator: these fields stay when the trainer returns with its own definition; an empty value removes one.
 
-    Raises ConfigError when one of this name was dropped, or a field may not be what is asked for.
+        Raises ConfigError if a subscription of this name was dropped, or a field cannot be changed so.
     """
 
     def parse(answer: Any) -> int:
@@ -79,9 +79,9 @@ class Joined:
 
 
 def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = False, job: str = "") -> Call[Joined]:
-    """Take, or keep, the ownership of a subscription. ``job``: what the ranks of this start have in common.
+    """Take or renew the ownership of a subscription. ``job``: an id that the ranks of this start have in common.
 
-    Raises ConfigError when one of this name was dropped.
+    Raises ConfigError if a subscription of this name was dropped.
     """
 
     def parse(answer: Any) -> Joined:
@@ -100,7 +100,7 @@ def leave(keys: Keys, sub: str, owner: str) -> Call[bool]:
 
 
 def ask(keys: Keys, sub: str, n: int, owner: str, gen: int) -> Call[bool]:
-    """Say that batch ``n`` is waited for. False: the subscription is not the caller's."""
+    """Report that the trainer waits for batch ``n``. False: the subscription is not the caller's."""
     return Call(script("ask"), [keys.sub(sub)], [keys.prefix, sub, n, owner, gen], bool)
 
 
@@ -108,7 +108,7 @@ def ask(keys: Keys, sub: str, n: int, owner: str, gen: int) -> Call[bool]:
 class BatchCommit:
     """Outcome of commit_batch: committed, waiting (for other ranks), already, owner, order, diverged, unknown or role.
 
-    ``bits``: ``ROLE:0110,...``, a 1 for each rank of each role that has the batch behind it.
+    ``bits``: ``ROLE:0110,...``, a 1 for each rank of each role that has committed the batch.
     """
 
     outcome: str
@@ -119,7 +119,7 @@ class BatchCommit:
 def commit_batch(
     keys: Keys, sub: str, *, owner: str, gen: int, n: int, digest: str, rank: int, ranks: int, role: str = ""
 ) -> Call[BatchCommit]:
-    """One rank of one role has batch ``n`` behind it; the last one moves the cursor."""
+    """Commit batch ``n`` for one rank of one role; the last one moves the cursor."""
     args: list[Value] = [keys.prefix, owner, gen, n, digest, rank, ranks, role]
     names = [keys.sub(sub), keys.batches(sub)]
     return Call(script("commit_batch"), names, args, lambda a: BatchCommit(text(a[0]), int(a[1]), text(a[2])))
@@ -146,20 +146,20 @@ def column(
 
 
 def write_column(key: str, ttl_s: int, values: Mapping[int, bytes]) -> Call[list[int]]:
-    """Values of a column by row index, on the payload server that has it; rows that hold other bytes already."""
+    """Write values of a column by row index on a payload server; return the rows that hold other bytes already."""
     flat: list[Value] = [part for pair in values.items() for part in pair]
     return Call(script("write_column"), [key], [ttl_s, *flat], lambda answer: [int(row) for row in answer])
 
 
 def column_lost(keys: Keys, sub: str, ttl_s: int, values: Iterable[str]) -> Call[int]:
-    """Count values (DIGEST/COLUMN/ROW) that a column does not have because its writer lost the payload; new ones."""
+    """Count values (DIGEST/COLUMN/ROW) missing in a column because its writer lost the payload; return new ones."""
     return Call(script("column_lost"), [keys.columns_lost(sub)], [keys.prefix, ttl_s, *values], int)
 
 
 def agree(
     keys: Keys, sub: str, *, owner: str, gen: int, number: int, role: str, rank: int, ranks: int, word: str, ttl_s: int
 ) -> Call[list[str] | None]:
-    """Say ``word`` in round ``number``; what every rank of the role said in it ('': nothing yet).
+    """Report ``word`` in round ``number``; return the report of every rank of the role ('': none yet).
 
     None: the subscription is not the caller's.
     """
@@ -185,7 +185,7 @@ def publish(
     rev: int = 0,
     known: int = 0,
 ) -> Call[int]:
-    """Announce a version; returns the version of the clock. Raises PublishError when it cannot be.
+    """Announce a version; return the version of the clock. Raises PublishError if it cannot be announced.
 
     ``known``: the newest version that a trainer or an engine holds. It is above the clock only when a failover lost
     publications; the next version is then ``known + 1``, and those between are abandoned (T1).
@@ -200,7 +200,7 @@ def publish(
             "version": f"the clock of model {model!r} stands at {clock}, so the next version is {clock + 1}",
             "through": (
                 f"batch {through} is not committed, or a version consumed it already; a trainer that was started again "
-                "restores its checkpoint first (load_state_dict), and one that goes on commits a batch"
+                "restores its checkpoint first (load_state_dict), and one that continues commits a batch"
             ),
         }[outcome]
         raise PublishError(f"Version {version} of model {model!r} cannot be announced: {why}.")
@@ -211,7 +211,7 @@ def publish(
 
 
 def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int, role: str = "") -> Call[int]:
-    """The role's file that holds everything up to batch ``n`` is safe. 0: not the caller's; -1: not committed."""
+    """Report that the role has a checkpoint up to batch ``n``. 0: not the caller's; -1: not committed."""
     return Call(script("checkpointed"), [keys.sub(sub)], [keys.prefix, owner, gen, n, role], int)
 
 
@@ -232,7 +232,7 @@ def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str) ->
 
 
 def lost(keys: Keys, samples: Sequence[tuple[str, int, str]]) -> Call[list[str]]:
-    """Payloads of these samples (job, k, token that committed it) are gone; those that nobody had reported before."""
+    """Report lost payloads of samples (job, k, token that committed it); return those not reported before."""
     flat: list[Value] = [part for sample in samples for part in sample]
     names = [f"{job}/{k}" for job, k, _ in samples]
     return Call(script("lost"), [keys.counters], [keys.prefix, *flat], lambda answer: [names[int(i)] for i in answer])

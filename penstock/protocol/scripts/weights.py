@@ -1,4 +1,4 @@
-"""Weights: whose folders are there, or copies of their trainer, and who is about to load which."""
+"""State of weights: completed folders, copies in trainers' memory, and which worker loads which version."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,23 +15,23 @@ from penstock.redis.commands import AsyncClient, Client
 
 
 def whole(keys: Keys, sub: str, *, owner: str, gen: int, model: str, told: Whole) -> Call[str]:
-    """Say that the folder of an announced version is there: whole | already | owner | version (not announced)."""
+    """Report that the folder of an announced version is complete: whole | already | owner | version (not announced)."""
     names = [keys.clock, keys.sub(sub), keys.whole(model)]
     args: list[Value] = [keys.prefix, owner, gen, version_field(model), told.version, told.to_bytes()]
     return Call(script("whole"), names, args, text)
 
 
 def whole_of(data: bytes, version: int, model: str) -> Whole:
-    """A field of ``whole:MODEL``. Raises ProtocolError where it cannot be read, or is of another version."""
+    """Parse a field of ``whole:MODEL``. Raises ProtocolError if it is invalid, or of another version."""
     what = f"The folder of version {version} of model {model!r}"
     found = Whole.from_bytes(data, what)
     if found.version != version or not found.path or not found.index:
-        raise ProtocolError(f"{what} is told by a record that is not of it: publish again.")
+        raise ProtocolError(f"{what} has a record of another version: publish again.")
     return found
 
 
 def read_whole(client: Client, keys: Keys, publication: Publication) -> Publication | None:
-    """The publication with its folder; None: that is still to come. Blocks for a round trip at most."""
+    """Return the publication with its folder; None if that is not complete. Blocks for a round trip at most."""
     if publication.is_whole:
         return publication
     data = client.hget(keys.whole(publication.model), str(publication.version))
@@ -39,7 +39,7 @@ def read_whole(client: Client, keys: Keys, publication: Publication) -> Publicat
 
 
 async def read_whole_async(client: AsyncClient, keys: Keys, publication: Publication) -> Publication | None:
-    """As ``read_whole``."""
+    """Return the publication with its folder, as ``read_whole``."""
     if publication.is_whole:
         return publication
     data = await client.hget(keys.whole(publication.model), str(publication.version))
@@ -47,7 +47,7 @@ async def read_whole_async(client: AsyncClient, keys: Keys, publication: Publica
 
 
 def read_all_whole(client: Client, keys: Keys, model: str) -> dict[int, Whole]:
-    """Every folder that was told of after its announcement, by version. Raises ProtocolError."""
+    """Return every folder that was completed after its announcement, by version. Raises ProtocolError."""
     found = {}
     for name, data in client.hgetall(keys.whole(model)).items():
         version = count_of(name, f"A version in {keys.whole(model)}")
@@ -56,23 +56,23 @@ def read_all_whole(client: Client, keys: Keys, model: str) -> dict[int, Whole]:
 
 
 def copied(keys: Keys, sub: str, *, owner: str, gen: int, model: str, told: Copied) -> Call[str]:
-    """Say that the newest version is served out of memory: copied | already | owner | version (not the newest)."""
+    """Report that the newest version is served from memory: copied | already | owner | version (not the newest)."""
     names = [keys.clock, keys.sub(sub), keys.copied(model)]
     args: list[Value] = [keys.prefix, owner, gen, version_field(model), told.version, told.to_bytes()]
     return Call(script("copied"), names, args, text)
 
 
 def copied_of(data: bytes, model: str) -> Copied:
-    """The value of ``copied:MODEL``. Raises ProtocolError where it cannot be read."""
+    """Parse the value of ``copied:MODEL``. Raises ProtocolError if it is invalid."""
     what = f"The copy of the newest version of model {model!r}"
     found = Copied.from_bytes(data, what)
     if not found.index:
-        raise ProtocolError(f"{what} is told by a record without an index: publish again.")
+        raise ProtocolError(f"{what} has a record without an index: publish again.")
     return found
 
 
 async def read_copied(client: AsyncClient, keys: Keys, publication: Publication) -> Publication | None:
-    """The publication with the index of its trainer's copy, and no folder; None: none is told of.
+    """Return the publication with the index of its trainer's copy, and no folder; None without a copy.
 
     Blocks for a round trip. Raises ProtocolError.
     """
@@ -82,7 +82,7 @@ async def read_copied(client: AsyncClient, keys: Keys, publication: Publication)
 
 
 def loading_of(name: bytes, data: bytes) -> tuple[str, float, list[int]]:
-    """Worker, when it said so (Unix time), and versions of a field of ``loading:MODEL``; raises ProtocolError."""
+    """Parse a field of ``loading:MODEL``: worker, time (Unix time), and versions; raise ProtocolError."""
     worker = name_in(name, "A worker that loads weights")
     what = f"What worker {worker} loads"
     record = unpack_map(data, what)
@@ -93,10 +93,10 @@ def loading_of(name: bytes, data: bytes) -> tuple[str, float, list[int]]:
 
 
 def loading_in(records: Mapping[bytes, bytes]) -> list[tuple[str, float, list[int]]]:
-    """As ``loading_of``, of all fields that can be read."""
+    """Parse the hash ``loading:MODEL`` as ``loading_of``; unreadable fields are skipped."""
     return readable(records, loading_of)
 
 
 def cohorts_in(names: Iterable[bytes]) -> list[int]:
-    """Versions that are fields of ``cohorts``; what is none is left out."""
+    """Return the versions that are fields of ``cohorts``; invalid fields are skipped."""
     return readable({name: name for name in names}, lambda name, _: count_of(name, "A version in cohorts"))

@@ -1,4 +1,4 @@
-"""Verbs of workers, and of who looks after their leases."""
+"""Verbs of workers, and of the reclaimer of their leases."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.redis.call import Call, Value, script, text, texts
 from penstock.text import utf8_safe
 
-#: Most characters of what is kept of a failure.
+#: Most characters that are kept of a failure.
 MAX_DETAIL = 65536
 
 
@@ -33,7 +33,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class RawLease:
-    """A lease whose job record is not decoded yet, so that a broken record can be buried by name."""
+    """A lease whose job record is not decoded yet, so that the job of a broken record can be failed by name."""
 
     job: str
     lane: str
@@ -43,14 +43,14 @@ class RawLease:
     attempts: int
     crashes: int
     committed: frozenset[int]
-    #: All samples that are wanted are committed, and the reward of the whole group alone is missing.
+    #: All requested samples are committed, and only the group reward is missing.
     awaits_reward: bool = False
 
     def read(self) -> Job:
-        """The job that was leased.
+        """Decode the leased job.
 
         Raises:
-            ProtocolError: its record cannot be read, or is not that of this job.
+            ProtocolError: its record is invalid, or of another job.
         """
         what = f"record of job {self.job}"
         job = Job.from_bytes(self.body, what)
@@ -105,7 +105,7 @@ def lease(
 
 
 def renew(keys: Keys, worker: str, leases: Iterable[tuple[str, str]]) -> Call[list[str]]:
-    """Renew (job, token) leases; returns the jobs whose lease is lost."""
+    """Renew (job, token) leases; return the jobs whose lease is lost."""
     flat = [part for pair in leases for part in pair]
     return Call(script("renew"), [keys.counters], [keys.prefix, worker, *flat], texts)
 
@@ -114,7 +114,7 @@ def renew(keys: Keys, worker: str, leases: Iterable[tuple[str, str]]) -> Call[li
 class Committed:
     """Outcome of commit: ``ok``, ``ready`` (the group is complete) or ``lost`` (the lease is another's).
 
-    ``reward``: all samples are committed, the lease goes on, and the group's reward is to come.
+    ``reward``: all samples are committed, the lease continues, and the group reward is still to come.
     """
 
     outcome: str
@@ -135,8 +135,8 @@ def commit(
     """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each.
 
     Args:
-        told: what was drawn of each, by k; None: what its record says. Raises ProtocolError where it says nothing.
-        with_reward: a reward of the whole group is to come (``reward``); a group that was told so once stays so.
+        told: report of each sample's tokens, by k; None: that of its record. Raises ProtocolError if that is invalid.
+        with_reward: a group reward is still to come (``reward``); this cannot be undone for a group.
     """
     args: list[Value] = [keys.prefix, job, token, int(with_reward)]
     for k, oldest, record in samples:
@@ -150,10 +150,10 @@ def commit(
 
 
 def reward(keys: Keys, job: str, token: str, records: Iterable[bytes]) -> Call[str]:
-    """Write the reward of a whole group, which makes it ready. Returns ready, lost, or missing (a sample, or the wish).
+    """Write the reward of a group, which makes it ready. Returns ready, lost, or missing (a sample, or the reward).
 
     Args:
-        records: SampleMeta records of all its samples, with the rewards that they have from now on.
+        records: SampleMeta records of all its samples, with their final rewards.
     """
     args: list[Value] = [keys.prefix, job, token, b"".join(records)]
     return Call(script("reward"), [keys.group(job), keys.meta(job)], args, text)
@@ -165,7 +165,7 @@ def checkpoint(
     """Keep a running sample's prefix. False: the lease is lost.
 
     Args:
-        told: what was drawn; its live tokens are those of ``record``. None: nothing is told of.
+        told: report of its tokens; its live tokens are those of ``record``. None: no report.
     """
     args: list[Value] = [keys.prefix, token, k, record, ttl_s, str(told or "")]
     return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], args, bool)
@@ -183,17 +183,17 @@ def extend(
     most: int,
     told: Drawn | None = None,
 ) -> Call[str]:
-    """Append to a prefix of ``before`` bytes: kept, lost, other (bytes are there), or full (more than ``most``).
+    """Append to a prefix of ``before`` bytes: kept, lost, other (other bytes are stored), or full (more than ``most``).
 
     Args:
-        told: as in ``checkpoint``; its live tokens are those of the whole prefix.
+        told: see ``checkpoint``; its live tokens are those of the complete prefix.
     """
     args: list[Value] = [keys.prefix, token, k, before, record, ttl_s, most, str(told or "")]
     return Call(script("extend"), [keys.group(job), keys.partial(f"{job}/{k}")], args, text)
 
 
 def unread(keys: Keys, job: str, token: str, samples: Iterable[int]) -> Call[bool]:
-    """Prefixes of these k cannot be continued: they are dropped. False: the lease is lost."""
+    """Drop the prefixes of these k, which cannot be continued. False: the lease is lost."""
     return Call(script("unread"), [keys.group(job)], [keys.prefix, job, token, *samples], bool)
 
 
@@ -207,21 +207,21 @@ def release(
     """Hand a job back, without a charge unless workers die under it. False: the lease is lost.
 
     Args:
-        told: what was drawn of each sample that is not committed, by k.
-        death: the error that ends the worker; '': it drains. From the third worker on that dies so the job is charged.
+        told: report of tokens of each sample that is not committed, by k.
+        death: the error that ends the worker; '': it drains. The job is charged from the third such worker on.
     """
     argv = [keys.prefix, job, token, worker, utf8_safe(death, MAX_DETAIL), *_flat(told)]
     return Call(script("release"), [keys.group(job)], argv, lambda went: text(went) != "lost")
 
 
 def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str], *, death: str = "") -> Call[list[str]]:
-    """Release what is pending for this worker and not among ``known``; ``death`` is as in ``release``."""
+    """Release jobs that are pending for this worker and not in ``known``; ``death`` as in ``release``."""
     argv = [keys.prefix, lane, worker, utf8_safe(death, MAX_DETAIL), *known]
     return Call(script("abandon"), [keys.jobs(lane)], argv, texts)
 
 
-#: Engines that died on a publication on which none finished anything, until it is set aside. One job that kills engines
-#: makes two such deaths before it is a suspect, and one more before another suspect has its turn.
+#: Crashes of engines on a publication without a finished request until it is set aside. One job that crashes engines
+#: causes two of them before it is a suspect, and one more before another suspect has its turn.
 DEATHS = 5
 
 
@@ -238,13 +238,13 @@ def crash(
     sure: bool = True,
     told: Mapping[int, Drawn] = NOTHING,
 ) -> Call[str]:
-    """The engine died under this job. Returns resume, suspect, dead or lost.
+    """Report that the engine crashed under this job. Returns resume, suspect, dead or lost.
 
     Args:
-        publication: what the engine had, ``VERSION-REV``; '': nothing that could be charged.
+        publication: weights of the engine, ``VERSION-REV``; '': none to charge.
         engine: name of this start of the engine.
-        sure: it had finished something since it started; else no suspect is buried by it.
-        told: as in ``release``.
+        sure: it had finished something since it started; else a suspect is not dead yet.
+        told: see ``release``.
     """
     names = [keys.group(job), keys.trials(model), keys.aside(model)]
     kept = utf8_safe(detail, MAX_DETAIL)
@@ -265,11 +265,11 @@ def fail(
     max_retry_ms: int = 60_000,
     told: Mapping[int, Drawn] = NOTHING,
 ) -> Call[str]:
-    """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once.
+    """Report a failed attempt. Returns delayed, dead or lost. ``max_attempts`` 0 makes the job dead at once.
 
     Args:
-        retry_ms: wait before the next try; doubles with each, up to ``max_retry_ms``.
-        told: as in ``release``.
+        retry_ms: wait before the next attempt; doubles with each, up to ``max_retry_ms``.
+        told: see ``release``.
     """
     args: list[Value] = [
         keys.prefix,
@@ -287,6 +287,6 @@ def fail(
 
 
 def ended(keys: Keys, kinds: Iterable[tuple[str, str, str]], window: int) -> Call[int]:
-    """Note how jobs ended: (kind, a digit for each job, last words) each; the last ``window`` are remembered."""
+    """Record how jobs ended: (kind, a digit for each job, last error) each; the last ``window`` are remembered."""
     flat = [utf8_safe(part) for kind in kinds for part in kind]
     return Call(script("ended"), [keys.ends], [keys.prefix, window, *flat], int)

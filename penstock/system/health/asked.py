@@ -83,8 +83,7 @@ def _finding(row: Any, what: str) -> Finding:
 
 
 class Responder:
-    """Answers the requests to one worker. ``heard`` belongs to one thread; checks run in another, which is not
-    joined."""
+    """Answers the requests to one worker. ``heard`` belongs to one thread; checks run in another, never joined."""
 
     def __init__(self, config: Config, worker: str) -> None:
         self._config = config

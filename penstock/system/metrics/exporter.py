@@ -29,7 +29,7 @@ class Exporter:
     Args:
         config: with ``redis.url`` set.
         part: kind of the process: trainer, scorer, launcher.
-            name: name of the process.
+        name: name of the process.
     """
 
     def __init__(self, server: MetricsServer, config: Config, part: str, name: str) -> None:

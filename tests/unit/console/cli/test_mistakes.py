@@ -131,7 +131,7 @@ def refused(path: Path, *overrides: str) -> str:
         ("update_weight_transfer_mode=delta", "here it is trainer.transport."),
         ("rollout.checkpoint_engine.backend=nccl", "here it is trainer.transport: checkpoint_engine."),
         ("rollout.update_weights_bucket_megabytes=512", "here it is trainer.bucket_bytes."),
-        ("rollout.partial_rollout=true", "here it is worker.apply (in_place and abort go on with what was drawn)."),
+        ("rollout.partial_rollout=true", "here it is worker.apply (in_place and abort continue generated prefixes)."),
         ("use_rollout_routing_replay=true", "here it is rollout.sides: [routed_experts]."),
         ("trainer.transport=NCCL", "did you mean nccl?"),
         ("relay.enabled=true", "here it is serving.enabled (weights over HTTP)."),

@@ -42,7 +42,7 @@ def test_nothing_on_the_loop_ends_it_before_its_work_is_done(factory: Any, caplo
 
     assert run_through(main(), factory) == "done"
     assert ended == ["SystemExit", "KeyboardInterrupt"]
-    assert "which goes on: " in caplog.text
+    assert "which continues: " in caplog.text
 
 
 @pytest.mark.parametrize("factory", LOOPS)
