@@ -1,11 +1,11 @@
-"""Cutting a batch: gathers what the decision is made on, and does what was decided.
+"""Cutting of a batch: gathers the view for the decision, and executes it.
 
     ask n = cut + 1 ─> view ─> decide ─> manifest ─> cut (Lua) ─> stream batches:SUB
-                        ^        ├─> something to be done first ─┐
-                        │        └─> a reason to wait, in words  │
-                        └────────────────────────────────────────┘
+                        ^        ├─> an action to do first ─┐
+                        │        └─> a cause to wait        │
+                        └───────────────────────────────────┘
 
-A batch is cut when it is asked for, not before: what is cut late is fresh.
+A batch is cut only when it is requested: a late cut is fresh.
 """
 
 import logging
@@ -34,7 +34,7 @@ from penstock.system.telemetry import NoSpans, Spans
 
 log = logging.getLogger(__name__)
 
-#: Decisions to cut one batch while what they are made on moves.
+#: Attempts to cut one batch while the data of its decision changes.
 RACES = 4
 
 
@@ -49,7 +49,7 @@ class Cutter:
         self._spans = spans or NoSpans()
 
     def try_cut(self, sub: Subscription) -> Cause | None:
-        """Cut the batch that ``sub`` asks for. Returns None when it was cut, else what it waits for. Blocks shortly.
+        """Cut the batch that ``sub`` requests. Returns None if it was cut, else the cause of the wait. Blocks shortly.
 
         Raises LeadershipLost.
         """
@@ -62,7 +62,7 @@ class Cutter:
                 cause = self._cut(sub, decided)
             if cause is None:
                 return None
-            # What it was decided on has moved, and was read anew.
+            # The data of the decision has changed, and was read again.
             again = self._state.subs.get(sub.name)
             if again is None or again.position.ask <= again.position.cut:
                 return None
@@ -70,7 +70,7 @@ class Cutter:
         return cause
 
     def _settle(self, sub: Subscription) -> Cut | Cause:
-        """Do what is decided until the batch may be cut, or something has to be waited for."""
+        """Execute decisions until the batch may be cut, or has to wait."""
         view = self._view(sub)
         while True:
             match decide(view):
@@ -82,7 +82,8 @@ class Cutter:
                     try:
                         seen = self._look(view)
                     except ProtocolError as exc:
-                        # A subscription was broken since all were read, which the next refresh sets aside; or a count.
+                        # A subscription became invalid since all were read, which the next refresh sets aside; or a
+                        # count.
                         return RecordUnreadable(str(exc))
                     view = self._view(sub, seen)
                     continue
@@ -117,7 +118,7 @@ class Cutter:
         )
 
     def _look(self, view: View) -> InFlight:
-        # In this order: what is no longer in flight has been taken in by the time it is looked for in the pool.
+        # Read in-flight jobs before the pool, or a group that completes in between is missed.
         seen = in_flight.read(self._client, self._keys, view, self._state.gates())
         self._state.catch_up()
         return seen
@@ -141,7 +142,7 @@ class Cutter:
         return decided.cause
 
     def _owe(self, sub: Subscription, decided: Owe) -> Cause:
-        """Let in more than the gate does (protocol.md)."""
+        """Grant groups beyond the gate (protocol.md)."""
         counted = [name for name, one in self._state.subs.items() if one.account == sub.account]
         call = scripts.grant(self._keys, self._lead, sub.name, decided.groups, decided.completed, counted)
         if owed := run(self._client, call):
@@ -149,7 +150,7 @@ class Cutter:
         return decided.cause
 
     def _conclude(self, sub: Subscription, decided: Conclude) -> Cause:
-        """Say that the batch asked for never comes."""
+        """Record that the requested batch will not be cut."""
         n = sub.position.cut + 1
         call = scripts.conclude(
             self._keys,
@@ -169,7 +170,7 @@ class Cutter:
     def _cut(self, sub: Subscription, decided: Cut) -> Cause | None:
         manifest = make_manifest(self._state, sub, decided)
         if not manifest.num_loss_tokens and not sub.definition.asks:
-            return self._give_up(sub, decided.groups, manifest.n)
+            return self._dispose_without_loss(sub, decided.groups, manifest.n)
         data = manifest.to_bytes()
         if len(data) > MAX_RECORD_BYTES:
             return BatchTooLarge(groups=len(decided.groups), num_bytes=len(data))
@@ -196,8 +197,8 @@ class Cutter:
         )
         return self._take_answer(sub, decided, manifest.n, answer)
 
-    def _give_up(self, sub: Subscription, groups: list[Group], n: int) -> Cause:
-        """A batch without one loss token would train nothing: its groups are disposed of, so that others may come."""
+    def _dispose_without_loss(self, sub: Subscription, groups: list[Group], n: int) -> Cause:
+        """Dispose of the groups of a batch without loss tokens, which would train nothing, to make room for others."""
         by_reason: dict[Disposal, list[Group]] = {}
         records = self._state.records.read([group.job for group in groups])
         for group, samples in zip(groups, records, strict=True):
@@ -219,7 +220,7 @@ class Cutter:
                 self._tell(sub, decided.groups, n)
                 return None
             case "group":
-                # It was cancelled, or used by a leader before us: look at it anew.
+                # It was cancelled, or used by an earlier leader: read it again.
                 log.info("%s: group %s is %s; reading it again", sub.name, answer.job, answer.why)
                 self._state.forget([answer.job])
                 self._state.refresh()
@@ -237,6 +238,6 @@ class Cutter:
 
 
 def _consumed_per_version(sub: Subscription, decided: Cut) -> int | None:
-    """B of the gate, where the size is not in groups: as many as this batch took."""
+    """Return B of the gate, if the size is not in groups: as many as this batch took."""
     definition = sub.definition
     return None if definition.unit is Unit.GROUPS else max(1, decided.consumes) * definition.per_version

@@ -1,11 +1,11 @@
-"""The decision of the cut, a pure function: no reads, no clock. The leader gathers a view, acts, and asks again.
+"""The decision of the cut, a pure function: no reads, no clock. The leader gathers a view, acts, and decides again.
 
     View ─> decide ─> Cut: these groups, now
                   ├─> Wait: the cause (I8)
-                  ├─> Look: what is in flight has to be known first
-                  └─> Act: Dispose, KeepRejects, Skip, Owe or Conclude, then decide anew
+                  ├─> Look: the in-flight jobs are needed first
+                  └─> Act: Dispose, KeepRejects, Skip, Owe or Conclude, then decide again
 
-Whatever it decides is checked again by the verb that does it, in one instant with what it is decided on.
+Every decision is checked again by the verb that executes it, in one instant with its preconditions.
 """
 
 import math
@@ -42,7 +42,7 @@ class Cut:
     """These groups are the next batch, in this order."""
 
     groups: list[Group]
-    #: What it was decided by.
+    #: Policy of the decision.
     policy: Policy
     #: Version that the trainer holds at its first optimizer step (T2).
     train_version: int
@@ -50,7 +50,7 @@ class Cut:
     floor: int
     #: Places at the gate it consumes.
     consumes: int
-    #: Clock it was decided at.
+    #: Clock at the decision.
     clock: int
 
 
@@ -63,12 +63,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The view must say what is in flight, with all taken in that had completed by then."""
+    """The view needs the in-flight jobs, read before ingesting all that had completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispose:
-    """The subscription gives these groups up unused."""
+    """The subscription disposes of these groups."""
 
     reason: Disposal
     groups: list[Group]
@@ -76,43 +76,43 @@ class Dispose:
 
 @dataclass(frozen=True, slots=True)
 class KeepRejects:
-    """These rejects are trained on after all, since too few other groups remain."""
+    """These rejects are trained after all, since too few other groups remain."""
 
     groups: list[Group]
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Whole cohorts of which nothing is left are passed over."""
+    """Complete cohorts that are empty now are skipped."""
 
-    #: The first of these places in the order of admission, and how many.
+    #: The first of these places in the order of admission, and their number.
     first: int
     places: int
-    #: What is waited for when it is done.
+    #: Cause of the wait afterwards.
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Owe:
-    """The gate owes so many groups to the batch: nothing is in flight, and what it let in is too little."""
+    """Groups granted for the batch beyond the gate: nothing is in flight, and the gate admitted too few."""
 
     groups: int
-    #: Groups that the run had completed when that was reckoned.
+    #: Completed groups of the run at the time of the computation.
     completed: int
-    #: What is waited for when it is done.
+    #: Cause of the wait afterwards.
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """The batch never comes: the data has ended."""
+    """The batch will not be cut: the data has ended."""
 
-    #: Position of the train prompts at which it did, and groups that the run had completed by then.
+    #: Position of the end of the train prompts, and completed groups of the run by then.
     end: int
     completed: int
-    #: Lanes in which a job of the subscription may be, and was not.
+    #: Lanes that could have a job of the subscription, and were empty.
     lanes: tuple[str, ...]
-    #: What is waited for from then on.
+    #: Cause of the wait afterwards.
     cause: Cause
 
 
@@ -121,9 +121,9 @@ Decision = Cut | Wait | Look | Act
 
 
 def decide(view: View) -> Decision:
-    """What becomes of the batch that a subscription asks for."""
-    if held_up := _hold_up(view):
-        return held_up
+    """Decide on the batch that a subscription requests."""
+    if blocked := _blocked(view):
+        return blocked
     try:
         decision = _decide(view)
     except TooLarge:
@@ -139,8 +139,8 @@ def _decide(view: View) -> Decision:
     return _expiry(view) or _decide_batch(view)
 
 
-def _hold_up(view: View) -> Wait | Look | Owe | None:
-    """What holds the batch up however many groups are ready; None when nothing does."""
+def _blocked(view: View) -> Wait | Look | Owe | None:
+    """Return what blocks the batch however many groups are ready, or None."""
     definition, position, model = view.definition, view.position, view.definition.model
     if 0 < position.ended <= view.n:
         return Wait(limits.used_up(view))
@@ -157,7 +157,7 @@ def _hold_up(view: View) -> Wait | Look | Owe | None:
 
 
 def _first(view: View) -> Wait | Look | Owe | None:
-    """What the first batch waits for beside being full: groups that the gate may never have let in."""
+    """Return what the first batch waits for besides its size: groups that the gate may not have admitted."""
     if not (missing := limits.missing_first(view)):
         return None
     if view.in_flight is None:
@@ -167,12 +167,12 @@ def _first(view: View) -> Wait | Look | Owe | None:
 
 
 def _expiry(view: View) -> Dispose | None:
-    """What the subscription can no longer train, and gives up."""
+    """Dispose of groups that the subscription can no longer train."""
     if not view.definition.model:
         return None
     if view.abandoned:
         return Dispose(Disposal.REWOUND, list(view.abandoned))
-    # Those that are held back grow old as well, and their places at the gate are free then.
+    # Groups that are held back expire as well, and free their places at the gate.
     found = [*view.pool.below(view.floor), *view.away]
     old = [group for group in found if view.policy.gives_up(group.oldest, group.newest, view.floor)]
     return Dispose(Disposal.STALE, old) if old else None
@@ -188,9 +188,9 @@ def _decide_batch(view: View) -> Decision:
 
 
 def _decide_in_time(view: View, in_flight: InFlight) -> Decision:
-    """The batch, or what is due before it may be cut (T4).
+    """Cut the batch, or wait for groups that are due first (T4).
 
-    It waits only for what can still come in time: for running groups, and while the batch has room for them.
+    Waits only for groups that can still come in time: for running groups, and while the batch has room for them.
     """
     groups = _take(view, view.pool.order(view.n, view.floor))
     if not groups:
@@ -227,7 +227,7 @@ def _cut_of(view: View, groups: list[Group], consumes: int) -> Cut:
 
 
 def _take(view: View, order: Iterator[Group], size: int | None = None) -> list[Group]:
-    """The groups of one batch in this order; [] when there are too few. ``size``: of a batch, if not as defined."""
+    """Return the groups of one batch in this order; [] if there are too few. ``size``: None for the defined size."""
     definition = view.definition
     size = size or definition.size
     if limits.holdings(view) < size:
@@ -238,11 +238,11 @@ def _take(view: View, order: Iterator[Group], size: int | None = None) -> list[G
         return take(order, unit=definition.unit, size=size, multiple=definition.multiple)
     finally:
         if isinstance(order, Generator):
-            order.close()  # a pool may have put something aside for it
+            order.close()  # a pool may have set items aside for it
 
 
 def _rejects_to_keep(view: View, in_flight: InFlight) -> list[Group]:
-    """Rejects that fill the batch, where nothing else can come any more."""
+    """Return rejects that fill the batch, if no other groups can come."""
     missing = view.definition.size - len(view.pool)
     may_come = in_flight.jobs or (in_flight.is_gate_open and in_flight.end is None)
     if not 0 < missing <= len(view.rejects) or may_come:
@@ -253,14 +253,14 @@ def _rejects_to_keep(view: View, in_flight: InFlight) -> list[Group]:
 
 
 def _decide_short(view: View, in_flight: InFlight) -> Decision:
-    """Too few groups are ready: rejects, a smaller batch where the data has ended, or more groups are waited for."""
+    """Decide if too few groups are ready: use rejects, cut a smaller batch at the end of the data, or wait."""
     if kept := _rejects_to_keep(view, in_flight):
         return KeepRejects(kept)
     end, cause = view.end, limits.missing_groups(view, in_flight.jobs)
     if end is None:
         return _decide_more(view, in_flight, cause)
     if view.away:
-        # The data is not over while a payload server keeps groups back; `buffer:payloads` names it.
+        # The data is not over while groups are held back for a payload server; `buffer:payloads` names it.
         return Wait(cause)
     size = min(view.definition.size, limits.holdings(view))
     groups = _take(view, view.pool.order(view.n, view.floor), size) if end.train and size else []
@@ -279,7 +279,7 @@ def _decide_more(view: View, in_flight: InFlight, cause: Cause) -> Wait | Owe:
 
 
 def _owe(view: View, in_flight: InFlight, groups: int, cause: Cause) -> Wait | Owe:
-    """Let the gate owe what is missing where nothing is in flight: what it let in is too little for this batch."""
+    """Grant the missing groups if nothing is in flight: the gate admitted too few for this batch."""
     definition = view.definition
     if in_flight.jobs or not definition.driving or Lane.TRAIN not in definition.lanes:
         return Wait(cause)
@@ -287,9 +287,9 @@ def _owe(view: View, in_flight: InFlight, groups: int, cause: Cause) -> Wait | O
 
 
 def _decide_cohort(view: View, pool: CohortPool) -> Decision:
-    """The next ``size`` places in the order of admission, complete; buried and cancelled ones are left out.
+    """Cut the next ``size`` places in the order of admission, complete; dead and cancelled jobs are left out.
 
-    When the data has ended, what is left of them: fewer places than a cohort has.
+    When the data has ended, the remaining places: fewer than a cohort has.
     """
     if view.in_flight is None:
         return Look()
@@ -314,14 +314,14 @@ def _decide_cohort(view: View, pool: CohortPool) -> Decision:
 
 
 def _held_back(view: View, first: int, last: int) -> PayloadServersAway | None:
-    """A cohort is not cut without the groups that a payload server keeps back, which are not gone."""
+    """Return the wait for groups of a cohort that are held back for a payload server; they are not lost."""
     found = [group for group in view.away if first <= group.seq <= last]
     names = tuple(sorted({server for group in found for server in group.away}))
     return PayloadServersAway(names, len(found)) if found else None
 
 
 def _skip(view: View, pool: CohortPool, in_flight: InFlight) -> Skip:
-    """Pass over whole cohorts of which nothing is left: buried, cancelled, given up, or before our time."""
+    """Skip complete cohorts that are empty: dead, cancelled, disposed of, or before the subscription's start."""
     first, size, lane = view.first_place, view.definition.size, view.definition.lanes[0]
     held = [group.seq for group in view.away if group.lane == lane and group.seq >= first]
     taken = (pool.next_place(first), in_flight.first_unfinished, in_flight.admitted + 1, *held)

@@ -2,11 +2,11 @@
 
     group complete ─> filters in order ─> keep: into the pool
                                       ├─> reject: dropped with its reason, its place at the gate is free (refill);
-                                      │           or held back, where too few might remain
+                                      │           or held back, if too few might remain
                                       └─> raised: keep | drop | stop, counted, never silent
 
-A filter of the user's runs in a thread of its own under a time limit: the buffer's lease must not depend on it. It
-sees metadata and rewards; the buffer never touches payload bytes.
+A filter of the user's runs in its own thread with a timeout: the buffer's lease must not depend on it. It
+gets metadata and rewards; the buffer never reads payload bytes.
 """
 
 import logging
@@ -32,9 +32,9 @@ FilterFunction = Callable[[CompletedGroup], Any]
 MIN_STD = 1e-6
 #: Reason of a group that is dropped because its filter raised.
 RAISED = "raised"
-#: Reason of a group of which no sample bears loss.
+#: Reason of a group without a sample that bears loss.
 NO_LOSS = "no_loss"
-#: Reason where a filter names none, or one that is no short word.
+#: Reason if a filter gives none, or one that is not a short word.
 REJECTED = "rejected"
 
 _REASON = re.compile(r"[A-Za-z0-9_.+-]{1,48}")
@@ -42,12 +42,12 @@ _REASON = re.compile(r"[A-Za-z0-9_.+-]{1,48}")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the filters say of one group."""
+    """The result of the filters for one group."""
 
     keep: bool
-    #: Why it was rejected; '' when it is kept.
+    #: Why it was rejected; '' if it is kept.
     reason: str = ""
-    #: What a filter raised, in words; '' when none did.
+    #: Exception of a filter, as text; '' without one.
     error: str = ""
 
 
@@ -55,14 +55,14 @@ KEEP = Verdict(True)
 
 
 def nonzero_std(group: CompletedGroup) -> tuple[bool, str]:
-    """Keep groups whose rewards differ: where they are equal every advantage is 0 (DAPO, arXiv:2503.14476, 3.2).
+    """Keep groups whose rewards differ: if they are equal every advantage is 0 (DAPO, arXiv:2503.14476, 3.2).
 
-    The standard deviation (population) of the samples that bear loss must be above 1e-6: one that is masked moves
-    nothing, whatever its reward, and takes part in no advantage of the others (consumers/batch/advantages.py).
-    The reason carries the reward that all of them have.
+    The standard deviation (population) of the samples that bear loss must be above 1e-6: a masked sample has no
+    gradient, whatever its reward, and is in no advantage of the others (consumers/batch/advantages.py).
+    The reason contains the reward that all of them have.
 
     Raises:
-        ConfigError: groups of one sample are asked for, which have no deviation: every one would be dropped.
+        ConfigError: groups have one sample, which has no deviation: every one would be dropped.
     """
     if group.num_wanted < 2:
         raise ConfigError(f"nonzero_std drops every group of n = {group.num_wanted}: leave it out, or raise n.")
@@ -76,7 +76,7 @@ BUILT_IN: dict[str, FilterFunction] = {"nonzero_std": nonzero_std}
 
 
 def load_filter(name: str) -> FilterFunction:
-    """A built-in filter, or ``module:function``. Raises ConfigError. Imports the user's module."""
+    """Load a built-in filter, or ``module:function``. Raises ConfigError. Imports the user's module."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if ":" not in name:
@@ -92,8 +92,8 @@ class Filters:
     """The filters that this buffer may run.
 
     Args:
-        allowed: ``module:function`` names of the buffer's own configuration. A subscription's definition travels
-            through Redis, and whoever writes there must not choose what is imported here.
+        allowed: ``module:function`` names of the buffer's own configuration. A subscription's definition comes
+            from Redis, and its writers must not choose the code that is imported here.
         timeout_s: longest run of one filter on one group.
 
     Raises:
@@ -106,11 +106,11 @@ class Filters:
         self._thread: _Thread | None = None
 
     def unknown(self, names: Sequence[str]) -> str:
-        """Return the first of ``names`` that this buffer may not run; '' when it may run all."""
+        """Return the first of ``names`` that this buffer may not run; '' if it may run all."""
         return next((name for name in names if name not in self._functions), "")
 
     def judge(self, names: Sequence[str], group: CompletedGroup) -> Verdict:
-        """Ask filters in order until one rejects; never raises. Blocks for at most ``timeout_s`` each."""
+        """Call filters in order until one rejects; never raises. Blocks for at most ``timeout_s`` each."""
         for name in names:
             verdict = self._ask(name, group)
             if verdict is not KEEP:
@@ -122,7 +122,7 @@ class Filters:
         try:
             answer = function(group) if name in BUILT_IN else self._in_thread(function, group)
             keep, reason = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
-            if type(keep).__name__ not in ("bool", "bool_"):  # numpy's bool is none of Python's
+            if type(keep).__name__ not in ("bool", "bool_"):  # numpy's bool is not a subclass of Python's
                 raise TypeError(f"it gave {safe_repr(answer)}, not a bool or (bool, reason)")
         except Exception as exc:
             log.warning("filter %s raised on group %s", name, group.job, exc_info=exc)
@@ -135,7 +135,7 @@ class Filters:
         try:
             return self._thread.call(function, group, self._timeout_s)
         except TimeoutError:
-            # It cannot be killed: it is left behind, and the next call gets another thread.
+            # It cannot be killed: it is abandoned, and the next call gets another thread.
             self._thread = None
             raise TimeoutError(f"it took longer than {self._timeout_s:g} s") from None
 
@@ -149,7 +149,7 @@ class _Thread:
         threading.Thread(target=self._work, name="filter", daemon=True).start()
 
     def call(self, function: FilterFunction, group: CompletedGroup, timeout_s: float) -> Any:
-        """Raises what the function raises; TimeoutError after ``timeout_s``."""
+        """Call a function; raise what it raises, or TimeoutError after ``timeout_s``."""
         self._asked.put((function, group))
         try:
             done, value = self._answers.get(timeout=timeout_s)
@@ -167,10 +167,10 @@ class _Thread:
                     self._answers.put((True, function(group)))
             except Exception as exc:
                 self._answers.put((False, exc))
-            except BaseException as exc:  # a filter that calls sys.exit must not take the thread along unheard
+            except BaseException as exc:  # a filter that calls sys.exit must not silently end the thread
                 self._answers.put((False, RuntimeError(format_exc(exc))))
 
 
 def clean_reason(reason: Any) -> str:
-    """A reason as the ledger may hold it: a short word; anything else is ``rejected``."""
+    """Return a reason for the ledger: a short word; anything else becomes ``rejected``."""
     return reason if isinstance(reason, str) and _REASON.fullmatch(reason) else REJECTED

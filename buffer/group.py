@@ -1,4 +1,4 @@
-"""One complete group, as the buffer remembers it: a few numbers; its metadata stays in Redis until it is cut."""
+"""One complete group in the buffer's memory: a few numbers; its metadata stays in Redis until it is cut."""
 
 import math
 import time
@@ -21,54 +21,54 @@ class Group:
     seq: int
     #: Place in the order of completion.
     completed: int
-    #: Samples that are there.
+    #: Number of its samples.
     n: int
-    #: Oldest version of any generated token; -1 where nothing was generated.
+    #: Oldest version of any generated token; -1 without generated tokens.
     oldest: int
-    #: All versions that generated tokens were drawn with, ascending.
+    #: All versions that generated tokens of it, ascending.
     versions: tuple[int, ...] = ()
-    #: Samples that were asked for; more than ``n`` where the group was closed without the rest.
+    #: Requested samples; more than ``n`` if the group was closed without the others.
     wanted: int = 0
-    #: Samples whose payload is permanent, or lost for good; n: may be cut.
+    #: Samples whose payload is permanent, or lost; the group may be cut when it is n.
     kept: int = 0
     #: Tokens of all samples, prompts included, and bytes of their payloads.
     tokens: int = 0
     num_bytes: int = 0
-    #: Tokens of all samples that the policy drew.
+    #: Generated tokens of all samples.
     generated: int = 0
-    #: Payload servers that have its samples, and those of them that do not answer: it is held back meanwhile.
+    #: Payload servers that have its samples, and those that do not answer: it is held back meanwhile.
     servers: frozenset[str] = frozenset()
     away: frozenset[str] = frozenset()
-    #: k of samples whose payload is gone.
+    #: k of samples whose payload is lost.
     lost: frozenset[int] = frozenset()
     #: Account (a subscription's name, or ``share:POOL``) -> uses so far, or the negative code of a disposal.
     uses: dict[str, int] = field(default_factory=dict)
-    #: Subscription -> last batch that holds it.
+    #: Subscription -> last batch that contains it.
     batches: dict[str, int] = field(default_factory=dict)
-    #: What share of its answers is right, from 0 to 1; 0 where it has none.
+    #: Share of its right answers, from 0 to 1; 0 without any.
     right: float = 0.0
-    #: Field -> mean over the samples, for samplers that want it.
+    #: Field -> mean over the samples, for samplers that use it.
     priority: dict[str, float] = field(default_factory=dict)
-    #: When this leader took it in (monotonic seconds).
+    #: When this leader ingested it (monotonic seconds).
     since_s: float = field(default_factory=time.monotonic)
 
     @property
     def newest(self) -> int:
-        """Newest version of any generated token; -1 where nothing was generated."""
+        """Newest version of any generated token; -1 without generated tokens."""
         return self.versions[-1] if self.versions else -1
 
     @property
     def dataset(self) -> str:
-        """That of its prompt."""
+        """Name of its prompt's dataset."""
         return self.job.partition("/")[0]
 
     @property
     def share_byte(self) -> int:
-        """``right`` as it counts for its prompt."""
+        """``right`` as it is recorded for its prompt."""
         return share_byte(round(self.right * self.n), self.n)
 
     def sum_up(self, records: Collection[SampleMeta], right_from: float) -> None:
-        """Take in the records of its samples. ``right_from``: reward from which on an answer is right."""
+        """Add the records of its samples. ``right_from``: reward from which on an answer is right."""
         versions: set[int] = set()
         for record in records:
             self.kept += 1
@@ -82,7 +82,7 @@ class Group:
 
 
 def priorities(records: Collection[SampleMeta], names: Collection[str]) -> dict[str, float]:
-    """The means over a group's samples of numbers in their metadata, or in ``reward_info``; 0 where there is none.
+    """Return the mean of each number in the metadata, or ``reward_info``, of a group's samples; 0 if it is missing.
 
     ``reward_std`` is the deviation of the rewards in the group, of samples that bear loss.
     """
@@ -111,7 +111,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def read_group(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
-    """The group of the hash ``group:JOB``; ``place``: in the order of completion. Raises ProtocolError."""
+    """Parse the hash ``group:JOB``; ``place``: in the order of completion. Raises ProtocolError."""
     uses: dict[str, int] = {}
     batches: dict[str, int] = {}
     try:

@@ -1,12 +1,12 @@
-"""What the leader does beside cutting, and how often.
+"""Periodic tasks of the leader besides cutting.
 
-| | brings about |
+| task | effect |
 |---|---|
-| retire | retries that are due are queued; what nobody needs is given up, sealed and swept; held groups are told |
-| look through | payloads whose commits Redis has forgotten get a time to live |
-| reclaim | jobs whose worker is gone come back |
-| late | groups that take too long are shortened, dropped or told |
-| tidy | what dead processes left is removed |
+| retire | due retries are queued; unused groups are disposed of, sealed and swept; holdings are published |
+| forgotten | payloads whose commits Redis has lost get a time to live |
+| reclaim | jobs of dead workers are queued again |
+| late | groups that time out are shortened, dropped or reported |
+| tidy | records of dead processes are deleted |
 """
 
 import logging
@@ -33,20 +33,20 @@ from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 
-#: How often retirement is looked at, and what dead processes left.
+#: Interval of retirement, and of tidying.
 RETIRE_S, TIDY_S = 0.25, 60.0
-#: How often groups that take too long are looked for.
+#: Interval of checks for groups that time out.
 LATE_S = 0.5
-#: Jobs that are brought back in one step, after a wait or from a lease; a look goes on until there are no more.
+#: Jobs queued again per call, after a wait or from a lease; calls are repeated until there are no more.
 CHUNK = 256
 
 
 class Housekeeping:
-    """The leader's chores for as long as it leads.
+    """Runs the periodic tasks while this buffer leads.
 
     Args:
-        reclaimer: the name under which leases that ran out are taken over.
-        alive: called between the steps of a long chore; keeps the leadership, raises LeadershipLost.
+        reclaimer: the name under which expired leases are taken over.
+        alive: called between the steps of a long task; keeps the leadership, raises LeadershipLost.
         waiting: returns the wait to report under a name.
     """
 
@@ -84,17 +84,17 @@ class Housekeeping:
         self._holdings = Holdings(client, keys)
         self._history = HeldForHistory(client, keys, lead)
         self._retire = _Interval(RETIRE_S)
-        # A look at many leases is not cheap: 87 ms for 64k of them.
+        # A check of many leases is not cheap: 87 ms for 64k of them.
         self._reclaim = _Interval(min(1.0, config.worker.lease_s / 5))
         self._tidy = _Interval(TIDY_S)
         self._late = _Interval(LATE_S)
 
     def tend(self, last_event: str, *, checkpointed: bool) -> None:
-        """Do what is due. Blocks for a few round trips, more where there is much to do. Raises LeadershipLost.
+        """Run the tasks that are due. Blocks for a few round trips, or more. Raises LeadershipLost.
 
         Args:
-            last_event: the newest event that the leader has seen.
-            checkpointed: a trainer has a new checkpoint, so that groups may be waiting to go.
+            last_event: the newest event that the leader has read.
+            checkpointed: a trainer has a new checkpoint, so groups may be ready to retire.
         """
         if self._retire.begin() or checkpointed:
             self._retire_groups(last_event)
@@ -127,7 +127,7 @@ class Housekeeping:
         self._evaluations.tend()
 
     def _reclaim_leases(self) -> None:
-        """Bring back every job whose worker is gone, a chunk at a time: others use Redis meanwhile."""
+        """Queue every job of a dead worker again, a chunk at a time, since others use Redis meanwhile."""
         lease_ms = int(self._config.worker.lease_s * 1000)
         taken: Counter[tuple[str, str]] = Counter()
         for lane in LANES:
@@ -147,14 +147,14 @@ class Housekeeping:
 
 
 class _Interval:
-    """Something to be done every so many seconds, the first time at once."""
+    """A task with an interval, due for the first time at once."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._at = 0.0
 
     def begin(self) -> bool:
-        """Begin anew where the time is over; True when it was, and the thing is to be done."""
+        """Return whether the task is due, and start the next interval then."""
         now = time.monotonic()
         if now < self._at:
             return False

@@ -1,10 +1,10 @@
-"""Looks at what is in flight. The order of these reads is part of what makes a cut right.
+"""Reading of in-flight jobs. The order of these reads is part of the correctness of a cut.
 
-    gate ─> end of the data ─> jobs ─> completed, admitted ─> unfinished, running ─> what completed is taken in
+    gate ─> end of the data ─> jobs ─> completed, admitted ─> unfinished, running ─> ingest of completed groups
 
 A job moves along it and never back: admitted before the gate closes or the data ends, in a lane (or delayed) until it
-is complete. What an earlier read missed is therefore seen by a later one, or has completed. Whoever looks takes in what
-completed (``State.catch_up``) afterwards, never before: a job that no longer counts as in flight is in a pool then.
+is complete. A job missed by an earlier read is therefore seen by a later one, or has completed. Completed groups are
+ingested (``State.catch_up``) afterwards, never before: a job that is no longer in flight is in a pool then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,13 @@ from penstock.redis.commands import Client
 
 
 def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]]) -> InFlight:
-    """What is in flight for the subscription of ``view``. Blocks for a round trip, one more where rejects are held.
+    """Read what is in flight for the subscription of ``view``. Blocks for a round trip, one more with held rejects.
 
     Args:
-        gates: names of the subscriptions that hold the gate, those of a pool together.
+        gates: names of the subscriptions that hold the gate, members of a pool together.
 
     Raises:
-        ProtocolError: Redis does not hold what is counted as penstock writes it.
+        ProtocolError: a count in Redis is invalid.
     """
     is_gate_open = not view.rejects or _is_open(read_rooms(client, keys, gates).values())
     lane, last = view.definition.lanes[0], view.first_place + view.definition.size - 1
@@ -54,13 +54,13 @@ def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]])
 
 
 def _is_open(rooms: Iterable[Room]) -> bool:
-    """True when every gate lets a job in; where there is none nothing is admitted."""
+    """Return whether every gate admits a job; without a gate nothing is admitted."""
     free = [room.free for room in rooms]
     return bool(free) and min(free) > 0
 
 
 def _end(position: bytes | None, end: bytes | None, last_batch: bytes | None) -> End | None:
-    """Where the data ended; None while there is more, or no end at all."""
+    """Return the end of the data if it is reached, or None."""
     if end is None:
         return None
     last = count_of(end, "The end of the data")

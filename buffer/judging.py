@@ -1,4 +1,4 @@
-"""Applies the filters of subscriptions to groups that completed, and keeps the ledger of what they drop."""
+"""Application of subscriptions' filters to completed groups, and the ledger of dropped groups."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,12 @@ from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 
-#: Reasons of one subscription's ledger; further ones count as ``other``.
+#: Most reasons in one subscription's ledger; further ones count as ``other``.
 MAX_REASONS = 64
 
 
 class Judge:
-    """Asks filters for the leader."""
+    """Runs filters for the leader."""
 
     def __init__(self, client: Client, keys: Keys, lead: Leadership, filters: Filters) -> None:
         self._client = client
@@ -33,7 +33,7 @@ class Judge:
         self._filters = filters
 
     def judge(self, sub: Subscription, groups: Iterable[Group], metas: Mapping[str, Sequence[SampleMeta]]) -> None:
-        """Have the filters of ``sub`` look at groups; what they drop is marked as used up.
+        """Run the filters of ``sub`` on groups; dropped groups are marked as used up.
 
         Args:
             metas: job -> records of its samples.
@@ -50,8 +50,8 @@ class Judge:
         self.tell(sub, told, {group.job: group for group in groups})
 
     def _judge_one(self, sub: Subscription, group: Group, records: Sequence[SampleMeta]) -> list[Judged]:
-        """What has to be recorded of one group: nothing where it is simply kept, or its end is still open."""
-        # A filter may change what it is given; the records are still to become rows.
+        """Filter one group; return what has to be recorded: nothing if it is kept, or its result is still open."""
+        # A filter may change its argument; the records are needed for rows.
         samples = sorted((one.copy_for_user() for one in records), key=lambda sample: sample.k)
         reward = total_reward(sample.reward for sample in samples)
         verdict = self._filters.judge(
@@ -75,7 +75,7 @@ class Judge:
         return [Judged(group.job, verdict.reason if drop else "", True, num, reward)]
 
     def tell(self, sub: Subscription, told: Sequence[Judged], groups: Mapping[str, Group]) -> None:
-        """Drop what is rejected and count what raised. Raises LeadershipLost. Blocks for one round trip."""
+        """Drop rejected groups and count raised filters. Raises LeadershipLost. Blocks for one round trip."""
         if not told:
             return
         told = _bounded(sub, told)
@@ -94,7 +94,7 @@ class Judge:
 
 
 def _bounded(sub: Subscription, told: Sequence[Judged]) -> list[Judged]:
-    """The ledger is a hash in Redis: a filter that makes up a reason for every group must not fill it."""
+    """Limit the reasons in the ledger, a hash in Redis, if a filter makes up a reason for every group."""
     known = {name for name in sub.position.dropped if name.startswith("filter/")}
     out = []
     for one in told:

@@ -1,4 +1,4 @@
-"""The buffer process: leads, takes completed groups in, cuts batches when asked, retires what is done with.
+"""The buffer process: leads, ingests completed groups, cuts batches on request, retires finished groups.
 
     samples (events) ──> ingest: payloads permanent ──> pools of the subscriptions ──ask──> cut ──> batches:SUB
                                                                                   └─ checkpoints ──> seal ──> sweep
@@ -6,9 +6,9 @@
 | loop step | waits for | unblocked by |
 |---|---|---|
 | lead | the present leader's lease | its end, or `resign` |
-| events | news on stream `samples` | commit, ask, publish, checkpointed, rewind, subscribe |
-| cut | groups, or what is due before the bound | more completions; shown in `waits` |
-| all | a number or a name that Redis holds as no verb writes it | a person who mends it |
+| events | entries of stream `samples` | commit, ask, publish, checkpointed, rewind, subscribe |
+| cut | groups, or groups that are due before the bound | more completions; shown in `waits` |
+| all | a valid number or name in Redis | a person who corrects it |
 
 Invariants kept here: I2 and I5 by the verbs' guards, I4 because memory is a cache of keys, I6 by planner and guard.
 """
@@ -47,13 +47,13 @@ from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)
 
-#: Longest sleep on the event stream: how late a lease is renewed or a stop is seen.
+#: Longest sleep on the event stream, which delays renewals and stops.
 BLOCK_MS = 100
-#: How long completions that come one by one are gathered, and how many are enough.
+#: How long single completions are gathered, and how many are enough.
 GATHER_S, GATHER = 0.01, 32
-#: Events per look.
+#: Most events per read.
 EVENTS = 1024
-#: Before the next try when a server does not answer; doubles.
+#: Wait before the next attempt when a server does not answer; doubles.
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 
 
@@ -81,7 +81,7 @@ class Buffer:
         self._waits: dict[str, Waiting] = {}
         #: When (monotonic) a batch was last cut for a subscription.
         self._served: dict[str, float] = {}
-        #: The counters as this process has seen them, leading or not.
+        #: Observed counters, whether leading or not.
         self.rollback = Rollback(self._control.client, self._keys)
         self._leads = False
         self.metrics = serve(config, "buffer", "", BufferCollector(config, lambda: self._leads))
@@ -98,7 +98,7 @@ class Buffer:
         self._stopping.set()
 
     def run(self) -> None:
-        """Lead whenever nobody else does. Blocks until ``stop``."""
+        """Lead whenever no other buffer does. Blocks until ``stop``."""
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
             while not self._stopping.is_set():
@@ -116,14 +116,14 @@ class Buffer:
             self.metrics.close()
 
     def _stand_by(self) -> None:
-        """Wait for the leadership, and lead for as long as it lasts."""
+        """Wait for the leadership, and lead as long as it lasts."""
         waiting = self._waiting("buffer:standby")
         self._attendance.confirm()
         try:
             epoch = scripts.run(self.client, scripts.lead(self._keys, self._token, self._lease_ms))
             if not epoch:
                 waiting.blocked_on(LeaseHeld("buffer"))
-                # Who leads may be gone when Redis is back, and what it had seen with it.
+                # After a Redis restart the leader and its in-memory state may be gone.
                 self.rollback.look()
                 self._stopping.wait(min(1.0, self._lease_ms / 3000))
                 return
@@ -133,13 +133,13 @@ class Buffer:
         except LeadershipLost as exc:
             log.warning("%s", exc)
         except ProtocolError as exc:
-            log.error("nothing is decided before this is mended: %s", exc)
+            log.error("cutting stopped until this is corrected: %s", exc)
             self._waiting("buffer:state").blocked_on(RecordUnreadable(str(exc)))
             self._pause()
         except PASSING as exc:
-            # Whatever Redis holds when it is back is the truth: lead and load anew.
+            # After a restart the state in Redis is authoritative: lead and load again.
             if isinstance(exc, KeysLost):
-                log.error("nothing is decided before Redis has its keys back: %s", exc)
+                log.error("cutting stopped until Redis has its keys back: %s", exc)
                 self._waiting("buffer:state").blocked_on(exc.cause)
             else:
                 log.warning("a server does not answer (%s); starting over when it does", exc)
@@ -167,7 +167,7 @@ class Buffer:
         right_from = {one.name: one.curriculum.right_from for one in train if one.curriculum is not None}
         state = State(self.client, self._keys, self._servers, lead, alive, self._filters, right_from)
         cutter = Cutter(self.client, self._keys, lead, state, self._spans)
-        # Before the load: what completes meanwhile is seen twice rather than never.
+        # Before the load: a completion meanwhile is read twice rather than missed.
         last = self._last_event()
         self._renew_at = 0.0
         self.rollback.look()
@@ -182,7 +182,7 @@ class Buffer:
             last, kinds = self._take_events(state, last)
             if kinds - {"ready"}:
                 state.refresh()
-            # Who was served longest ago comes first, or the first of a pool would take all that comes one by one.
+            # Least recently served first, or the first member of a pool would take all groups that come one by one.
             for sub in sorted(state.subs.values(), key=lambda sub: self._served.get(sub.name, 0.0)):
                 self._cut_for(cutter, state, sub.name)
             self._pause_s = PAUSE_S
@@ -192,7 +192,7 @@ class Buffer:
         scripts.run(self.client, scripts.resign(self._keys, lead))
 
     def _renew(self, lead: Leadership, started: str) -> None:
-        """Keep the leadership, when that is due. Raises LeadershipLost."""
+        """Renew the leadership if that is due. Raises LeadershipLost."""
         if time.monotonic() < self._renew_at:
             return
         epoch = scripts.run(self.client, scripts.lead(self._keys, lead.token, self._lease_ms))
@@ -211,7 +211,7 @@ class Buffer:
         return str(newest[0][0].decode()) if newest else "0-0"
 
     def _take_events(self, state: State, last: str) -> tuple[str, set[str]]:
-        """Read what is new, blocking shortly; completed groups are ingested. Returns (last id, kinds seen)."""
+        """Read new events, blocking shortly; ingest completed groups. Returns (last id, kinds seen)."""
         answer = self._events.xread({self._keys.samples: last}, count=EVENTS, block=BLOCK_MS)
         entries = answer[0][1] if answer else []
         if not entries:
@@ -233,7 +233,7 @@ class Buffer:
         return entries[-1][0].decode(), kinds
 
     def _cut_for(self, cutter: Cutter, state: State, name: str) -> None:
-        """Cut all batches that a subscription asked for, as far as its groups allow."""
+        """Cut all batches that a subscription requested, as far as its groups allow."""
         waiting = self._waiting(f"buffer:{name}")
         if (sub := state.subs.get(name)) and sub.unreadable:
             waiting.blocked_on(RecordUnreadable(sub.unreadable))

@@ -1,4 +1,4 @@
-"""The manifest of a batch: its rows, the denominators of the loss, and how old its tokens are."""
+"""The manifest of a batch: its rows, the denominators of the loss, and the staleness of its tokens."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -17,33 +17,33 @@ from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.staleness import Lineage
 
-#: Fields of a committed sample that its row in a manifest repeats, as they stand there.
+#: Fields of a committed sample that its manifest row repeats.
 _BEFORE = attrgetter("token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated")
 _VERSIONS = attrgetter("oldest", "newest")
 _AFTER = attrgetter("reward", "status", "temperature")
-#: Reason of groups that nobody could have: they took too long and were given up unfinished.
+#: Reason of groups that timed out and were dropped unfinished.
 TIMED_OUT = "timed_out"
 
 
 @dataclass(slots=True)
 class Ages:
-    """How old the tokens of a batch are that bear loss (T2)."""
+    """Staleness of the tokens of a batch that bear loss (T2)."""
 
     lineage: Lineage
     train_version: int
-    #: False where no clock bounds the batch: nothing ages.
+    #: False if no clock bounds the batch: nothing ages.
     counts: bool
     #: Tokens of versions below this bear no loss.
     floor: int
-    #: Nor do those that are older than the newest of their sample.
+    #: Tokens older than the newest of their sample bear no loss either.
     newest_only: bool = False
-    #: Nor does any token of a sample that ended at a limit.
+    #: Samples that ended at a limit bear no loss either.
     masks_truncated: bool = False
     lags: dict[int, int] = field(default_factory=dict)
     loss_tokens: int = 0
     weighted: int = 0
     worst: int = 0
-    #: Sum over samples of the lag of their newest token that bears loss, and how many samples that are.
+    #: Sum over samples of the lag of their newest token that bears loss, and number of these samples.
     newest: int = 0
     samples: int = 0
     #: Oldest and newest version of tokens that bear loss; -1: none does.
@@ -56,7 +56,7 @@ class Ages:
         return self.lags[version]
 
     def add(self, loss_by_version: list[list[int]], newest_drawn: int) -> list[list[int]]:
-        """Take a sample in; the pairs (version, tokens) of it that bear loss."""
+        """Add a sample; return its pairs (version, tokens) that bear loss."""
         floor = max(self.floor, newest_drawn) if self.newest_only else self.floor
         versions = [pair for pair in loss_by_version if pair[0] >= floor]
         if not versions:
@@ -74,7 +74,7 @@ class Ages:
 
 
 def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
-    """The manifest of the next batch of ``sub``. Blocks for a round trip or two."""
+    """Make the manifest of the next batch of ``sub``. Blocks for a round trip or two."""
     definition, lineage = sub.definition, sub.position.lineage
     bounded = bool(definition.model)
     mask_below = cut.policy.mask_below(cut.floor)
@@ -112,7 +112,7 @@ def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
 
 
 def bearing_of(manifest: Manifest, jobs: Iterable[str]) -> list[str]:
-    """Of each of ``jobs`` the drawn tokens that bear loss, ``K:TOKENS,...``; those of given answers are not drawn."""
+    """Return, for each of ``jobs``, the generated tokens that bear loss, ``K:TOKENS,...``, without given answers."""
     by_job: dict[str, list[str]] = {}
     for row in manifest.rows:
         if row.num_loss and row.status != SampleStatus.GIVEN:
@@ -121,7 +121,7 @@ def bearing_of(manifest: Manifest, jobs: Iterable[str]) -> list[str]:
 
 
 def _ledger(sub: Subscription, timed_out: int) -> dict[str, Any]:
-    """What ``sub`` has not trained on so far; {} where that is nothing."""
+    """Return what ``sub`` has not trained so far; {} if nothing."""
     position = sub.position
     dropped = dict(position.dropped) | ({TIMED_OUT: timed_out} if timed_out else {})
     if not dropped and not position.filter_raised:
@@ -137,11 +137,11 @@ def _ledger(sub: Subscription, timed_out: int) -> dict[str, Any]:
 
 
 def _rows(cut: Cut, ages: Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[list[Row], int]:
-    """Rows group by group, by k within each, and the oldest version in them (not after the train version)."""
+    """Make the rows by group, then by k; return them with their oldest version (at most the train version)."""
     rows: list[Row] = []
     oldest = cut.train_version
     for group, records in zip(cut.groups, found, strict=True):
-        # Commits come in any order; a reader who compares two runs must not see it.
+        # Commits come in any order; rows must not depend on it.
         for record in sorted(records, key=attrgetter("k")):
             if record.oldest >= 0:
                 oldest = min(oldest, record.oldest)
@@ -156,7 +156,7 @@ def row_of(group: Group, record: SampleMeta, ages: Ages) -> Row:
     bearing = [] if lost or is_cut_off else ages.add(record.loss_by_version, record.newest)
     num_loss = sum([tokens for _, tokens in bearing])
     oldest_loss = min([version for version, _ in bearing], default=-1)
-    # By place, in the order of Row: by name it takes five times as long, for every sample.
+    # Positional, in the order of Row: keywords take five times as long, for every sample.
     return Row(  # type: ignore[call-arg]
         group.job, k, *_BEFORE(record), num_loss, *_VERSIONS(record), oldest_loss, *_AFTER(record),
         lost, bearing if len(bearing) > 1 else [], record.shared, record.sides, record.logprob_kind,
@@ -165,8 +165,8 @@ def row_of(group: Group, record: SampleMeta, ages: Ages) -> Row:
 
 
 def why_no_loss(group: Group, records: Sequence[SampleMeta], *, masks_truncated: bool = False) -> Disposal:
-    """Why nothing of a group bears loss, as the ledger has it: its tokens became too old, its payloads are gone, or it
-    never had a token that bears loss (``no_loss``), with ``masks_truncated`` in a sample that was not cut off."""
+    """Return why no token of a group bears loss, for the ledger: its tokens are stale, its payloads are lost, or it
+    never had a token that bears loss (``no_loss``), with ``masks_truncated`` in a sample that was not truncated."""
     bearing = [
         record
         for record in records
@@ -179,7 +179,7 @@ def why_no_loss(group: Group, records: Sequence[SampleMeta], *, masks_truncated:
 
 
 def _steps(state: State, sub: Subscription, cut: Cut, oldest_loss: int) -> int:
-    """Batches that were trained between the oldest token that bears loss and this batch; -1 where nobody knows."""
+    """Return the batches trained between the oldest token that bears loss and this batch; -1 if unknown."""
     model = sub.definition.model
     before = state.batches_behind(model, oldest_loss) if model and oldest_loss >= 0 else None
     if before is None:

@@ -1,6 +1,6 @@
-"""Metrics of the buffer: of this process, and, from the one that leads, those of the queue that all parts share.
+"""Metrics of the buffer: of this process, and, from the leader, of the queue shared by all processes.
 
-The queue is looked at when somebody scrapes, over a connection of its own: the loop that cuts batches waits for nobody.
+The queue is read for each scrape, over a separate connection: the loop that cuts batches never waits for a scrape.
 """
 
 import re
@@ -32,9 +32,9 @@ JOBS = gauge("queue_jobs", "Jobs of each lane, queued or leased to a worker.", "
 OLDEST = gauge(
     "queue_oldest_age_seconds", "How long the next job of each lane has been queued; 0 where none is.", "lane"
 )
-PAUSED = gauge("queue_paused", "1 for each lane that somebody paused.", "lane")
-DELAYED = gauge("queue_delayed_jobs", "Jobs that wait for their next try.")
-DEAD = gauge("queue_dead_letters", "Buried jobs that nobody requeued or cancelled.")
+PAUSED = gauge("queue_paused", "1 for each paused lane.", "lane")
+DELAYED = gauge("queue_delayed_jobs", "Jobs that wait for their next attempt.")
+DEAD = gauge("queue_dead_letters", "Dead letters that were not requeued or cancelled.")
 READY = gauge("queue_ready_groups", "Complete groups of each lane that a batch may still take.", "lane")
 KEPT = gauge("queue_kept_groups", "Groups that are complete and not retired, trained ones too.")
 UNRECORDED = gauge("queue_groups_to_record", "Groups that are done with and wait to be recorded before they go.")
@@ -44,19 +44,19 @@ FAILED = counter("queue_failed_tries", "Tries of jobs that failed, each retried 
 PASSED = counter("queue_passed_lines", "Lines of training data that were passed over in place of a job.", "dataset")
 EASY = counter("queue_skipped_easy_prompts", "Skips of prompts that are too easy, by a curriculum.", "dataset")
 HARD = counter("queue_skipped_hard_prompts", "Skips of prompts that are too hard, by a curriculum.", "dataset")
-WORKERS = gauge("queue_workers", "Workers by what they do; silent: not heard of for 10 s.", "state")
-RATE = gauge("queue_tokens_per_second", "Tokens that all workers draw, smoothed over some seconds.")
+WORKERS = gauge("queue_workers", "Workers by state; silent: without a report for 10 s.", "state")
+RATE = gauge("queue_tokens_per_second", "Tokens generated per second by all workers, smoothed over some seconds.")
 VERSION = gauge("queue_model_version", "Newest published version.", "model")
 STEP = gauge("queue_trainer_step", "Step of the run's trainer: batches that it has committed.")
 WAITS = gauge("queue_wait_seconds", "How long a part has waited for what `penstock why` names.", "who", "cause")
 
 TOKENS = gauge(
     "rollout_tokens",
-    "Tokens drawn for jobs of each lane, by what became of them; held: by live groups. They add up to all told of.",
+    "Tokens generated for jobs of each lane, by account; held: by live groups. They add up to all reported tokens.",
     "lane",
     "account",
 )
-GOODPUT = gauge("rollout_goodput", "Share of the tokens drawn for training that were trained on.")
+GOODPUT = gauge("rollout_goodput", "Share of the tokens generated for training that were trained on.")
 
 CUT = gauge("subscription_cut_batches", "Batches cut.", "subscription")
 CURSOR = gauge("subscription_committed_batches", "Batches that its trainer has committed.", "subscription")
@@ -65,13 +65,13 @@ OWNED = gauge("subscription_owned", "1 while a trainer has it.", "subscription")
 BOUND = gauge("subscription_staleness_bound", "Most versions that a token which bears loss may be old.", "subscription")
 DROPPED = counter(
     "subscription_dropped_groups",
-    "Groups that it gave up unused; filter/REASON: by a filter, else by age, rewind, loss or quota.",
+    "Groups disposed of; filter/REASON: by a filter, else by age, rewind, loss or quota.",
     "subscription",
     "reason",
 )
 DROPPED_STALENESS = counter(
     "subscription_dropped_staleness",
-    "Staleness of those groups when they were given up, in versions, summed; groups that a filter rejected have none. "
+    "Staleness of those groups at their disposal, in versions, summed; groups that a filter rejected have none. "
     "Divided by the number of groups of a reason it is their mean.",
     "subscription",
     "reason",
@@ -89,7 +89,7 @@ COUNTERS = {
     "committed": counter("queue_committed_samples", "Samples committed."),
     "completed": counter("queue_completed_groups", "Groups that got ready."),
     "crashes": counter("queue_crashed_jobs", "Jobs charged with the death of an engine or a worker."),
-    "reclaimed": counter("queue_reclaimed_leases", "Leases taken over since nobody renewed them."),
+    "reclaimed": counter("queue_reclaimed_leases", "Leases taken over because they were not renewed."),
     "released": counter("queue_released_leases", "Leases handed back without a charge."),
     "refused": counter("queue_refused_commits", "Commits of samples that were refused, their lease being another's."),
     "requeued": counter("queue_requeued_jobs", "Dead letters that an operator queued again."),
@@ -115,7 +115,7 @@ COUNTERS = {
     "weight_updates": counter("queue_weight_updates", "Publications that workers loaded into a running engine."),
     "rolled_back": counter("queue_rollbacks", "Times that Redis had lost acknowledged writes."),
 }
-#: What begins fields of the hash ``counters`` that end in a reason.
+#: Prefixes of fields of the hash ``counters`` that end in a reason.
 BY_REASON = {
     "buried_as:": BURIED,
     "failed:": FAILED,
@@ -132,10 +132,10 @@ SERIES = (
 
 
 class BufferCollector(Collector):
-    """Looks at the queue when it is scraped. Called from threads of the server; blocks for ``TIMEOUT_S`` an answer.
+    """Reads the queue for each scrape. Called from threads of the server; blocks for at most ``TIMEOUT_S`` per answer.
 
     Args:
-        leads: whether this buffer leads now.
+        leads: returns whether this buffer leads.
     """
 
     def __init__(self, config: Config, leads: Callable[[], bool]) -> None:
@@ -145,7 +145,7 @@ class BufferCollector(Collector):
         self._leads = leads
 
     def collect(self) -> Iterator[Metric]:
-        """Raises redis' errors, QueueUnavailable and ProtocolError."""
+        """Yield the metrics. Raises redis' errors, QueueUnavailable and ProtocolError."""
         yield LEADS.of(self._leads())
         if self._leads():
             with closing(connect(self._url, timeout_s=TIMEOUT_S, check=False)) as client:
@@ -153,7 +153,7 @@ class BufferCollector(Collector):
 
 
 def queue(client: Client, keys: Keys) -> Iterator[Metric]:
-    """The series of the queue. Blocks for a few round trips; raises redis' errors and ProtocolError."""
+    """Yield the series of the queue. Blocks for a few round trips; raises redis' errors and ProtocolError."""
     state = snapshot(client, keys)
     yield from _jobs(client, keys, state)
     yield from _sums(state["counters"])
@@ -180,7 +180,7 @@ def _jobs(client: Client, keys: Keys, state: Mapping[str, Any]) -> Iterator[Metr
 
 
 def _ages(client: Client, keys: Keys) -> dict[str, float]:
-    """Seconds since the next job of each lane was queued: the id of its entry says when."""
+    """Return the seconds since the next job of each lane was queued, from the id of its entry."""
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
         pipe.zrange(keys.queued(lane), 0, 0)

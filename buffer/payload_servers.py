@@ -1,7 +1,7 @@
-"""Connections to the payload servers, by the names that sample metadata records.
+"""Connections to the payload servers, by their names in sample metadata.
 
-One that does not answer is away: nothing is known of what lies there, and it is asked again after a pause. It ends when
-it answers, when a person calls it lost (``penstock payloads lose``), or after ``redis.payload_patience_s``.
+A server that does not answer is away: the state of its payloads is unknown, and it is retried after a pause. This ends
+when it answers, when an operator declares it lost (``penstock payloads lose``), or after ``redis.payload_patience_s``.
 """
 
 import logging
@@ -28,11 +28,11 @@ from penstock.redis.control import PASSING
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Keys per round trip; bounds the time one call takes on the server.
+#: Keys per round trip; bounds the time of one call on the server.
 CHUNK = 2048
-#: Longest wait for an answer: the leader has others to serve.
+#: Longest wait for an answer: the leader has other servers.
 ANSWER_S = 2.0
-#: Pause before one that is away is asked again; doubles, and is at least so many times what the last try took.
+#: Pause before a server is retried; doubles, and is at least this multiple of the last attempt's duration.
 PAUSE_S, LONGEST_PAUSE_S, PAUSE_SHARE = 0.25, 5.0, 10.0
 
 
@@ -43,12 +43,12 @@ class Away:
     why: str
     since: float = field(default_factory=time.monotonic)
     pause_s: float = PAUSE_S
-    #: Not asked before then (monotonic).
+    #: Not retried before this time (monotonic).
     next_try: float = 0.0
 
 
 class PayloadServers:
-    """Stores by server name. The buffer sends keys, never payload bytes. Nothing is asked before its first use."""
+    """Stores by server name. The buffer sends keys, never payload bytes. A server is contacted at its first use."""
 
     def __init__(self, config: RedisConfig, control: Client, keys: Keys | None = None) -> None:
         self._config = config
@@ -59,13 +59,14 @@ class PayloadServers:
         self._away: dict[str, Away] = {}
         self._stores = {name: open_store(url, timeout_s=ANSWER_S) for name, url in config.payload_servers.items()}
         self._stores[CONTROL] = PayloadRedis(control, config.url or "")
-        #: Those that have said that they will do.
+        #: Servers that were checked.
         self._in_use = {CONTROL}
 
     def _store(self, server: str) -> PayloadStore:
-        """Blocks at its first use. Raises ProtocolError for a server that neither the configuration nor the run names.
+        """Return a store; blocks at its first use. Raises ProtocolError if neither configuration nor run names the
+        server.
 
-        Raises also what ``check`` does: one that refuses us is a mistake, and waiting would change nothing.
+        Also raises the errors of ``check``: a server that refuses us is misconfigured, and waiting would not help.
         """
         if server not in self._stores:
             if server not in self._directory.servers and self._keys:
@@ -77,9 +78,9 @@ class PayloadServers:
         return self._stores[server]
 
     def look(self) -> None:
-        """See which servers are lost, and whether those in use answer. Blocks.
+        """Check which servers are lost, and whether those in use answer. Blocks.
 
-        At most ``ANSWER_S`` for each server that does not answer, and a tenth of the time at most.
+        For at most ``ANSWER_S`` per server that does not answer, and at most a tenth of the time.
         """
         self._read_directory()
         for server in sorted((self._in_use | self._away.keys()) - self._lost - {CONTROL}):
@@ -88,7 +89,7 @@ class PayloadServers:
 
     @property
     def standing(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Servers that are lost, and that do not answer, as far as is known."""
+        """Servers that are lost, and that do not answer, as far as known."""
         return self._lost, frozenset(self._away)
 
     def _ping(self, server: str) -> None:
@@ -116,18 +117,18 @@ class PayloadServers:
         self._read_directory()
 
     def is_away(self, server: str) -> bool:
-        """True while nobody knows what lies there."""
+        """Return whether the state of the server's payloads is unknown."""
         return server in self._away
 
     def away(self) -> dict[str, Away]:
-        """Servers that do not answer, by name."""
+        """Return the servers that do not answer, by name."""
         return dict(self._away)
 
     def _may_ask(self, server: str) -> bool:
         return server not in self._away or time.monotonic() >= self._away[server].next_try
 
     def _try(self, server: str, work: Callable[[], T]) -> T | None:
-        """The answer of ``work``; None where the server does not answer, or is not asked yet."""
+        """Return the answer of ``work``; None if the server does not answer, or is not retried yet."""
         if not self._may_ask(server):
             return None
         began = time.monotonic()
@@ -151,7 +152,7 @@ class PayloadServers:
     def persist(self, keys: Sequence[tuple[str, str]]) -> list[bool | None]:
         """Make (server, key) payloads permanent. Blocks.
 
-        Returns True, False where a payload is gone, or None where its server does not answer.
+        Returns True, False for a missing payload, or None if its server does not answer.
         """
         kept: dict[tuple[str, str], bool | None] = {}
         for server, names in _by_server(keys).items():
@@ -163,14 +164,14 @@ class PayloadServers:
 
     def _persist(self, server: str, names: list[str]) -> Sequence[bool | None]:
         if server in self._lost:
-            self._read_directory()  # it may have been taken back by now
+            self._read_directory()  # it may be live again
         if server in self._lost:
             return [False] * len(names)
 
         return self._try(server, lambda: self._store(server).keep(names)) or [None] * len(names)
 
     def unlink(self, keys: Sequence[tuple[str, str]]) -> set[str]:
-        """Free (server, key) payloads; keys that are gone do not matter. Blocks. Returns servers that do not answer."""
+        """Free (server, key) payloads; missing keys are ignored. Blocks. Returns the servers that do not answer."""
         silent = set()
         for server, names in _by_server(keys).items():
             if server in self._lost:
@@ -186,21 +187,22 @@ class PayloadServers:
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Servers beside the control Redis that this process knows to be there, and that are not lost."""
+        """Servers besides the control Redis that this process has used, or that are draining, and that are not lost."""
         draining = {one.name for one in self._directory.servers.values() if one.state is ServerState.DRAINING}
         return frozenset(self._in_use | draining) - self._lost - {CONTROL}
 
     def names(self, server: str) -> Iterator[tuple[str, bool]]:
-        """(key, is it permanent) of all that lies there of the run; nothing is asked before :meth:`some_of`."""
+        """Yield (key, is it permanent) of all payloads of the run on a server; read lazily, see :meth:`some_of`."""
         assert self._keys is not None
         yield from self._store(server).names(self._keys.prefix)
 
     def some_of(self, server: str, listed: Iterator[T], most: int) -> list[T] | None:
-        """The next of what is listed; None where the server does not answer, and the list has to begin anew. Blocks."""
+        """Return the next items of a listing; None if the server does not answer, and the listing has to restart.
+        Blocks."""
         return self._try(server, lambda: list(islice(listed, most)))
 
     def unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:
-        """Give permanent payloads a time to live again; False where their server does not answer. Blocks."""
+        """Give permanent payloads a time to live again; return False if their server does not answer. Blocks."""
         return self._try(server, partial(self._unkeep, server, names, ttl_s)) is not None
 
     def _unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:
@@ -208,9 +210,9 @@ class PayloadServers:
         return True
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Remove what nobody committed in ``ttl_s``, where that does not happen by itself; how many. Blocks.
+        """Delete payloads not committed within ``ttl_s``, unless the store expires them; return their number. Blocks.
 
-        Servers that are lost or do not answer are left out.
+        Servers that are lost or do not answer are skipped.
         """
         asked = [server for server in self._stores if server not in self._lost and server not in self._away]
         return sum(self._try(server, partial(self._stores[server].expire, prefix, ttl_s)) or 0 for server in asked)
@@ -221,13 +223,13 @@ class PayloadServers:
 
 
 def keys_of(keys: Keys, job: str, record: SampleMeta) -> list[tuple[str, str]]:
-    """(server, key) of a committed sample's payload, and of each side array beside it."""
+    """Return (server, key) of a committed sample's payload, and of each side array."""
     sides = [(record.server, key_of(keys, job, record.k, record.token, side)) for side in record.sides]
     return [(record.server, stored(keys, job, record)), *sides]
 
 
 def _by_server(keys: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Server -> its keys, each once: samples that were committed together share one."""
+    """Group keys by server, each once: samples that were committed together share one."""
     grouped: dict[str, list[str]] = {}
     for server, name in dict.fromkeys(keys):
         grouped.setdefault(server, []).append(name)

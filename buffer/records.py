@@ -1,4 +1,4 @@
-"""Metadata of ready groups: read when a group comes in, for the manifest that holds it, and when it is swept."""
+"""Metadata of ready groups: read when a group is ingested, for its manifest, and when it is swept."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 
-#: Samples whose records are kept at hand, at about 1.5 kB each: with a bound on staleness a group is trained and swept
-#: while it is among them, and what falls out is read again.
+#: Most samples whose records are cached, at about 1.5 kB each: with a bound on staleness a group is usually trained and
+#: swept while it is cached; others are read again.
 KEPT_SAMPLES = 8192
 
 
 class Records:
-    """Records by job. A ready group's never change, so what was read once is true for as long as the group is there."""
+    """Records by job. A ready group's records never change, so the cache is valid as long as the group exists."""
 
     def __init__(self, client: Client, keys: Keys, kept_samples: int = KEPT_SAMPLES) -> None:
         self._client = client
@@ -24,7 +24,7 @@ class Records:
         self._count = 0
 
     def put(self, job: str, meta: bytes | None) -> list[SampleMeta]:
-        """Read the metadata of a group that has become ready; its records."""
+        """Parse and cache the metadata of a group that has become ready; return its records."""
         self.forget(job)
         records = list(iter_metas(meta or b"", f"metadata of group {job}"))
         self._kept[job] = records
@@ -34,19 +34,19 @@ class Records:
         return records
 
     def read(self, jobs: Sequence[str]) -> list[list[SampleMeta]]:
-        """Records of each group; none where they are gone or cannot be read. Blocks where one is missing."""
+        """Return the records of each group; [] if they are missing or invalid. Blocks if one is not cached."""
         missing = [job for job in jobs if job not in self._kept]
         metas = self._client.mget([self._keys.meta(job) for job in missing]) if missing else []
         found = {job: _readable(job, meta) for job, meta in zip(missing, metas, strict=True)}
         return [self._kept[job] if job in self._kept else found[job] for job in jobs]
 
     def forget(self, job: str) -> None:
-        """The group is gone."""
+        """Remove a deleted group from the cache."""
         self._count -= len(self._kept.pop(job, ()))
 
 
 def _readable(job: str, meta: bytes | None) -> list[SampleMeta]:
-    """Of a group that cannot be read nothing was made permanent: what it has on payload servers expires there."""
+    """Parse records; [] for an invalid group: nothing of it was made permanent, so its payloads expire."""
     try:
         return list(iter_metas(meta or b"", f"metadata of group {job}"))
     except ProtocolError:

@@ -18,11 +18,11 @@ from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 
-#: Groups per verb; bounds the time one call takes on the server.
+#: Groups per verb; bounds the time of one call on the server.
 CHUNK = 128
-#: Groups swept per look, so that a large retirement does not hold up a cut.
+#: Groups swept per call, so that a large retirement does not delay a cut.
 SWEEP = 512
-#: Records of processes that have shown no sign of life for so long are removed.
+#: Records of processes without a report for so long are deleted.
 STALE_S = 3600.0
 
 
@@ -54,9 +54,10 @@ class Retirement:
         self._alive = alive
 
     def seal(self) -> int:
-        """Seal every group that nobody will use or rewind to; the number sealed. Raises LeadershipLost. Blocks.
+        """Seal every group that is neither needed nor reachable by a rewind; return their number. Blocks.
+        LeadershipLost.
 
-        With a retention, what waits for a checkpoint for longer goes too: its trainer cannot rewind to it.
+        With a retention, groups that wait longer for a checkpoint are sealed too: their trainer cannot rewind to them.
         """
         ckpt = {name: sub.position.ckpt for name, sub in self._state.subs.items()}
         sealed = self._seal_all(self._state.spent.durable(ckpt), ())
@@ -73,7 +74,7 @@ class Retirement:
         return sub.definition.keep_s or self._retention_s or 0.0
 
     def park(self) -> None:
-        """Subscriptions whose trainer has been gone for longer than their retention hold up nobody. Blocks shortly."""
+        """Park subscriptions whose trainer has been gone for longer than their retention. Blocks shortly."""
         for name, sub in list(self._state.subs.items()):
             keep_s = sub.definition.keep_s
             if not keep_s or sub.position.parked:
@@ -83,7 +84,7 @@ class Retirement:
             )
             answer = run(self._client, call)
             if answer.outcome == "parked":
-                log.warning("%s: its trainer has been gone for %g s; nobody waits for it any more", name, keep_s)
+                log.warning("%s: its trainer has been gone for %g s; it no longer blocks retirement", name, keep_s)
                 self._state.refresh()
             if answer.given:
                 log.warning("%s: %d groups of its uncommitted batches go to the other members", name, answer.given)
@@ -114,7 +115,7 @@ class Retirement:
         return len(sealed)
 
     def sweep(self) -> int:
-        """Delete sealed and cancelled groups, payloads first; the number deleted. Raises LeadershipLost. Blocks."""
+        """Delete sealed and cancelled groups, payloads first; return their number. Raises LeadershipLost. Blocks."""
         jobs = [name_shown(job) for job in self._client.srandmember(self._keys.retiring, SWEEP)]
         if not jobs:
             return 0
@@ -131,7 +132,7 @@ class Retirement:
             payloads += places
             sizes.append((job, _num_samples(n)))
         if silent := self._servers.unlink(payloads):
-            # Those of a server that does not answer stay, or what lies there would never be freed.
+            # Groups on a server that does not answer stay, or their payloads would never be freed.
             sizes = [(job, n) for job, n in sizes if not servers[job] & silent]
             jobs = [job for job, _ in sizes]
         gone = 0
@@ -143,7 +144,7 @@ class Retirement:
         return gone
 
     def trim(self, last_event: str) -> None:
-        """Drop manifests that no rewind can reach and events that are behind us. Blocks for one round trip."""
+        """Delete manifests that no rewind can reach, and events that were read. Blocks for one round trip."""
         pipe = self._client.pipeline(transaction=False)
         for sub in self._state.subs.values():
             if sub.position.floor > 0:
@@ -156,7 +157,7 @@ class Retirement:
                 self._free_columns(sub.name, sub.position.floor)
 
     def _free_columns(self, sub: str, floor: int) -> None:
-        """Delete what roles wrote back for batches that no rewind can reach; at most ``SWEEP`` columns a look."""
+        """Delete columns of batches that no rewind can reach; at most ``SWEEP`` columns per call."""
         listed = self._keys.columns(sub)
         places = self._client.zrangebyscore(listed, "-inf", floor, start=0, num=SWEEP)
         if places:
@@ -165,11 +166,12 @@ class Retirement:
                 self._client.zrem(listed, *freed)
 
     def expire(self, ttl_s: float) -> int:
-        """Remove payloads of folders that nobody committed in ``ttl_s``; how many. Blocks for a listing of them."""
+        """Delete payloads in folders that were not committed within ``ttl_s``; return their number. Blocks for a
+        listing."""
         return self._servers.expire(self._keys.prefix, ttl_s)
 
     def tidy(self) -> int:
-        """Remove what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
+        """Delete what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
         now = time.time()
         removed = 0
         keys = self._keys
@@ -182,19 +184,19 @@ class Retirement:
 
 
 def _num_samples(raw: bytes | None) -> int:
-    """Samples of a group that is swept; 0 where its record does not say it as a verb writes it."""
+    """Return the number of samples of a swept group; 0 if its record is invalid."""
     n = count_shown(raw) or 0
     return n if n <= MAX_ANSWERS else 0
 
 
 def _place(place: bytes) -> tuple[str, str]:
-    """(payload server, key) of a column."""
+    """Return (payload server, key) of a column."""
     server, _, key = place.decode(errors="backslashreplace").partition("|")
     return server, key
 
 
 def told_at(raw: bytes) -> float:
-    """When a record of presence or of a wait was last written (Unix time); 0 for what is no record."""
+    """Return when a record of presence or of a wait was last written (Unix time); 0 if it is invalid."""
     try:
         return number_in(unpack_map(raw, "a record"), "at", "a record")
     except ProtocolError:

@@ -1,8 +1,8 @@
-"""Notices that Redis forgot what it had acknowledged: a failover to a replica that lagged, or a power loss.
+"""Detection of lost acknowledged writes in Redis: by a failover to a lagging replica, or a power loss.
 
-Counters only grow. Every buffer process, one that stands by too, remembers the most that it has seen of them; when it
-finds less, the difference is lost for good, and whoever finds it first counts and reports it. What was lost in the
-moment before the last look does not show, nor what was made anew before the next: the figures are at least.
+Counters only grow. Every buffer process, also on standby, remembers their largest observed values; if it reads less,
+the difference is lost for good, and the first process to find it counts and reports it. Losses since the last read,
+and counts made again before the next one, are not visible: the figures are lower bounds.
 """
 
 import logging
@@ -15,7 +15,7 @@ from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 
-#: Counters that say what was lost, and how people call it.
+#: Counters that are compared, and their names in reports.
 WATCHED = {
     "admitted": "admissions",
     "committed": "committed samples",
@@ -26,18 +26,18 @@ WATCHED = {
 
 
 class Rollback:
-    """The counters as they were last seen by this process."""
+    """The counters as this process last read them."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
         self._keys = keys
-        #: Counter -> the most that was seen of it: its value, and by how much it had gone back before.
+        #: Counter -> its largest observed value, plus by how much it had decreased before.
         self.seen: dict[str, int] = {}
 
     def look(self) -> dict[str, int]:
-        """What was lost since the last look, by counter, and nobody has reported; it is counted in Redis and logged.
+        """Return new losses since the last call, by counter; they are counted in Redis and logged.
 
-        Blocks for a round trip, two where anything was lost.
+        Blocks for a round trip, two if anything was lost.
         """
         now = self._read()
         self.seen = {name: max(count, self.seen.get(name, count)) for name, count in now.items()}
@@ -50,7 +50,7 @@ class Rollback:
         return lost
 
     def _read(self) -> dict[str, int]:
-        """The counters, each with what was reported of it; without those that no verb wrote so, which is said once."""
+        """Read the counters, each plus what was reported of it; invalid ones are skipped, and logged once."""
         fields = [name for counter in WATCHED for name in (counter, f"rolled_back:{counter}")]
         values = self._client.hmget(self._keys.counters, fields)
         found = {name.encode(): b"0" if value is None else value for name, value in zip(fields, values, strict=True)}

@@ -1,4 +1,4 @@
-"""Groups that no subscription will use again: they retire when checkpoints are past the batches that hold them."""
+"""Groups that no subscription will use again: they retire when checkpoints are past their batches."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.buffer.group import Group
 
-#: (subscription, batch) pairs: the last batch of each that holds a group.
+#: (subscription, batch) pairs: the last batch of each that contains a group.
 _Batches = frozenset[tuple[str, int]]
 
 
@@ -15,12 +15,12 @@ class _Lot:
     """Groups that were used in the same batches, and so become durable together."""
 
     groups: dict[str, Group] = field(default_factory=dict)
-    #: When the last of them was spent (monotonic seconds).
+    #: When the last of them was added (monotonic seconds).
     spent_at: float = 0.0
 
 
 class Spent:
-    """Spent groups by the batches they were used in, so that a look costs as much as there are batches."""
+    """Used-up groups by their batches, so that a check costs as much as there are batches."""
 
     def __init__(self) -> None:
         self._lots: dict[_Batches, _Lot] = {}
@@ -34,7 +34,7 @@ class Spent:
         self._lot_of.clear()
 
     def add(self, group: Group) -> None:
-        """A group that nobody will use again; adding it once more takes up its present batches."""
+        """Add a group that will not be used again; adding it once more updates its batches."""
         self.discard(group)
         batches = frozenset(group.batches.items())
         lot = self._lots.setdefault(batches, _Lot())
@@ -52,11 +52,11 @@ class Spent:
             del self._lots[batches]
 
     def durable(self, ckpt: Mapping[str, int]) -> list[Group]:
-        """Groups that no restored trainer can ask for: every batch that holds them is behind its checkpoint."""
+        """Return the groups that no restored trainer can need: every batch with them is covered by a checkpoint."""
         return _flat(lot for batches, lot in self._lots.items() if _behind(batches, ckpt))
 
     def overdue(self, ckpt: Mapping[str, int], retention_s: float, may: Collection[str]) -> list[Group]:
-        """Groups that wait for longer than ``retention_s`` for checkpoints, none but of subscriptions that ``may``."""
+        """Return groups that wait longer than ``retention_s`` for checkpoints, only of subscriptions in ``may``."""
         limit = time.monotonic() - retention_s
         lots = ((batches, lot) for batches, lot in self._lots.items() if lot.spent_at < limit)
         return _flat(
@@ -67,7 +67,7 @@ class Spent:
 
 
 def _behind(batches: Collection[tuple[str, int]], ckpt: Mapping[str, int]) -> bool:
-    # Batches of a subscription that was dropped hold nothing back.
+    # Batches of a dropped subscription block nothing.
     return all(n <= ckpt.get(sub, n) for sub, n in batches)
 
 

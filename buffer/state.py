@@ -1,6 +1,6 @@
-"""What the leader remembers: a cache of keys, thrown away and reloaded at every acquisition of leadership.
+"""The leader's memory: a cache of keys, discarded and reloaded at every acquisition of leadership.
 
-Redis is the truth; nothing here survives doubt. Events of the ``samples`` stream only say where to look.
+Redis is authoritative. Events of the ``samples`` stream only say what to read.
 """
 
 import logging
@@ -33,19 +33,19 @@ from penstock.system.collecting import collecting_later
 
 log = logging.getLogger(__name__)
 
-#: Reasons of disposal that come with age, and so take long answers before short ones (T4).
+#: Reasons of disposal that depend on age, and so affect long answers before short ones (T4).
 AGED = frozenset({Disposal.STALE, Disposal.REWOUND, Disposal.RETENTION})
 #: Groups read per round trip.
 CHUNK = 256
 
 
 class State:
-    """Groups that are ready, subscriptions, and clocks, as of the last look.
+    """Groups that are ready, subscriptions, and clocks, as last read.
 
     Args:
         alive: called between chunks of a long read; keeps the leadership, raises LeadershipLost.
-        filters: those that subscriptions may name; None: the built-in ones.
-        right_from: of datasets with a curriculum, the reward from which on an answer is right.
+        filters: filters that subscriptions may name; None: the built-in ones.
+        right_from: dataset with a curriculum -> the reward from which on an answer is right.
     """
 
     def __init__(
@@ -67,31 +67,31 @@ class State:
         self._right_from = right_from or {}
         self._judge = Judge(client, keys, lead, self._filters)
         self.groups: dict[str, Group] = {}
-        #: Groups whose records are not what penstock writes: job -> the group. Subscriptions give them up.
+        #: Groups with invalid records: job -> the group. Subscriptions dispose of them.
         self.unreadable: dict[str, Group] = {}
-        #: Groups that are held back, since a payload server of theirs does not answer.
+        #: Groups that are held back because one of their payload servers does not answer.
         self.away: dict[str, Group] = {}
-        #: How the servers stood when groups were last held back for them.
+        #: State of the servers when groups were last held back for them.
         self._standing = servers.standing
         self.subs: dict[str, Subscription] = {}
         self.revision = 0
         self.clock: dict[str, int] = {}
         self.spent = Spent()
-        #: Numbers of the metadata that samplers look at.
+        #: Numbers of the metadata that samplers use.
         self._fields: frozenset[str] = frozenset()
         self.records = Records(client, keys)
-        #: Model -> version -> batches behind it.
+        #: Model -> version -> batches trained before it.
         self._steps: dict[str, dict[int, int]] = {}
-        #: Place in the order of completion up to which every group was looked at.
+        #: Place in the order of completion up to which every group was read.
         self._seen = 0
 
     def load(self) -> None:
-        """Read everything anew. Blocks for as long as the ready groups take (about 0.1 ms each)."""
+        """Read everything again. Blocks for the ready groups (about 0.1 ms each)."""
         self.refresh()
         self.catch_up()
 
     def catch_up(self) -> int:
-        """Take in what completed since the last look, event or not; the number of groups. Blocks for a round trip."""
+        """Ingest what completed since the last call, event or not; return the number. Blocks for a round trip."""
         ready = self._client.zrangebyscore(self._keys.ready, f"({self._seen}", "+inf", withscores=True)
         if not ready:
             return 0
@@ -122,13 +122,13 @@ class State:
                 self._place(group)
 
     def reload(self) -> None:
-        """Forget every group and read them anew. Blocks as ``load``."""
+        """Discard every group and read them again. Blocks as ``load``."""
         self.forget(list(self.groups))
         self._seen = 0
         self.catch_up()
 
     def _refresh_lineages(self) -> None:
-        """Who follows a model without driving it has the lineage of those who do."""
+        """Give subscriptions that follow a model without driving it the merged lineage of those that drive it."""
         subs = list(self.subs.values())
         for sub in subs:
             model = sub.definition.model
@@ -137,15 +137,15 @@ class State:
                 sub.position.lineage = Lineage.merge(one.position.lineage for one in drivers)
 
     def versions(self) -> list[int]:
-        """The newest version of every model."""
+        """Return the newest version of every model."""
         return [version for name, version in self.clock.items() if name.startswith("version:")]
 
     def gates(self) -> list[list[str]]:
-        """Names of the subscriptions that hold the gate, those of a pool together."""
+        """Return the subscriptions that hold the gate, members of a pool together."""
         return gates({name: sub.holder for name, sub in self.subs.items()})
 
     def batches_behind(self, model: str, version: int) -> int | None:
-        """Batches that the weights of ``version`` had been trained on; None where nobody remembers. May block."""
+        """Return the batches that ``version`` had been trained on; None if unknown. May block."""
         known = self._steps.setdefault(model, {})
         if version not in known:
             raw = self._client.hgetall(self._keys.steps(model))
@@ -171,7 +171,7 @@ class State:
             self._place(group)
 
     def _set_aside(self, name: str, why: str) -> None:
-        """Nothing is cut for a subscription that cannot be read, and no group goes that it may want."""
+        """Stop cutting for an unreadable subscription, and keep all groups that it may need."""
         if name in self.subs and self.subs[name].unreadable:
             return
         log.error("%s", why)
@@ -180,7 +180,7 @@ class State:
         self.spent.clear()
 
     def _judge_again(self, sub: Subscription) -> None:
-        """The filters of a new or changed definition look at every group that waits."""
+        """Run the filters of a new or changed definition on all groups."""
         there = (group for group in self.groups.values() if group.job not in self.unreadable)
         waiting = list(there) if sub.definition.filters else []
         for start in range(0, len(waiting), CHUNK):
@@ -191,9 +191,9 @@ class State:
             self._judge.judge(sub, chunk, records)
 
     def ingest(self, jobs: Iterable[str]) -> int:
-        """Take completed groups in: their payloads become permanent, and subscriptions may use them.
+        """Ingest completed groups: their payloads become permanent, and subscriptions may use them.
 
-        Returns the number of groups taken in. Raises LeadershipLost. Asking for a known group again changes nothing.
+        Returns the number of ingested groups. Raises LeadershipLost. Known groups are skipped.
         """
         new = [job for job in dict.fromkeys(jobs) if job not in self.groups]
         taken = 0
@@ -221,12 +221,12 @@ class State:
             try:
                 group = read_group(job, raw, int(place))
             except ProtocolError as exc:
-                log.error("a group is left where it is, and trained by nobody: %s", exc)
+                log.error("skipping a group, which will not be trained: %s", exc)
                 continue
             try:
                 places = self._take_records(group, meta)
             except (ProtocolError, TypeError, ValueError) as exc:
-                log.error("group %s is set aside, and trained by nobody: %s", job, exc)
+                log.error("group %s is unreadable and will not be trained: %s", job, exc)
                 self.unreadable[job] = self.groups[job] = read_group(job, raw, int(place))
                 continue
             records[job] = self.records.read([job])[0]
@@ -243,9 +243,9 @@ class State:
         return len(groups)
 
     def _take_records(self, group: Group, meta: bytes | None) -> list[tuple[tuple[str, str], int]]:
-        """Sum up a group's records; the (server, key) of all that belongs to them, each with its k.
+        """Summarize a group's records; return the (server, key) of all its payloads, each with its k.
 
-        Raises ProtocolError, TypeError or ValueError where they are not what penstock writes.
+        Raises ProtocolError, TypeError or ValueError if they are invalid.
         """
         places: list[tuple[tuple[str, str], int]] = []
         records = self.records.put(group.job, meta)
@@ -257,7 +257,7 @@ class State:
         return places
 
     def look_at_servers(self) -> None:
-        """Hold groups back whose payload server does not answer, and ask again for those of one that does. Blocks."""
+        """Hold groups back whose payload server does not answer, and retry those of one that does again. Blocks."""
         self._servers.look()
         if self._servers.standing == self._standing:
             return
@@ -276,7 +276,7 @@ class State:
             self._ask_again(changed[start : start + CHUNK])
 
     def _ask_again(self, groups: list[Group]) -> None:
-        """Their servers answer, or are lost: what is left of them is kept, and they may be used."""
+        """Keep the payloads of groups whose servers answer again, or are lost; they may be used then."""
         payloads: list[tuple[str, str]] = []
         owners: list[tuple[Group, int]] = []
         for group, records in zip(groups, self.records.read([group.job for group in groups]), strict=True):
@@ -313,7 +313,7 @@ class State:
         run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups], lost, shares))
 
     def _place(self, group: Group) -> None:
-        """Into the pools of those who want it; into ``spent`` when nobody will."""
+        """Add a group to the pools of subscriptions that need it; to ``spent`` if none does."""
         readers = [sub for sub in self.subs.values() if sub.covers(group)]
         for sub in readers:
             sub.place(group)
@@ -323,21 +323,21 @@ class State:
             self.spent.discard(group)
 
     def use(self, sub: Subscription, groups: Iterable[Group], n: int) -> None:
-        """These groups went into batch ``n``."""
+        """Record that these groups are in batch ``n``."""
         for group in groups:
             group.uses[sub.account] = group.uses.get(sub.account, 0) + 1
             group.batches[sub.name] = n
-            sub.pool.discard(group)  # a further use waits its turn behind the others
+            sub.pool.discard(group)  # a further use comes after the other groups
             self._place(group)
 
     def timed_out(self, sub: Subscription) -> int:
-        """Groups of its lanes that were given up unfinished since the run began. Blocks for a round trip."""
+        """Count the dropped timed-out groups of its lanes since the run began. Blocks for a round trip."""
         names = [f"timed_out:{lane}" for lane in sub.definition.lanes]
         values = self._client.hmget(self._keys.counters, names)
         return sum(count_of(value, f"The counter {name}") for name, value in zip(names, values, strict=True))
 
     def dispose(self, sub: Subscription, reason: Disposal, groups: list[Group]) -> None:
-        """``sub`` gives these groups up unused, for good. Raises LeadershipLost."""
+        """Dispose of these groups for ``sub``. Raises LeadershipLost."""
         if not groups:
             return
         jobs = [group.job for group in groups]
@@ -353,24 +353,24 @@ class State:
             self._place(group)
 
     def keep_rejects(self, sub: Subscription, groups: Iterable[Group]) -> None:
-        """These rejects that are held back may be trained on after all. Others stay."""
+        """Move these held rejects to the pool. Others stay."""
         for group in groups:
             del sub.held[group.job]
             self._place(group)
 
     def drop_rejects(self, sub: Subscription) -> None:
-        """Rejects that are held back are not needed. Raises LeadershipLost."""
+        """Drop the held rejects. Raises LeadershipLost."""
         told, sub.held = list(sub.held.values()), {}
         self._judge.tell(sub, told, self.groups)
         for one in told:
             self._place(self.groups[one.job])
 
     def settle(self) -> int:
-        """Say of groups that they are not for a subscription, or too many for it; how many. Raises LeadershipLost."""
+        """Dispose of groups that are not for a subscription, or too many for it; return the number. LeadershipLost."""
         settled = 0
         for sub in self.subs.values():
             if sub.unreadable:
-                continue  # what it wants is not known, and what is said for it would be said at each look
+                continue  # its needs are not known, and a disposal would be repeated at each call
             for reason in (Disposal.BEFORE, Disposal.QUOTA):
                 refused = [group for group, why in list(sub.refused.values()) if why == reason]
                 self._dispose_all(sub, reason, refused)
@@ -389,7 +389,7 @@ class State:
             self.dispose(sub, reason, groups[start : start + CHUNK])
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """These groups are no longer ready."""
+        """Remove groups that are no longer ready."""
         for job in jobs:
             self.unreadable.pop(job, None)
             self.away.pop(job, None)

@@ -1,4 +1,4 @@
-"""A trainer's place at the buffer: its definition and position as Redis has them, and its unused groups."""
+"""A subscription in the buffer's memory: definition and position as in Redis, and its unused groups."""
 
 import hashlib
 import math
@@ -16,24 +16,24 @@ from penstock.protocol.staleness import Lineage, train_version
 
 
 class Subscription:
-    """One live subscription in the leader's memory; ``pool`` holds what it may still use."""
+    """One live subscription in the leader's memory; ``pool`` holds the groups that it may still use."""
 
     def __init__(self, name: str, definition: Definition, position: Position) -> None:
         self.name = name
         self.definition = definition
         self.position = position
-        #: Why Redis does not hold it as penstock writes it: nothing is cut for it, and no group goes, until it does.
+        #: Why its record in Redis is invalid: nothing is cut for it, and no group is deleted, until it is corrected.
         self.unreadable = ""
-        #: Rejects that are held back (``keep_when_few``): job -> what is recorded when they are dropped, by completion.
+        #: Rejects that are held back (``keep_when_few``): job -> what is recorded if they are dropped, by completion.
         self.held: dict[str, Judged] = {}
-        #: Groups whose filter raised, where that stops cutting: job -> what happened.
+        #: Groups whose filter raised, if that stops cutting: job -> the error.
         self.stuck: dict[str, str] = {}
-        #: A filter that the buffer may not run; '' when it may run all.
+        #: A filter that the buffer may not run; '' if it may run all.
         self.unfilterable = ""
         self.pool: Pool = make_pool(
             definition.sampler, seed=definition.seed, priority=definition.priority, exponent=definition.exponent
         )
-        #: Groups that are not for it, with the reason; the leader has yet to say so.
+        #: Groups that are not for it, with the reason; the leader has yet to dispose of them.
         self.refused: dict[str, tuple[Group, Disposal]] = {}
         #: Groups whose versions were not compared with the lineage yet.
         self._unproven: dict[str, Group] = {}
@@ -41,16 +41,16 @@ class Subscription:
 
     @property
     def account(self) -> str:
-        """Under what name groups count its uses."""
+        """The name by which groups count its uses."""
         return self.definition.account(self.name)
 
     @property
     def holder(self) -> Holder:
-        """What decides whether it holds the gate."""
+        """The fields that decide whether it holds the gate."""
         return Holder(self.account, self.definition.driving and not self.position.parked)
 
     def staleness(self, group: Group, clock: Mapping[str, int]) -> int:
-        """Return how many versions a group would be old in the next batch (T2); 0 where it follows no model's clock."""
+        """Return the staleness of a group in the next batch (T2); 0 if the subscription follows no model's clock."""
         definition, position = self.definition, self.position
         version = clock.get(version_field(definition.model), 0) if definition.model else 0
         if definition.driving:
@@ -58,11 +58,11 @@ class Subscription:
         return position.lineage.lag(group.oldest, version)
 
     def keeps_its_pool(self, definition: Definition) -> bool:
-        """True where another definition takes the same groups in the same order."""
+        """Return whether another definition takes the same groups in the same order."""
         return all(getattr(self.definition, name) == getattr(definition, name) for name in fields_with(Trait.POOL))
 
     def place(self, group: Group) -> None:
-        """Put the group into the pool, or take it out."""
+        """Add the group to the pool, or remove it."""
         if not self.wants(group):
             self._take_out(group)
         elif reason := self._refuses(group):
@@ -72,7 +72,7 @@ class Subscription:
             self._unproven[group.job] = group
 
     def _refuses(self, group: Group) -> Disposal | None:
-        """Why an unused group is not for this subscription; None when it is."""
+        """Return why an unused group is not for this subscription, or None."""
         position = self.position
         if group.completed <= position.since or 0 <= group.oldest < position.since_version:
             return Disposal.BEFORE
@@ -81,7 +81,7 @@ class Subscription:
         return None
 
     def too_many(self) -> list[Group]:
-        """Groups held beyond what the subscription may hold, longest held first."""
+        """Return the groups beyond the limits of the subscription, longest held first."""
         definition, pool = self.definition, self.pool
         groups = len(pool) - definition.keep_groups if definition.keep_groups else 0
         num_bytes = pool.num_bytes - definition.keep_bytes if definition.keep_bytes else 0
@@ -96,9 +96,9 @@ class Subscription:
         return over
 
     def abandoned(self) -> list[Group]:
-        """Groups of the pool that hold a version which a rewind left behind (T1), until they are given up.
+        """Return groups of the pool with a version that a rewind abandoned (T1), until they are disposed of.
 
-        Others are looked at once.
+        Other groups are checked once.
         """
         lineage = self.position.lineage
         if lineage.abandoned != self._proven_by.abandoned:
@@ -109,7 +109,7 @@ class Subscription:
         return dead
 
     def forget(self, group: Group) -> None:
-        """Drop a group that is no longer ready."""
+        """Remove a group that is no longer ready."""
         self._take_out(group)
         self.held.pop(group.job, None)
         self.stuck.pop(group.job, None)
@@ -120,7 +120,7 @@ class Subscription:
         self._unproven.pop(group.job, None)
 
     def wants(self, group: Group) -> bool:
-        """True while the group is of its lanes, kept, not used up to the reuse limit, and passed its filters."""
+        """Return whether the group is of its lanes, kept, not used up to the reuse limit, and passed its filters."""
         return (
             self.covers(group)
             and group.kept >= group.n
@@ -131,16 +131,16 @@ class Subscription:
         )
 
     def is_final(self, group: Group) -> bool:
-        """True when it will never use this group of its lanes again, a rewind aside, which its checkpoint guards."""
+        """Return whether it will not use this group of its lanes again, except by a rewind, which checkpoints limit."""
         uses = group.uses.get(self.account, 0)
         return not self.unreadable and (uses < 0 or uses >= self.definition.reuse)
 
     def covers(self, group: Group) -> bool:
-        """True when the group is of its lanes, or may be, since they cannot be read."""
+        """Return whether the group is of its lanes, or may be, if they are unreadable."""
         return group.lane in self.definition.lanes or bool(self.unreadable)
 
 
 def _draw(seed: int, job: str) -> float:
-    """A number in [0, 1) that is always the same for this job."""
+    """Return a number in [0, 1) that is fixed for this job."""
     digest = hashlib.blake2b(f"{seed}/{job}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48

@@ -1,4 +1,4 @@
-"""What the decision of a cut is made on: one subscription, its unused groups, and what is in flight. Plain data."""
+"""Input of the decision of a cut: one subscription, its unused groups, and what is in flight. Plain data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,64 +13,64 @@ from penstock.protocol.staleness import UNBOUNDED, Policy, train_version
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of the data, once all before it is admitted."""
+    """The end of the data, once all prompts before it are admitted."""
 
-    #: Position of the train prompts behind the last one.
+    #: Position after the last train prompt.
     position: int
-    #: What is left for a batch is trained, though it is smaller than others.
+    #: Whether remaining groups are trained as a smaller batch.
     train: bool
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Jobs that are not complete yet, as they were before what had completed was taken in."""
+    """Jobs that are not complete yet, read before completed groups were ingested."""
 
-    #: Those that are queued, running or to be tried again, of the subscription's lanes or without a lane of theirs.
+    #: Queued, running or delayed jobs in the subscription's lanes or in shared ones.
     jobs: int = 0
-    #: Begun train jobs by the version that expires first in them, for the versions from the floor to the train version.
+    #: Begun train jobs by their oldest version, for the versions from the floor to the train version.
     running: Mapping[int, int] = field(default_factory=dict)
-    #: Jobs that were ever admitted to its first lane: the last place in the order of admission.
+    #: Jobs ever admitted to its first lane: the last place in the order of admission.
     admitted: int = 0
     #: Unfinished jobs at places up to the last one of the next cohort, and the first place of any.
     unfinished: int = 0
     first_unfinished: int | None = None
-    #: Groups that the run had completed.
+    #: Completed groups of the run.
     completed: int = 0
-    #: Where the data ends, if all before it is admitted.
+    #: End of the data, if all prompts before it are admitted.
     end: End | None = None
-    #: False where no gate lets a job in. Looked at where rejects are held back; elsewhere it counts as open.
+    #: False if no gate admits a job. Only read while rejects are held back; otherwise true.
     is_gate_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One subscription that asks for its next batch, as of one look."""
+    """One subscription that requests its next batch, read at one time."""
 
     name: str
     definition: Definition
     position: Position
     #: Its unused groups.
     pool: Pool
-    #: Version of the last publication of its model; 0: there is none, or no model.
+    #: Version of the last publication of its model; 0: none, or no model.
     clock: int = 0
     #: The newest version of any model.
     newest: int = 0
-    #: Groups of the pool that hold a token of a version which a rewind left behind.
+    #: Groups of the pool with a token of an abandoned version.
     abandoned: Sequence[Group] = ()
-    #: Its groups that are held back, since a payload server of theirs does not answer.
+    #: Its groups that are held back because one of their payload servers does not answer.
     away: Sequence[Group] = ()
     #: Rejects that are held back (``keep_when_few``), longest held first.
     rejects: Sequence[Group] = ()
-    #: A filter that the buffer may not run; '' when it may run all.
+    #: A filter that the buffer may not run; '' if it may run all.
     unfilterable: str = ""
-    #: Groups whose filter raised, where that stops cutting: job -> what happened.
+    #: Groups whose filter raised, if that stops cutting: job -> the error.
     stuck: Mapping[str, str] = field(default_factory=dict)
-    #: None: nobody has looked.
+    #: None: not read yet.
     in_flight: InFlight | None = None
 
     @property
     def policy(self) -> Policy:
-        """How old what it is given may be; who follows no model's clock has no bound."""
+        """Staleness policy of the batch; without a model's clock there is no bound."""
         one = self.definition
         return Policy(one.mode, one.bound if one.model else UNBOUNDED, one.on_expiry, one.sampler)
 
@@ -103,7 +103,7 @@ class View:
 
     @property
     def end(self) -> End | None:
-        """The end of the data, where it is reached and nothing of this subscription is in flight."""
+        """The end of the data, if it is reached and nothing of this subscription is in flight."""
         seen = self.in_flight
         if seen is None or seen.jobs or Lane.TRAIN not in self.definition.lanes:
             return None

@@ -14,7 +14,7 @@ from penstock.producer.sources.rows import BadLine
 from penstock.producer.sources.stream import Stream
 from penstock.protocol.records.job import Job
 
-#: Prompts that are kept, for one that was offered while the gate was closed is offered again; and most bytes of them.
+#: Most prompts that are cached, since one offered while the gate was closed is offered again; and their bytes.
 _KEPT, _KEPT_BYTES = 256, 32 * 1024 * 1024
 
 
@@ -22,10 +22,10 @@ class Dataset:
     """Prompts of one source, by number.
 
     Args:
-        template: renders chat messages; needed where prompts are lists of messages.
+        template: renders chat messages; needed if prompts are lists of messages.
 
     Raises:
-        ConfigError: the source is not there, cannot be read, or has no row.
+        ConfigError: the source does not exist, cannot be read, or has no row.
     """
 
     def __init__(self, config: DatasetConfig, template: Template | None = None) -> None:
@@ -35,32 +35,32 @@ class Dataset:
         self.rows = open_rows(config)
         _, self.first, last = parse_path(config.path)
         self.stream = self.rows if isinstance(self.rows, Stream) else None
-        #: Behind the last line; of a stream the end of its slice, before which it may end.
+        #: Line after the last one; for a stream the end of its slice, before which it may end.
         self.last = min(last, len(self.rows)) if self.stream is None else last
         self._num_lines = None if self.stream is not None else self.last - self.first
         if not self.holds(0):
             raise ConfigError(f"dataset {config.name}: {config.path} holds no prompt.")
-        #: Line -> its prompt, those read last.
+        #: Line -> its prompt, for the last ones read.
         self._kept: dict[int, Prompt] = {}
         self._kept_bytes = 0
 
     def __len__(self) -> int:
-        """Lines of the slice. Raises ConfigError of a stream whose end nobody saw."""
+        """Return the lines of the slice. Raises ConfigError for a stream whose end is not known yet."""
         return len(self.rows) - self.first if self.num_lines is None else self.num_lines
 
     @property
     def num_lines(self) -> int | None:
-        """``len``; None of a stream whose end nobody saw."""
+        """Lines of the slice; None for a stream whose end is not known yet."""
         if self._num_lines is None and self.stream is not None and self.stream.num_rows is not None:
             self._num_lines = min(self.last, self.stream.num_rows) - self.first
         return self._num_lines
 
     def ends_after(self, num_lines: int) -> None:
-        """Take somebody's word, who saw the end of the same stream, for how many lines there are."""
+        """Set the number of lines, as another process found it at the end of the same stream."""
         self._num_lines = num_lines
 
     def holds(self, line: int) -> bool:
-        """Whether there is a line ``line``, from 0. Blocks where a stream has to be read for it."""
+        """Return whether line ``line``, from 0, exists. Blocks if a stream has to be read for it."""
         if self.num_lines is not None or self.stream is None:
             return line < (self.num_lines or 0)
         if self.first + line < self.last:
@@ -70,19 +70,19 @@ class Dataset:
         return False
 
     def pass_of(self, number: int) -> tuple[int, int]:
-        """The epoch, and the place in it, of prompt ``number`` of all epochs. Blocks as :meth:`holds`."""
+        """Return the epoch, and the place in it, of prompt ``number`` of all epochs. Blocks as :meth:`holds`."""
         return (0, number) if self.num_lines is None and self.holds(number) else divmod(number, len(self))
 
     def window_of(self, stream: Stream, line: int) -> tuple[int, int]:
-        """The line that begins a stream's window, and how many lines of the slice it has. Blocks as :meth:`holds`."""
+        """Return the first line of a stream's window, and its number of lines in the slice. Blocks as :meth:`holds`."""
         begin = line - line % stream.window
         return begin, min(stream.num_from(self.first + begin), self.last - self.first - begin)
 
     def __getitem__(self, line: int) -> Prompt:
-        """Prompt ``line`` of the slice, from 0. Blocks for the disk.
+        """Return prompt ``line`` of the slice, from 0. Blocks for the disk.
 
         Raises:
-            BadLine: the row has none.
+            BadLine: the row has no prompt.
             ConfigError: the source can no longer be read.
         """
         if line < 0 or not self.holds(line):
@@ -96,21 +96,21 @@ class Dataset:
         return prompt
 
     def take(self, line: int) -> Prompt | str:
-        """As ``self[line]``; where the configuration says that the row is passed over, why."""
+        """Return ``self[line]``, or the reason as text if the configuration says to skip the row."""
         try:
             return self[line]
         except BadLine as exc:
             return self.passed(exc)
 
     def passed(self, exc: BadLine) -> str:
-        """Why a row is passed over; raises ``exc`` where the configuration says that none is."""
+        """Return why a row is skipped; raise ``exc`` if the configuration says that rows are not skipped."""
         choice = self.config.on_long_prompt if isinstance(exc, LongPrompt) else self.config.on_bad_line
         if choice == "error":
             raise exc
         return str(exc)
 
     def __iter__(self) -> Iterator[Prompt]:
-        """All prompts in their order, those left out that are passed over; none of them is kept."""
+        """Iterate over all prompts in their order, without skipped ones; none of them is cached."""
         for line in range(len(self)):
             try:
                 yield self._read(line)
@@ -122,7 +122,7 @@ class Dataset:
         return read_prompt(self.config, self.template, index, self.rows.row(index))
 
     def job(self, prompt: Prompt, epoch: int, *, n: int, lane: str, sampling: dict[str, Any]) -> Job:
-        """The job of a prompt; its id is a function of dataset, epoch and line."""
+        """Make the job of a prompt; its id is a function of dataset, epoch and line."""
         config = self.config
         return Job(
             id=f"{config.name}/{epoch}/{prompt.index}",

@@ -1,4 +1,4 @@
-"""Evaluations (T18): which version is due, and its jobs, which go past the gate into a lane of their own."""
+"""Evaluations (T18): when one is due, and its jobs, which have their own lane and no gate."""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Evaluations:
-    """Of one run. Calls block for Redis.
+    """Evaluations of one run. Calls block for Redis.
 
     Args:
         admit: admits jobs of a source, ``eval@VERSION``, from a position of it on.
@@ -37,11 +37,11 @@ class Evaluations:
         self._held_out, self._admit_jobs = held_out, admit
 
     def admit(self, version: int) -> None:
-        """Admit the evaluation of this version if it is due: the first, every so many, and the last one asked for.
+        """Admit the evaluation of this version if it is due: the first, every so many, and the last requested one.
 
         Raises:
-            QueueFull: there is no room in Redis.
-            ProtocolError: what Redis holds of evaluations cannot be read.
+            QueueFull: Redis is full.
+            ProtocolError: a record of evaluations in Redis is invalid.
         """
         if not self._config.data.eval:
             return
@@ -53,17 +53,17 @@ class Evaluations:
             if wanted is None:
                 return
             begun = self._control.call(scripts.swap(self._keys, "evaluating", begun, wanted))
-        # The one that was begun: here, by a producer beside us, or by one that was killed in the middle.
+        # The one that was begun: here, by a concurrent producer, or by one that was killed in the middle.
         self._admit(begun)
         self._control.call(scripts.swap(self._keys, "evaluated", last, begun))
 
     def to_evaluate(self, version: int, last: int) -> int | None:
-        """The version to be evaluated next, if one is due: ``last`` was the one before, ``version`` is the newest."""
+        """Return the version to evaluate next, or None: ``last`` was the one before, ``version`` is the newest."""
         final = self._count(self._keys.clock, "final", "The last version to be evaluated")
         if final > last:
             return final
         if self._config.data.eval_pinned and self._runs():
-            return None  # the versions between are passed over: an engine could be pinned to one of them only
+            return None  # the versions between are skipped: an engine could be pinned to one of them only
         every = self._config.data.eval_every
         due = not last or (every and version - last >= every)
         return version if due and version > last else None

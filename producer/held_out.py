@@ -1,4 +1,4 @@
-"""T18: no prompt is trained on that is held out."""
+"""T18: no held-out prompt is trained on."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,8 +8,8 @@ from penstock.producer.dataset import Dataset
 from penstock.producer.prompt import Prompt
 from penstock.producer.sources.rows import BadLine
 
-#: Training prompts that are looked through at a start, for the sake of an early sentence; each one of more is looked at
-#: when it is taken.
+#: Most training prompts that are checked at a start, for an early error; all others are checked
+#: when they are taken.
 MAX_EARLY_LINES = 20_000
 MAX_EARLY_BYTES = 64 * 1024 * 1024
 
@@ -22,9 +22,9 @@ class HeldOut:
     """
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
-        #: (dataset, line in its slice) of each, those left out that are passed over.
+        #: (dataset, line in its slice) of each, without skipped ones.
         self.lines: list[tuple[Dataset, int]] = []
-        #: How many of each dataset are passed over.
+        #: Number of skipped prompts by dataset.
         self.passed: Counter[str] = Counter()
         self._where: dict[bytes, tuple[str, int]] = {}
         for dataset in datasets:
@@ -38,7 +38,7 @@ class HeldOut:
             self.passed[dataset.config.name] = passed
 
     def check(self, dataset: Dataset, prompt: Prompt) -> None:
-        """Raise BadLine where a prompt that is to be trained on is held out."""
+        """Raise BadLine if a training prompt is held out."""
         if found := self._where.get(prompt.digest):
             name, line = found
             raise BadLine(
@@ -49,7 +49,7 @@ class HeldOut:
 
 
 def is_small(datasets: Iterable[Dataset], lines: int = MAX_EARLY_LINES) -> bool:
-    """Whether all of it can be looked through at a start."""
+    """Return whether all of it can be checked at a start."""
     some = list(datasets)
     if any(one.stream is not None for one in some):
         return False
@@ -61,10 +61,10 @@ def check_overlap(
     held_out: Sequence[Dataset],
     look: Callable[[Dataset, Prompt], None] = lambda dataset, prompt: None,
 ) -> None:
-    """Raise ConfigError where a row has no prompt, or a held-out prompt is trained on. Blocks for reading each.
+    """Raise ConfigError if a row has no prompt, or a held-out prompt is trained on. Blocks for reading each.
 
     Args:
-        look: is shown each on the way.
+        look: called with each prompt.
     """
 
     def looked(dataset: Dataset) -> Iterator[Prompt]:

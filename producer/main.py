@@ -1,17 +1,17 @@
-"""The producer: prompts become jobs, as many as the gate lets in.
+"""The producer: prompts become jobs, as many as the gate admits.
 
 | waits for | unblocked by |
 |---|---|
 | the first publication | a trainer that publishes |
 | a driving subscription | a trainer that joins |
 | the gate (T3) | publish, dispose, bury: the list `gate` |
-| a subscription, a position or a version that can be read | a person who corrects it, or drops the subscription |
+| a valid subscription, position or version | a person who corrects it, or drops the subscription |
 | room in Redis | sweep, or more memory |
-| more data (``data.epochs`` are over) | a start with more of them; evaluations go on |
-| user code that jobs die of | a person who mends it, and a start of the producer |
+| more data (``data.epochs`` are over) | a start with more of them; evaluations continue |
+| user code that fails too many jobs | a person who fixes it, and a start of the producer |
 
-The position of the source and the queue move in one verb, so a producer that is killed or doubled neither skips a
-prompt nor admits it twice. Evaluation jobs go past the gate (evaluations.py).
+The position of the source and the queue change in one verb, so a producer that is killed or duplicated neither skips
+a prompt nor admits it twice. Evaluation jobs have no gate (evaluations.py).
 """
 
 import hashlib
@@ -66,7 +66,7 @@ from penstock.weights.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
 
-#: Longest sleep on the gate.
+#: Longest sleep while the gate is closed.
 GATE_S = 0.5
 
 
@@ -97,11 +97,11 @@ class Producer:
         self._spans = telemetry.open_spans(config, "producer")
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "producer", metrics=url)
-        #: [datasets] lines of each as Redis was told; None: a stream whose end nobody saw.
+        #: [datasets] lines of each as reported to Redis; None: a stream whose end is not known yet.
         self._told_lines: list[int | None] = []
         self._version_field = scripts.version_field(config.model.name)
         self._begun = False
-        #: Whether the gate let nothing in when it was asked last.
+        #: Whether the gate was closed at the last attempt.
         self._is_closed = False
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ class Producer:
         self._tally.waited_s += time.monotonic() - began
 
     def _step(self) -> Cause | None:
-        """Admit one chunk; returns what has to be waited for, or None."""
+        """Admit one chunk; return the cause of a wait, or None."""
         try:
             self._begin()
             return self._admit_what_is_due()
@@ -147,7 +147,7 @@ class Producer:
             return RecordUnreadable(str(exc))
 
     def _begin(self) -> None:
-        """Once: say where the data ends, and let user code be tried again that somebody may have mended."""
+        """Record once where the data ends, and clear the failures of user code, which may have been fixed."""
         if not self._begun:
             self._set_end()
             self._control.do(lambda client: user_failures.forget(client, self._keys))
@@ -171,7 +171,7 @@ class Producer:
 
     @property
     def _end(self) -> int | None:
-        """Position behind the last prompt; None: there is none, or nobody saw where a stream ends."""
+        """Position after the last prompt; None: there is none, or the end of a stream is not known yet."""
         epochs, num_lines = self._config.data.epochs, self.source.num_lines
         return None if epochs is None or num_lines is None else epochs * num_lines
 
@@ -182,14 +182,14 @@ class Producer:
         position, end = self._where()
         self._tally.position = position
         if end is None and self._end is not None:
-            self._set_end()  # a start of the run took it back
+            self._set_end()  # a start of the run withdrew it
             return self._admit_train()
         if end is not None and position >= end:
             return DataExhausted(position)
-        # Behind a closed gate one is enough to see that it opened, which may be long after.
+        # Behind a closed gate one job is enough to detect that it opened, which may be long after.
         jobs = chunk(map(self._offers.at, count(position)), 1 if self._is_closed else CHUNK)
         if self._told_lines != [one.num_lines for one in self.source.datasets]:
-            # The end of a stream was seen: before anything behind the end of the data is admitted, it is said.
+            # A stream has ended: report it before anything after the end of the data is admitted.
             self._tell_lines(fingerprint(self.source, self._evals))
             self._set_end()
         answer = self._admit(jobs, lane=Lane.TRAIN, source="train", position=position, gate=gate)
@@ -245,7 +245,7 @@ class Producer:
         return self._count(self._keys.source, source, f"The position in {source}")
 
     def _where(self) -> tuple[int, int | None]:
-        """(position of the train prompts, where they end; None: nowhere)."""
+        """Return (position of the train prompts, their end; None: no end)."""
         position, end = self._control.do(partial(_hmget, key=self._keys.source, fields=("train", "end")))
         where = count_of(position, "The position in train")
         return where, None if end is None else count_of(end, "The end of the prompts")
@@ -254,7 +254,7 @@ class Producer:
         return count_of(self._control.do(lambda client: client.hget(key, field)), what)
 
     def _set_end(self) -> None:
-        """Say where the data ends, unless that is where a stream does whose end nobody saw.
+        """Record where the data ends, unless it includes a stream whose end is not known yet.
 
         Raises:
             ConfigError: more was admitted already.
@@ -269,7 +269,7 @@ class Producer:
             )
 
     def _check_source(self) -> None:
-        """The prompts must be those that the position was counted in."""
+        """Check that the prompts are those in which the position was counted."""
         mine = fingerprint(self.source, self._evals)
         first = self._tell_lines(mine)
         if not is_of_content(first) and self.source.num_lines is not None:
@@ -282,12 +282,12 @@ class Producer:
             )
         self._hear_of_ends()
         lengths = ",".join(f"{d.config.name}:{d.num_lines or 'a stream'}" for d in self.source.datasets)
-        log.info("prompts: %s (%s per epoch)", lengths, self.source.num_lines or "nobody knows how many")
+        log.info("prompts: %s (%s per epoch)", lengths, self.source.num_lines or "unknown number")
         for name, passed in self._held_out.passed.items():
             log.warning("%d lines of held-out dataset %s are passed over", passed, name)
 
     def _tell_lines(self, mine: str) -> str:
-        """Say how many prompts there are, as far as that is known; returns the fingerprint that counts."""
+        """Report the number of prompts, as far as it is known; return the valid fingerprint."""
         self._told_lines = [one.num_lines for one in self.source.datasets]
         self._tally.epoch_prompts = self.source.num_lines or 0
         sizes = {"epoch_lines": self.source.num_lines, "eval_jobs": len(self._held_out.lines)}
@@ -296,7 +296,7 @@ class Producer:
         return self._control.call(scripts.identify(self._keys, mine, known))
 
     def _hear_of_ends(self) -> None:
-        """Take from Redis where streams end, whose ends a producer of this run saw."""
+        """Read the ends of streams that a producer of this run has reached."""
         for one in self.source.datasets:
             if one.num_lines is None and (lines := self._count(self._keys.source, _ends(one), "The end of a stream")):
                 one.ends_after(lines)
@@ -310,7 +310,7 @@ def _hmget(client: Client, key: str, fields: Sequence[str]) -> list[bytes | None
 
 
 def _ends(dataset: Dataset) -> str:
-    """The field of the source that says how many lines a stream has."""
+    """Return the field of the source with the number of lines of a stream."""
     return f"lines:{dataset.config.name}"
 
 
@@ -322,7 +322,7 @@ def _check_names(datasets: Sequence[Dataset]) -> None:
 
 
 def chat_template(config: Config) -> Template | None:
-    """What renders chat messages and counts tokens, where a dataset wants one of these. Imports for seconds."""
+    """Return the template and token counter, if a dataset needs one of these. Imports for seconds."""
     datasets = [*config.data.train, *config.data.eval]
     renders = any(one.apply_chat_template for one in datasets)
     if not renders and not any(one.max_prompt_tokens for one in datasets):

@@ -1,4 +1,4 @@
-"""Metrics of one producer: what it admitted, and how far it is in its prompts."""
+"""Metrics of one producer: admitted jobs, and its position in the prompts."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from penstock.system.metrics.series import counter, gauge
 
 ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")
 POSITION = gauge("producer_position", "Prompts of the train data that were admitted, of all epochs and producers.")
-EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while nobody saw where a stream ends.")
+EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while the end of a stream is not known yet.")
 CLOSED = gauge("producer_waits", "1 while it has something to wait for; `penstock why` says for what.")
 WAITED = counter("producer_wait_seconds", "Time in which it admitted nothing, for the gate or for something else.")
 
@@ -20,7 +20,7 @@ SERIES = (ADMITTED, POSITION, EPOCH, CLOSED, WAITED)
 
 @dataclass(slots=True)
 class Tally:
-    """Running sums of one producer, written by its loop and read by whoever scrapes."""
+    """Running sums of one producer, written by its loop and read by scrapes."""
 
     epoch_prompts: int = 0
     position: int = 0
@@ -30,7 +30,7 @@ class Tally:
 
 
 class ProducerCollector(Collector):
-    """Reads the sums when it is scraped. Called from the server's thread."""
+    """Reads the sums for each scrape. Called from the server's thread."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
 from penstock.producer.prompt import Prompt
 
-#: Most lines that are shuffled: 32 GiB.
+#: Most lines that are shuffled: 32 GiB of memory.
 MAX_SHUFFLED = 2**32
 
 #: [lines of an epoch]
@@ -22,8 +22,8 @@ Order: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]] | range"
 class Mixture:
     """position -> (dataset, epoch, prompt).
 
-    Epoch e is a permutation by (seed, e) over all lines, the shuffled datasets' at least; so a position alone says
-    which prompt comes next, after any crash.
+    Epoch e is a permutation by (seed, e) over all lines, at least of the shuffled datasets; so a position alone
+    determines the next prompt, after any crash.
     """
 
     def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
@@ -33,30 +33,30 @@ class Mixture:
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     def __len__(self) -> int:
-        """Lines of one epoch. Raises ConfigError where a stream is among them whose end nobody saw."""
+        """Return the lines of one epoch. Raises ConfigError with a stream whose end is not known yet."""
         return sum(map(len, self.datasets))
 
     @property
     def num_lines(self) -> int | None:
-        """``len``; None where a stream is among them whose end nobody saw."""
+        """Lines of one epoch; None with a stream whose end is not known yet."""
         return None if any(one.num_lines is None for one in self.datasets) else len(self)
 
     def shuffles(self, dataset: Dataset) -> bool:
-        """Whether a dataset's lines come in another order than its own."""
+        """Return whether the lines of a dataset are shuffled."""
         return self.shuffle
 
     @cached_property
     def _starts(self) -> list[int]:
-        """[datasets + 1] lines that are before each."""
+        """[datasets + 1] lines before each."""
         return [0, *accumulate(map(len, self.datasets))]
 
     def at(self, position: int) -> tuple[Dataset, int, Prompt]:
-        """What stands at a position. Blocks for the disk. Raises what the dataset raises."""
+        """Return the dataset, epoch and prompt of a position. Blocks for the disk. Raises errors of the dataset."""
         dataset, epoch, line = self.place(position)
         return dataset, epoch, dataset[line]
 
     def place(self, position: int) -> tuple[Dataset, int, int]:
-        """The dataset, its epoch and the line in its slice that a position means."""
+        """Return the dataset, its epoch and the line in its slice of a position."""
         epoch, offset = divmod(position, self._starts[-1])
         place = int(self._order(epoch)[offset])
         d = bisect_right(self._starts, place) - 1
@@ -67,11 +67,11 @@ class Mixture:
 
 
 def order_of(num_lines: int, seed: list[int] | None) -> Order:
-    """[num_lines] the lines of an epoch in its order: a permutation by ``seed``, which takes 8 bytes a line, or where
-    that is None the one that they have.
+    """Return [num_lines] the lines of an epoch in its order: a permutation by ``seed``, with 8 bytes a line, or their
+    own order if it is None.
 
     Raises:
-        ConfigError: there are more than ``MAX_SHUFFLED``, or than there is memory for.
+        ConfigError: there are more than ``MAX_SHUFFLED``, or more than fit in memory.
     """
     if seed is None:
         return range(num_lines)

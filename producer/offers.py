@@ -1,7 +1,7 @@
-"""What stands at a position of the training data: a job, or a line that is passed over.
+"""The training data by position: at each one a job, or a line that is skipped.
 
-A line that is passed over takes its position as a job does, and the position moves by it in the same verb: it is a
-function of the files and the configuration, so that producers that die or run beside one another agree.
+A skipped line takes its position as a job does, and the position moves past it in the same verb: skipping is a
+function of the files and the configuration, so that restarted or concurrent producers agree.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ from penstock.protocol.records.pass_rate import Skip
 
 log = logging.getLogger(__name__)
 
-#: Jobs offered per verb, which bounds the time one call takes on the server; and bytes of them after which no other is.
+#: Jobs per verb, which bounds its time on the server; and their bytes after which no other is added.
 CHUNK, CHUNK_BYTES = 128, 4 * 1024 * 1024
-#: Lines of a dataset that are told of one by one.
+#: Skipped lines of a dataset that are logged one by one.
 TOLD = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A line that is passed over."""
+    """A line that is skipped."""
 
     dataset: str
-    #: Names the line, and what is wrong with it.
+    #: Names the line, and the error.
     why: str
 
 
@@ -41,12 +41,12 @@ Offer = Job | Passed
 
 
 def record_of(offer: Offer) -> tuple[Job | None, bytes]:
-    """As admit takes it."""
+    """Return an offer as an argument of admit."""
     return (offer, offer.to_bytes()) if isinstance(offer, Job) else (None, offer.dataset.encode())
 
 
 def chunk(offers: Iterable[Offer], most: int = CHUNK) -> list[Offer]:
-    """The first ``most`` of ``offers``, or as many as one verb takes, but one at least. No other is looked at."""
+    """Take the first ``most`` of ``offers``, or as many as one verb takes, but at least one, and read no other."""
     taken: list[Offer] = []
     num_bytes = 0
     for offer in offers:
@@ -66,11 +66,11 @@ class Offers:
         self._curricula = {one.name: one.curriculum for one in config.data.train if one.curriculum is not None}
         self._source, self._held_out = source, held_out
         self._passed: Counter[str] = Counter()
-        #: Lines that were passed over since the last job.
+        #: Lines skipped since the last job.
         self._in_a_row = 0
 
     def at(self, position: int) -> Offer:
-        """What stands at a position. Blocks for the disk. Raises BadLine where the configuration passes over none."""
+        """Return the offer at a position. Blocks for the disk. Raises BadLine if the configuration skips no lines."""
         dataset, epoch, line = self._source.place(position)
         prompt = dataset.take(line)
         if isinstance(prompt, Prompt):
@@ -83,9 +83,9 @@ class Offers:
         return dataset.job(prompt, epoch, n=self._n, lane=Lane.TRAIN, sampling={})
 
     def skip(self, offer: Offer) -> Skip | None:
-        """When an offer is skipped, which the verb judges that would admit it; None: never.
+        """Return when an offer is skipped, as the verb that would admit it decides; None: never.
 
-        Which prompts come although they are easy or hard is a function of seed, prompt and epoch.
+        Prompts that come although they are easy or hard are a function of seed, prompt and epoch.
         """
         if not isinstance(offer, Job) or (curriculum := self._curricula.get(offer.id.partition("/")[0])) is None:
             return None
@@ -95,10 +95,10 @@ class Offers:
         return Skip(curriculum.groups, easy=curriculum.skip_above, hard=curriculum.skip_below)
 
     def took(self, offers: Sequence[Offer]) -> None:
-        """Tell of lines that were passed over.
+        """Log and count skipped lines.
 
         Raises:
-            ConfigError: they are as many as there are, with no job among them.
+            ConfigError: as many lines in a row as the data has were skipped.
         """
         for offer in offers:
             if isinstance(offer, Job):

@@ -1,11 +1,12 @@
-"""Images in a prompt: what a row names or holds becomes bytes of the job, and marks in the messages.
+"""Images in a prompt: the images of a row become bytes in the job, and marks in the messages.
 
     {"type": "image", "image": PATH | data:image/...;base64,... | bytes}     a part of a message
-    image_key: a column of such images                                     put where texts say <image>, in their order
+    image_key: a column of such images                                     used for each <image> in texts, in their
+    order
 
-With ``sha256`` beside it a file that was replaced is a bad line: rows are told apart at a start, files are not.
-A path is below the dataset's folder of images, links followed; no URL is ever opened. What reaches a worker are bytes,
-so a record names nothing that anybody opens.
+With ``sha256`` beside it a replaced file is a bad line: changed rows are detected at a start, changed files are not.
+A path is below the dataset's folder of images, links followed; no URL is ever opened. Workers receive bytes,
+so a record names nothing that could be opened.
 """
 
 import base64
@@ -23,12 +24,12 @@ from penstock.producer.sources.rows import BadLine
 from penstock.protocol.records.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_images
 from penstock.text import safe_repr
 
-#: Where a text of a message says that the next image of the row stands.
+#: Placeholder of the next image of the row in a text of a message.
 MARK = "<image>"
-#: Where a part of a message, or an entry of the column, says which file it means.
+#: Key of a file's digest in a part of a message, or an entry of the column.
 DIGEST = "sha256"
 _KEYS = ("image", "image_url", "url", "path")
-#: Types of a part that is an image, and of what no prompt may hold: a template would make a place of it all the same.
+#: Types of image parts, and of parts that no prompt may have: a template would add placeholders for them anyway.
 _IMAGES = ("image", "image_url")
 _PARTS = "a prompt has parts of type text and of type image; make it one of these, or take it out."
 _OTHERS = ("audio", "audio_url", "file", "input_audio", "input_file", "input_image", "video", "video_url")
@@ -37,7 +38,7 @@ Messages = list[dict[str, Any]]
 
 
 def with_images(config: DatasetConfig, messages: Messages, row: dict[str, Any], where: str) -> Messages:
-    """Messages with the images of the row's column as parts of them. Raises BadLine where marks and images differ."""
+    """Add the images of the row's column to the messages as parts. Raises BadLine if marks and images differ."""
     if config.image_key is None:
         return messages
     if config.image_key not in row:
@@ -54,13 +55,13 @@ def with_images(config: DatasetConfig, messages: Messages, row: dict[str, Any], 
 
 
 def take_images(config: DatasetConfig, messages: Messages, where: str) -> tuple[Messages, list[bytes]]:
-    """Messages whose images are marks alone, as a chat template takes them, and the bytes of the images.
+    """Replace images in messages by marks, as a chat template needs them, and return these and the images' bytes.
 
-    Blocks for the disk where an image is a path.
+    Blocks for the disk if an image is a path.
 
     Raises:
-        BadLine: an image cannot be had, lies elsewhere than below the folder, is larger than a job's may be, or is
-            another one than its digest says.
+        BadLine: an image cannot be read, is not below the folder, is larger than a job's may be, or does
+            not match its digest.
     """
     images: list[bytes] = []
     bare = []
@@ -78,7 +79,7 @@ def take_images(config: DatasetConfig, messages: Messages, where: str) -> tuple[
 
 
 def folder_of(config: DatasetConfig) -> Path | None:
-    """Folder that paths of images are below: the one named, or that of the dataset's file; None: there is none."""
+    """Return the folder of image paths: the configured one, or that of the dataset's file; None without one."""
     if config.image_folder is not None:
         return Path(config.image_folder)
     path = Path(parse_path(config.path)[0])
@@ -86,7 +87,7 @@ def folder_of(config: DatasetConfig) -> Path | None:
 
 
 def _texts_of(message: dict[str, Any]) -> list[str]:
-    """The texts of a message that may say where images stand."""
+    """Return the texts of a message that may have image marks."""
     content = message.get("content")
     if isinstance(content, list):
         return [_marked(part) for part in content]
@@ -94,7 +95,7 @@ def _texts_of(message: dict[str, Any]) -> list[str]:
 
 
 def _marked(part: Any) -> str:
-    """The text of a part that is one, else ''."""
+    """Return the text of a text part, else ''."""
     if not isinstance(part, dict) or part.get("type") not in (None, "text"):
         return ""
     text = part.get("text")
@@ -123,10 +124,10 @@ def _split(part: dict[str, Any], text: str, left: Iterator[Any]) -> list[dict[st
 
 
 def _taken(config: DatasetConfig, part: Any, images: list[bytes], where: str) -> Any:
-    """A part of a message; of an image nothing but that it is one, its bytes in ``images``."""
+    """Convert a part of a message; an image becomes a mere mark, its bytes go to ``images``."""
     if not isinstance(part, dict):
         return part
-    # Tables have all keys in all parts, and templates ask which are there.
+    # In tables all parts have all keys, and templates check which exist.
     part = {key: value for key, value in part.items() if value is not None}
     if (kind := part.get("type", next((key for key in _IMAGES if key in part), "text"))) not in _IMAGES:
         if found := {str(kind), *part} & {*_IMAGES, *_OTHERS}:
@@ -148,15 +149,14 @@ def _check_digest(data: bytes, told: Any, what: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if not isinstance(told, str) or told.lower() != found:
         raise BadLine(
-            f"{what} is another one than its row says: {DIGEST} is {found}, and {safe_repr(told)} is "
-            "asked for. Put the "
+            f"{what} does not match its row: {DIGEST} is {found}, and {safe_repr(told)} is expected. Put the "
             "image back, or begin a new run with the rows corrected."
         )
 
 
 def _bytes_of(config: DatasetConfig, value: Any, what: str) -> bytes:
     if isinstance(value, dict):
-        # As OpenAI's messages have it, and as Hugging Face datasets keeps images in parquet.
+        # As in OpenAI's messages, and as Hugging Face datasets stores images in parquet.
         value = value.get("bytes") or value.get("url") or value.get("path")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
@@ -189,7 +189,7 @@ def _read(folder: Path | None, value: str, what: str) -> bytes:
         path = (root / value).resolve(strict=True)
         if not path.is_relative_to(root):
             raise BadLine(f"{what} ({value}) lies elsewhere than below {folder}: move it there, or set image_folder.")
-        # Opened without waiting: a pipe has no writer.
+        # Opened without blocking: a pipe has no writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             data = file.read(MAX_IMAGE_BYTES + 1)
     except (OSError, ValueError) as exc:

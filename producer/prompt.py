@@ -1,7 +1,7 @@
-"""A prompt of a run, made from a row of a dataset; or a sentence that says what is wrong with the row.
+"""A prompt of a run, made from a row of a dataset; or an error that says what is wrong with the row.
 
-What could not be admitted later is refused here: text that is not Unicode (lone surrogates), numbers and nesting that
-no record holds.
+Values that could not be admitted later are refused here: text that is not Unicode (lone surrogates), numbers and
+nesting that no record can have.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from penstock.protocol.records.codec import pack, unpack
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What renders chat messages, and counts tokens."""
+    """Renders chat messages, and counts tokens."""
 
-    #: (messages, keywords of the template) -> the prompt; None: nothing does.
+    #: (messages, keywords of the template) -> the prompt; None: not available.
     render: Callable[..., str] | None = None
-    #: Of the template: equal digests render alike.
+    #: Digest of the template: equal digests render alike.
     digest: str = ""
-    #: Tokens of a prompt; None: nobody counts them here.
+    #: Tokens of a prompt; None: not counted here.
     count: Callable[[str], int] | None = None
 
 
@@ -46,17 +46,17 @@ class Prompt:
     metadata: dict[str, Any]
     #: Given answers: text or token ids.
     answers: list[Any] = field(default_factory=list)
-    #: Image files, in the order of their places in the prompt.
+    #: Image files, in the order of their placeholders.
     images: list[bytes] = field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
-        """Of its text, of its ids as 8 bytes each, and of its images."""
+        """Bytes of its text, of its ids as 8 bytes each, and of its images."""
         return len(self.text or "") + 8 * len(self.ids or ()) + sum(map(len, self.images))
 
     @property
     def digest(self) -> bytes:
-        """Of the prompt alone: equal prompts have equal digests (T18)."""
+        """Digest of the prompt alone: equal prompts have equal digests (T18)."""
         content = self.text if self.text is not None else json.dumps(self.ids)
         digest = hashlib.blake2b(content.encode(), digest_size=12)
         for image in self.images:
@@ -65,13 +65,13 @@ class Prompt:
 
 
 def read_prompt(config: DatasetConfig, template: Template | None, index: int, row: dict[str, Any]) -> Prompt:
-    """The prompt in a row.
+    """Make the prompt of a row.
 
     Args:
-        template: renders chat messages; needed where prompts are lists of messages.
+        template: renders chat messages; needed if prompts are lists of messages.
 
     Raises:
-        BadLine: there is none; names dataset and line.
+        BadLine: the row has none; names dataset and line.
     """
     where = f"dataset {config.name}, line {index + 1}"
     if config.input_key not in row:
@@ -102,7 +102,7 @@ def _check_length(config: DatasetConfig, template: Template | None, prompt: Prom
 
 
 def _label(config: DatasetConfig, row: dict[str, Any], where: str) -> Any:
-    """The label as the file has it; '' where the configuration says that there is none."""
+    """Return the label as the file has it; '' if the configuration names none."""
     key = config.label_key
     if key is None:
         return ""
@@ -135,7 +135,7 @@ def _answers(config: DatasetConfig, row: dict[str, Any], where: str) -> list[Any
 
 
 def _num_tokens(template: Template | None, prompt: Prompt) -> int | None:
-    """Tokens of a prompt; None where nobody counts them here."""
+    """Return the tokens of a prompt; None if they are not counted here."""
     if prompt.ids is not None:
         return len(prompt.ids)
     if template is None or template.count is None or prompt.text is None:
@@ -144,7 +144,7 @@ def _num_tokens(template: Template | None, prompt: Prompt) -> int | None:
 
 
 def _tools(config: DatasetConfig, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """What the chat template is told of; none where a row names none."""
+    """Return the tools for the chat template; [] if a row names none."""
     key = config.tools_key
     if key is None:
         return []
@@ -163,7 +163,7 @@ def _tools(config: DatasetConfig, row: dict[str, Any], where: str) -> list[dict[
 def _render(
     config: DatasetConfig, template: Template | None, row: dict[str, Any], tools: list[dict[str, Any]], where: str
 ) -> tuple[str | None, list[int] | None, list[bytes]]:
-    """The prompt as text or as ids, and its images."""
+    """Render the prompt as text or as ids; return it with its images."""
     value = row[config.input_key]
     if isinstance(value, str):
         if not config.apply_chat_template:
@@ -190,9 +190,9 @@ def _is_ids(value: Any) -> bool:
 
 
 def check_writable(value: Any, where: str) -> None:
-    """Raise BadLine, which begins with ``where``, where a value does not survive the way to a worker."""
+    """Raise BadLine, which begins with ``where``, if a record cannot hold a value."""
     try:
-        # A record holds it a few levels down.
+        # In a record it is a few levels deeper.
         unpack(pack([[[value]]]), where)
     except UnicodeEncodeError as exc:
         raise BadLine(

@@ -1,4 +1,5 @@
-"""Datasets in shares: which of them a position is of follows from their weights alone, the line from the seed too."""
+"""Mixture of datasets by weights: the dataset of a position follows from the weights alone, the line from the seed
+too."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,9 +15,9 @@ from penstock.producer.mixture import Mixture, Order, order_of
 class Weighted(Mixture):
     """position -> (dataset, epoch of that dataset, prompt).
 
-    The datasets take turns in a round that repeats: of each as many places as its share, spread evenly, so that in any
-    row of positions no dataset is off its share by more than 1 + its share of the number of datasets. The k-th place
-    of a dataset is its prompt k modulo its lines, in its epoch k divided by them.
+    The datasets take turns in a round that repeats: each has as many places as its share, spread evenly, so that in any
+    range of positions no dataset deviates from its share by more than 1 + its share of the number of datasets. The k-th
+    place of a dataset is its prompt k modulo its lines, in its epoch k divided by them.
     """
 
     def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
@@ -37,7 +38,7 @@ class Weighted(Mixture):
         return self.datasets[d], epoch, self._line(d, epoch, at)
 
     def _line(self, d: int, epoch: int, at: int) -> int:
-        """The line at a place of an epoch: of all lines, or of a stream among those of its window."""
+        """Return the line at a place of an epoch: among all lines, or for a stream those of its window."""
         dataset = self.datasets[d]
         if dataset.stream is None:
             return int(self._lines(d, epoch)[at])
@@ -45,26 +46,26 @@ class Weighted(Mixture):
         return begin + int(self._windows(d, epoch, begin, num_lines)[at - begin])
 
     def _lines_of(self, d: int, epoch: int) -> Order:
-        """[lines of dataset ``d``] in the order of an epoch."""
+        """Return [lines of dataset ``d``] in the order of an epoch."""
         dataset = self.datasets[d]
         return order_of(len(dataset), [self.seed, d, epoch] if self.shuffles(dataset) else None)
 
     def _window_of(self, d: int, epoch: int, begin: int, num_lines: int) -> Order:
-        """[lines of a window] in the order of an epoch."""
+        """Return [lines of a window] in the order of an epoch."""
         return order_of(num_lines, [self.seed, d, epoch, begin] if self.shuffles(self.datasets[d]) else None)
 
 
 def mixture_of(datasets: Sequence[Dataset], seed: int) -> Mixture:
-    """By weights where the datasets have them, else one behind the other; a stream alone is a share of one."""
+    """Make a mixture by weights if the datasets have them, else one after the other; a single stream is weighted."""
     weighted = any(one.config.weight is not None or one.stream is not None for one in datasets)
     return Weighted(datasets, seed) if weighted else Mixture(datasets, seed)
 
 
 def _round_of(shares: Sequence[int]) -> tuple[Any, Any]:
-    """[places of a round] the dataset of each, and which of its places in the round it is.
+    """Return, for [places of a round], the dataset of each, and its number among the dataset's places in the round.
 
-    A dataset's i-th of s places is wanted at (i + 1/2) / s of the round; all are taken in the order in which they are
-    wanted, of two at once the dataset that is named first.
+    A dataset's i-th of s places is due at (i + 1/2) / s of the round; all are sorted by that, and ties by the order of
+    the datasets.
     """
     datasets = np.repeat(np.arange(len(shares)), shares)
     ranks = np.concatenate([np.arange(share) for share in shares])

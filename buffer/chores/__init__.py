@@ -1,1 +1,1 @@
-"""Chores of the leader, each by itself; `buffer/housekeeping.py` says when."""
+"""Single periodic tasks of the leader; `buffer/housekeeping.py` schedules them."""

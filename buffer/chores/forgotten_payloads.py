@@ -1,8 +1,8 @@
-"""Permanent payloads whose commit Redis has forgotten: nothing that is there would ever free them.
+"""Permanent payloads whose commit Redis has lost: they would never be freed.
 
-A failover to a replica that is behind, a power loss or a restored dump takes Redis back, and the payloads that lie on
-it. Those on other servers and in folders stay. So a leader looks once at all that lies there, and gives a time to live
-to what no group has. What a worker commits anew under the same lease is permanent again when its group is complete.
+A failover to a lagging replica, a power loss or a restored dump sets Redis back, with the payloads on it. Those on
+other servers and in folders stay. So a leader checks all payloads once, and gives a time to live to those that no group
+has. If a worker commits one again under the same lease, it becomes permanent again when its group is complete.
 """
 
 import logging
@@ -17,17 +17,17 @@ from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 
-#: Payloads of one look, so that a cut never waits for long.
+#: Payloads per call, so that a cut never waits for long.
 CHUNK = 1000
 
 
 class ForgottenPayloads:
-    """Looks at each payload server in use once, and once more at one that did not answer or was lost meanwhile.
+    """Checks each payload server in use once, and again if it did not answer or was lost meanwhile.
 
-    Such a one may have gone back itself, and have again what was freed.
+    Such a server may have been set back itself, and have freed payloads again.
 
     Args:
-        ttl_s: ``buffer.payload_ttl_s``: how long one that nobody has is still there.
+        ttl_s: ``buffer.payload_ttl_s``: time to live of payloads that no group has.
     """
 
     def __init__(self, client: Client, keys: Keys, servers: PayloadServers, ttl_s: float) -> None:
@@ -36,13 +36,13 @@ class ForgottenPayloads:
         self._servers = servers
         self._ttl_s = ttl_s
         self._looked: set[str] = set()
-        #: The server that is looked at, and what lies there and was not looked at yet.
+        #: The server that is being checked, and its payloads that were not checked yet.
         self._at = ""
         self._listed: Iterator[tuple[str, bool]] = iter(())
         self._found = 0
 
     def tend(self) -> None:
-        """Look at the next payloads. Blocks for a few round trips."""
+        """Check the next payloads. Blocks for a few round trips."""
         there = self._servers.in_use
         _, away = self._servers.standing
         self._looked &= there - away
@@ -51,7 +51,7 @@ class ForgottenPayloads:
         try:
             names = self._servers.some_of(self._at, self._listed, CHUNK)
         except ConfigError as exc:
-            # What lies there cannot be known; whoever needs any of it says so.
+            # Its payloads cannot be listed; readers that need one report it.
             log.info("payload server %s was not looked through: %s", self._at, exc)
             names = []
         if names is None:
@@ -82,19 +82,19 @@ class ForgottenPayloads:
             self._found += len(forgotten)
 
     def _forgotten(self, names: list[str]) -> list[str]:
-        """Those of leases that have committed nothing of their group, or of groups that are not there."""
+        """Return payloads of leases that have committed nothing of their group, or of groups that do not exist."""
         parts = {name: part for name in names if (part := parts_of(self._keys, name))[0]}
         pipe = self._client.pipeline(transaction=False)
         for job, k, _ in parts.values():
             pipe.hget(self._keys.group(job), f"s:{k}")
         tokens = dict(zip(parts, pipe.execute(), strict=True))
         odd = {name: part for name, part in parts.items() if tokens[name] != part[2].encode()}
-        # Samples that were committed together lie under the name of the first, which another lease may have made.
+        # Samples that were committed together use the key of the first, which another lease may have made.
         held = self._held(sorted({job for job, _, _ in odd.values()}))
         return [name for name in odd if name not in held]
 
     def _held(self, jobs: list[str]) -> set[str]:
-        """Keys of what these jobs have committed."""
+        """Return the keys that these jobs have committed."""
         records = Records(self._client, self._keys).read(jobs)
         found = zip(jobs, records, strict=True)
         return {key for job, metas in found for meta in metas for _, key in keys_of(self._keys, job, meta)}

@@ -1,4 +1,4 @@
-"""What the leader holds for each subscription and for the recorder, for all to see, and who is not there (I8)."""
+"""Publication of the leader's holdings for each subscription and for the recorder, and of absent trainers (I8)."""
 
 import logging
 import time
@@ -15,14 +15,14 @@ from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 
-#: Groups given up in one step; bounds the time that it takes on the server.
+#: Groups discarded per call; bounds its time on the server.
 GIVE_UP = 512
-#: Between two lines about groups that are given up.
+#: Seconds between two log lines about discarded groups.
 SAY_EVERY_S = 60.0
 
 
 class Holdings:
-    """Shows what has changed since it was shown last."""
+    """Publishes holdings that have changed since the last call."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
@@ -31,7 +31,7 @@ class Holdings:
         self._waits: dict[str, Waiting] = {}
 
     def tell(self, state: State) -> None:
-        """Show what is held now. Blocks for a round trip, and one more for every subscription whose figures moved."""
+        """Publish the current holdings. Blocks for a round trip, and one more for every changed subscription."""
         names = sorted(state.subs)
         owners = self._client.mget([self._keys.owner(name) for name in names]) if names else []
         for name, owner in zip(names, owners, strict=True):
@@ -58,7 +58,7 @@ class Holdings:
 
 
 def _absence(sub: Subscription) -> TrainerAbsent | None:
-    """Return what is held for a trainer that is not running; None where nothing is."""
+    """Return what is held for a trainer that is not running, or None."""
     position, cut = sub.position, sub.position.cut - sub.position.cursor
     if position.parked or not (len(sub.pool) or cut):
         return None
@@ -66,19 +66,19 @@ def _absence(sub: Subscription) -> TrainerAbsent | None:
 
 
 class HeldForHistory:
-    """Groups that are done with and wait to be recorded: how many, for whom, and which are given up."""
+    """Groups that are done and wait to be recorded: their number, the wait, and discarded ones."""
 
     def __init__(self, client: Client, keys: Keys, lead: Leadership) -> None:
         self._client = client
         self._keys = keys
         self._lead = lead
         self._waiting = PublishedWaiting(client, keys, "history")
-        #: Groups given up that the log has told of, and when it did (monotonic).
+        #: Discarded groups that were logged, and when (monotonic).
         self._told = -1
         self._told_at = -SAY_EVERY_S
 
     def tend(self) -> None:
-        """Give up what waits in vain, and say so. Blocks for a round trip or two. Raises LeadershipLost."""
+        """Discard groups that wait in vain, and log it. Blocks for a round trip or two. Raises LeadershipLost."""
         backlog = run(self._client, scripts.unrecorded(self._keys, self._lead, GIVE_UP))
         is_held = bool(backlog.waiting) and backlog.away_s > 0
         self._waiting.blocked_on(RecorderAbsent(backlog.waiting) if is_held else None)

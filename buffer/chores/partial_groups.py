@@ -1,10 +1,10 @@
-"""Groups that take too long: a long answer holds up the whole group, and a policy says what becomes of it.
+"""Groups that time out: a long answer delays the complete group, and a policy decides what to do.
 
     begun for longer than group_timeout_s ─> wait (default): nothing, but it is reported
-                                          ├─> train: shorten to the samples that are there (n is their number, T11)
-                                          └─> drop: the group goes, its place at the gate is free
+                                          ├─> train: shorten to the committed samples (n is their number, T11)
+                                          └─> drop: the group is deleted, its place at the gate is free
 
-Training with fewer favours short answers: how many groups and samples that concerns is in every manifest.
+Training with fewer samples favours short answers: every manifest has the number of such groups and samples.
 """
 
 import logging
@@ -19,15 +19,15 @@ from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 
-#: Groups looked at per turn.
+#: Most groups per call.
 MOST = 256
 
 
 class PartialGroups:
-    """The leader's look at groups that take too long.
+    """Handles groups that time out.
 
     Args:
-        waiting: shows those that are waited for.
+        waiting: reports groups that are waited for.
     """
 
     def __init__(self, client: Client, keys: Keys, lead: Leadership, config: RolloutConfig, waiting: Waiting) -> None:
@@ -38,7 +38,8 @@ class PartialGroups:
         self._waiting = waiting
 
     def tend(self) -> int:
-        """Shorten or drop what took too long; how many. Blocks for a round trip each. Raises LeadershipLost."""
+        """Shorten or drop groups that time out; return their number. Blocks for a round trip each. Raises
+        LeadershipLost."""
         timeout_s = self._config.group_timeout_s
         if timeout_s is None:
             return 0

@@ -1,6 +1,6 @@
-"""Results of scoring jobs that nobody came for: whoever asked is gone, and no subscription will retire them.
+"""Results of scoring jobs that were not collected: the client is gone, and no subscription will retire them.
 
-Who asks for scores collects them and retires their groups (consumers/scorer.py). One that died leaves them behind.
+Clients collect their scores and retire the groups (consumers/scorer.py). A client that died leaves them behind.
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class UnreadScores:
-    """Retires scored groups that are ready for longer than ``ttl_s``, counted from when this leader first saw them."""
+    """Retires scored groups that are ready for longer than ``ttl_s``, counted from when this leader first read them."""
 
     def __init__(self, client: Client, keys: Keys, state: State, ttl_s: float) -> None:
         self._client = client
@@ -26,7 +26,7 @@ class UnreadScores:
         self._seen: dict[str, float] = {}
 
     def retire_unread(self) -> int:
-        """Look once; the number of groups retired. Blocks for a round trip for each."""
+        """Check once; return the number of retired groups. Blocks for a round trip for each."""
         now = time.monotonic()
         there = [job for job, group in self._state.groups.items() if group.lane == Lane.SCORE]
         self._seen = {job: self._seen.get(job, now) for job in there}
@@ -38,5 +38,5 @@ class UnreadScores:
                 self._state.forget([job])
             retired += outcome == "retired"
         if retired:
-            log.warning("%d scoring jobs went without anybody coming for them in %g s", retired, self._ttl_s)
+            log.warning("%d scoring jobs were not collected within %g s and are deleted", retired, self._ttl_s)
         return retired

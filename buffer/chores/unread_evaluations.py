@@ -128,7 +128,7 @@ class UnreadEvaluations:
 
     def _rows(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
         asked = count_of(self._client.hget(self._keys.source, "eval_jobs"), "The number of prompts of an evaluation")
-        # Nothing is too old in an evaluation.
+        # No token is stale in an evaluation.
         ages = Ages(Lineage(), 0, counts=False, floor=-1)
         samples: list[Row] = []
         said: dict[tuple[str, int], Mapping[str, Any]] = {}

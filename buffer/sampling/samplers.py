@@ -1,8 +1,8 @@
-"""Which groups a batch takes: the order in which a subscription's unused groups are looked at.
+"""Samplers: the order in which a batch takes a subscription's unused groups.
 
-Every pool adds, removes and takes the first k in a time that does not grow with what it holds (prioritized: with its
-logarithm). ``order(n, floor)`` is a pure function of what the pool holds, how it came there, the seed, the number of
-the batch and the oldest version that it may hold; redelivery reads the stored manifest, and asks no pool.
+Every pool adds, removes and takes the first k in a time that does not grow with its size (prioritized: with the
+logarithm). ``order(n, floor)`` is a pure function of the pool's content, its order of arrival, the seed, the number of
+the batch and the oldest version that it may hold; redelivery reads the stored manifest, without a pool.
 """
 
 import random
@@ -13,9 +13,9 @@ from penstock.buffer.group import Group
 from penstock.buffer.sampling.sum_tree import SumTree
 from penstock.config.staleness import Sampler
 
-#: Weight of a group whose priority is 0 or less: last, and not never.
+#: Weight of a group whose priority is 0 or less: last, but not never.
 LEAST_WEIGHT = 1e-9
-#: Steps that difficulties are told apart by.
+#: Number of steps of difficulty.
 FARTHEST = 256
 
 
@@ -34,12 +34,12 @@ class Pool:
         return group.job in self._arrived
 
     def __iter__(self) -> Iterator[Group]:
-        """In the order of arrival."""
+        """Iterate in the order of arrival."""
         return iter(self._arrived.values())
 
     @property
     def versions(self) -> dict[int, int]:
-        """Oldest version -> groups."""
+        """Oldest version -> number of groups."""
         return {version: len(bucket) for version, bucket in self._buckets.items()}
 
     def add(self, group: Group) -> None:
@@ -51,7 +51,7 @@ class Pool:
         self._count(group, 1)
 
     def discard(self, group: Group) -> None:
-        """Remove a group if it is there."""
+        """Remove a group, if the pool has it."""
         if self._arrived.pop(group.job, None) is None:
             return
         bucket = self._buckets[group.oldest]
@@ -66,7 +66,7 @@ class Pool:
         self.num_bytes += sign * group.num_bytes
 
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
-        """The groups in the order in which batch ``n`` takes them; the pool must not change meanwhile.
+        """Yield the groups in the order in which batch ``n`` takes them; the pool must not change meanwhile.
 
         Args:
             floor: oldest version that may bear loss in the batch.
@@ -74,12 +74,12 @@ class Pool:
         return iter(self)
 
     def by_version(self, newest: bool = False) -> Iterator[Group]:
-        """The groups of the oldest (or newest) versions first, whatever the order of this pool."""
+        """Yield the groups of the oldest (or newest) versions first, whatever the order of this pool."""
         for version in sorted(self._buckets, reverse=newest):
             yield from self._buckets[version].values()
 
     def below(self, version: int) -> list[Group]:
-        """Groups that hold a token older than ``version``."""
+        """Return the groups with a token older than ``version``."""
         old = (bucket for oldest, bucket in self._buckets.items() if 0 <= oldest < version)
         return [group for bucket in old for group in bucket.values()]
 
@@ -96,7 +96,7 @@ class VersionPool(Pool):
 
 
 class UniformPool(Pool):
-    """Every group is as likely as any other."""
+    """Groups in a uniform random order."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class UniformPool(Pool):
             self._at[last.job] = place
 
     def order(self, n: int, floor: int = -1) -> Iterator[Group]:
-        # Fisher-Yates that remembers only what it has swapped.
+        # Fisher-Yates that stores only what it has swapped.
         rng = random.Random(f"{self._seed}/{n}")
         swapped: dict[int, int] = {}
         size = len(self._list)
@@ -163,13 +163,13 @@ class PriorityPool(Pool):
 
 
 class DifficultyPool(Pool):
-    """Groups first of whose answers about half are right: of them a policy learns most, and nothing of the others where
+    """Groups whose answers are about half right first: a policy learns most from them, and nothing from groups where
     all answers are right, or none is. Before these come the groups that the next version could not train any more, the
-    oldest first, so that no group waits until it is too old."""
+    oldest first, so that no group waits until it is stale."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: By distance from the middle, in the order of arrival.
+        #: By distance from one half, in the order of arrival.
         self._by_distance: dict[int, OrderedDict[str, Group]] = {}
 
     def add(self, group: Group) -> None:
@@ -192,7 +192,7 @@ class DifficultyPool(Pool):
 
 
 def _distance(group: Group) -> int:
-    """How far the share of right answers is from a half, from 0 to ``FARTHEST``."""
+    """Return how far the share of right answers is from one half, from 0 to ``FARTHEST``."""
     return round(FARTHEST * abs(2 * group.right - 1))
 
 
@@ -213,17 +213,17 @@ class CohortPool(Pool):
             del self._by_seq[group.seq]
 
     def places(self, first: int, last: int) -> list[Group]:
-        """Groups admitted at places first .. last; a place whose job is buried or cancelled has none."""
+        """Return the groups admitted at places first .. last; places of dead or cancelled jobs are skipped."""
         found = (self._by_seq.get(seq) for seq in range(first, last + 1))
         return [group for group in found if group is not None]
 
     def next_place(self, first: int) -> int | None:
-        """The first place from ``first`` on that is taken; None when none is. Looks at every group."""
+        """Return the first place from ``first`` on that is taken, or None. Scans every group."""
         return min((seq for seq in self._by_seq if seq >= first), default=None)
 
 
 def make_pool(sampler: Sampler, *, seed: int = 0, priority: str = "reward", exponent: float = 1.0) -> Pool:
-    """The pool of a subscription with this sampler."""
+    """Make the pool of a subscription with this sampler."""
     match sampler:
         case Sampler.COHORT:
             return CohortPool()

@@ -1,4 +1,4 @@
-"""How many groups make a batch: whole groups, counted as groups, samples or tokens."""
+"""Sizes of batches: complete groups, counted as groups, samples or tokens."""
 
 from collections.abc import Iterable
 
@@ -11,15 +11,15 @@ class TooLarge(Exception):
 
 
 def amount(group: Group, unit: Unit) -> int:
-    """What one group counts."""
+    """Return the size of one group in this unit."""
     return {Unit.GROUPS: 1, Unit.SAMPLES: group.n, Unit.TOKENS: group.tokens}[unit]
 
 
 def take(groups: Iterable[Group], *, unit: Unit, size: int, multiple: int = 1) -> list[Group]:
-    """The fewest groups in this order that hold ``size``, then cut back to a whole ``multiple`` of samples.
+    """Take the fewest groups in this order with ``size``, then cut back to a ``multiple`` of samples.
 
-    As slime's dynamic global batch (n // dp * dp), but what is cut back carries over as whole groups (T10). Where no
-    shorter batch is a multiple, a longer one is taken. [] when there are too few groups. Raises TooLarge.
+    Like slime's dynamic global batch (n // dp * dp), but the rest carries over as complete groups (T10). If no
+    shorter batch is a multiple, a longer one is taken. [] if there are too few groups. Raises TooLarge.
     """
     taken: list[Group] = []
     total = samples = fits = 0

@@ -1,4 +1,4 @@
-"""Weighted draws without replacement from a set that changes, each in a time that grows with its logarithm."""
+"""Weighted sampling without replacement from a changing set, each operation in logarithmic time."""
 
 from collections.abc import Iterator
 from random import Random
@@ -10,7 +10,7 @@ T = TypeVar("T")
 class SumTree(Generic[T]):
     """Items with weights > 0 in the leaves of a binary tree; every node holds the sum below it.
 
-    Sums are computed anew on the way up, never adjusted, so no rounding piles up.
+    Sums are recomputed on the way up, never adjusted, so that rounding errors do not accumulate.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SumTree(Generic[T]):
         return len(self._slots)
 
     def add(self, key: str, item: T, weight: float) -> None:
-        """Add an item under a key that is not there yet."""
+        """Add an item under a new key."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -34,15 +34,15 @@ class SumTree(Generic[T]):
         self._set(slot, weight)
 
     def remove(self, key: str) -> None:
-        """Remove the item under a key that is there."""
+        """Remove the item of an existing key."""
         slot = self._slots.pop(key)
         self._items[slot] = None
         self._free.append(slot)
         self._set(slot, 0.0)
 
     def draw(self, rng: Random) -> Iterator[T]:
-        """Items one after the other, each with its share of the weight that is left. The tree is whole again when the
-        iterator is closed or used up, and must not change before."""
+        """Yield items, each with its share of the remaining weight. The tree is complete again when the
+        iterator is closed or exhausted, and must not change before."""
         drawn: list[tuple[int, float]] = []
         try:
             while len(drawn) < len(self._slots):

@@ -50,11 +50,11 @@ class DaemonThreads:
                 steps = call.steps
                 thread.join(silent_s)
             if thread.is_alive():
-                self._give_up(thread)
+                self._abandon(thread)
                 raise TimeoutError(f"nothing came back in {silent_s:g} s")
         return call.answer.result()
 
-    def _give_up(self, thread: threading.Thread) -> None:
+    def _abandon(self, thread: threading.Thread) -> None:
         with self._lock:
             self._silent = [*filter(threading.Thread.is_alive, self._silent), thread]
 

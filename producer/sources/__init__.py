@@ -1,1 +1,1 @@
-"""Where rows of a dataset come from: each source is an index whose rows are read when they are taken."""
+"""Sources of datasets: each is an index whose rows are read when they are taken."""

@@ -10,17 +10,17 @@ from penstock.text import format_exc
 
 
 class ArrowRows:
-    """Rows of a table, most of which may be a file mapped into memory: of the columns that a dataset names.
+    """Rows of a table that may be a memory-mapped file, with the columns that a dataset names.
 
-    Times lose what is below a microsecond, for which Python's have no room.
+    Times are truncated to microseconds, the resolution of Python's.
 
     Args:
         table: a ``pyarrow.Table``.
-        digest: of the table's content.
+        digest: digest of the table's content.
         first: number of the table's first row in the dataset.
 
     Raises:
-        ConfigError: one of these columns is there twice.
+        ConfigError: the table has one of these columns twice.
     """
 
     def __init__(self, table: Any, config: DatasetConfig, digest: str, first: int = 0) -> None:
@@ -39,7 +39,7 @@ class ArrowRows:
         return {name: self._value(name, index) for name in self._columns}
 
     def _column(self, table: Any, name: str) -> tuple[Any, Any]:
-        """A column, and the type as which its values are read."""
+        """Return a column, and the type as which its values are read."""
         if (times := table.schema.names.count(name)) > 1:
             raise ConfigError(
                 f"{self._where}: it has {times} columns named {name!r}, and which one is meant is not known: leave one."
@@ -55,7 +55,7 @@ class ArrowRows:
         try:
             value = column.slice(index, 1)
             (found,) = (value if held is None else value.cast(held, safe=False)).to_pylist()
-        # Text that is not UTF-8, times that Python's have no room for, time zones that nobody knows.
+        # Text that is not UTF-8, times out of Python's range, unknown time zones.
         except (ValueError, OverflowError, LookupError, pyarrow.ArrowException) as exc:
             raise BadLine(
                 f"{self._where}, line {self._first + index + 1}: its {name!r} cannot be read ({format_exc(exc)})."
@@ -64,16 +64,16 @@ class ArrowRows:
 
 
 def named(config: DatasetConfig) -> Iterable[str]:
-    """The columns that a prompt is made of."""
+    """Return the columns that are used for a prompt."""
     texts = (config.input_key, config.label_key, config.metadata_key, config.answer_key, config.tools_key)
     keys = (*texts, config.image_key)
     return dict.fromkeys(key for key in keys if key is not None)
 
 
 def check_whole(table: Any) -> None:
-    """Raise ArrowException where what a row's place says is not so: reading that row would end the process by a signal.
+    """Raise ArrowException if an offset of a row is invalid: reading that row would crash the process.
 
-    A file that is mapped into memory is believed. Text that is not UTF-8 harms its own row alone.
+    Memory-mapped files are not validated by pyarrow. Text that is not UTF-8 affects only its own row.
     """
     import pyarrow
 
@@ -86,7 +86,7 @@ def check_whole(table: Any) -> None:
 
 
 def _as_bytes(kind: Any) -> Any:
-    """``kind`` with bytes in place of text."""
+    """Return ``kind`` with bytes instead of text."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -107,9 +107,9 @@ def _held_field(field: Any) -> Any:
 
 
 def _held_type(kind: Any) -> Any:
-    """``kind``, with microseconds in place of nanoseconds.
+    """Return ``kind`` with microseconds instead of nanoseconds.
 
-    What pyarrow makes of nanoseconds depends on whether pandas is installed: its own types, or an error.
+    pyarrow converts nanoseconds differently if pandas is installed: to its own types, or with an error.
     """
     import pyarrow as pa
     from pyarrow import types

@@ -1,4 +1,4 @@
-"""Rows that a user's own code gives."""
+"""Rows of the user's own class."""
 
 import json
 from typing import Any
@@ -11,12 +11,12 @@ from penstock.producer.sources.row_source import RowSource
 from penstock.system.user_code import find, staying_alive
 from penstock.text import format_exc, name_of, safe_repr
 
-#: Rows that are looked at to tell whether they are the same at the next start, evenly spread.
+#: Rows that are compared with those of the next start, evenly spread.
 _LOOKED_AT = 64
 
 
 class CodeRows:
-    """Rows of a :class:`~penstock.producer.sources.row_source.RowSource`. Blocks for what the code does.
+    """Rows of a :class:`~penstock.producer.sources.row_source.RowSource`. Blocks for the user's code.
 
     Args:
         name: import path of the class.
@@ -48,11 +48,11 @@ class CodeRows:
         try:
             with staying_alive():
                 row: Any = self._source.row(index)
-                # A map of its own type may raise wherever it is read.
+                # A dict subclass may raise at any access.
                 row = dict(row) if isinstance(row, dict) else row
         except KeyboardInterrupt:
             raise
-        # A cancellation too: it would end the producer without a word.
+        # Including a cancellation, which would silently end the producer.
         except BaseException as exc:
             raise ConfigError(f"{self._where}: row({index}) raised {format_exc(exc)}.") from exc
         if not isinstance(row, dict):
@@ -66,7 +66,7 @@ class CodeRows:
         return row
 
     def digest(self) -> str:
-        """Of how many rows there are, and of some of them: those that are not pure differ at the next start."""
+        """Return the digest of the number of rows, and of some of them: impure sources differ at the next start."""
         digest = xxhash.xxh3_128(b"%d" % self._len)
         for index in sorted({self._len * i // _LOOKED_AT for i in range(_LOOKED_AT)} if self._len else ()):
             digest.update(self._as_json(index))
@@ -75,7 +75,7 @@ class CodeRows:
     def _as_json(self, index: int) -> bytes:
         try:
             return json.dumps(self.row(index), sort_keys=True, default=name_of).encode()
-        # Keys that have no order, what holds itself, nesting without end, numbers of thousands of digits.
+        # Keys that cannot be sorted, cyclic references, endless nesting, numbers of thousands of digits.
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigError(
                 f"{self._where}: row({index}) holds what JSON cannot represent ({format_exc(exc)}): "

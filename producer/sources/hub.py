@@ -1,4 +1,4 @@
-"""Rows of Hugging Face ``datasets``: a folder that save_to_disk made, a folder of files that it reads, or a name."""
+"""Rows of Hugging Face ``datasets``: a folder of save_to_disk, a folder of files that it reads, or a name."""
 
 import os
 import tempfile
@@ -16,19 +16,18 @@ from penstock.producer.sources.rows import Rows
 from penstock.system.extras import check_installed
 from penstock.text import format_exc
 
-#: Rows of a piece of an Arrow file.
+#: Rows per batch of an Arrow file.
 _BATCH = 16384
 
 
 def open_hub(name: str, config: DatasetConfig) -> Rows:
-    """Rows of a folder or a name. Blocks for reading its bytes twice; a name that is no folder here is downloaded.
+    """Open a folder or a name. Blocks for reading its bytes twice; a name that is not a local folder is downloaded.
 
-    The first time is the check: where rows begin and end is looked at for all of them, which takes a third of the
-    second time (35 ms for a million rows of 265 MB that the kernel has in its cache). Images and sounds are bytes and
-    paths, not decoded.
+    The first pass validates the offsets of all rows, which takes a third of the second pass (35 ms for a million rows
+    of 265 MB in the page cache). Images and sounds are bytes and paths, not decoded.
 
     Raises:
-        ConfigError: it is not there, cannot be read, is damaged, has no such split, or a column twice.
+        ConfigError: it does not exist, cannot be read, is damaged, has no such split, or a column twice.
     """
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
     try:
@@ -43,16 +42,16 @@ def open_hub(name: str, config: DatasetConfig) -> Rows:
 
 
 def _by_row(name: str, config: DatasetConfig) -> Rows | None:
-    """Rows of files on this machine that the library refuses as a whole; None where they cannot be had one by one.
+    """Open local files row by row that the library refuses as a whole; None if that is not possible.
 
-    Blocks for writing them to an unnamed file of the temporary folder.
+    Blocks for writing them to an unnamed temporary file.
     """
     import datasets
     import pyarrow
 
     try:
         builder = datasets.load_dataset_builder(name)
-    except Exception:  # the library said before what it is
+    except Exception:  # the library has reported its error before
         return None
     if (found := by_row(builder, config)) is None or not all(map(os.path.isfile, found[1])):
         return None
@@ -64,7 +63,7 @@ def _by_row(name: str, config: DatasetConfig) -> Rows | None:
             with pyarrow.ipc.new_stream(spooled.name, first.schema) as writer:
                 for table in chain([first], tables):
                     writer.write_table(table)
-            # What is mapped stays when the name is gone.
+            # The mapping stays valid when the name is deleted.
             table = pyarrow.ipc.open_stream(pyarrow.memory_map(spooled.name)).read_all()
             _check_whole(table, name, config)
     except StopIteration:
@@ -78,7 +77,7 @@ def _by_row(name: str, config: DatasetConfig) -> Rows | None:
 
 
 def _is_of_the_machine(exc: BaseException) -> bool:
-    """Whether it comes of a disk or a network: with these in order the library may read the very same rows."""
+    """Return whether an error comes from a disk or a network: without it the library might read the same rows."""
     cause = exc.__cause__
     return cause is not None and (isinstance(cause, OSError) or _is_of_the_machine(cause))
 
@@ -98,7 +97,7 @@ def _load(name: str, config: DatasetConfig) -> Any:
 
 
 def _check_whole(table: Any, name: str, config: DatasetConfig) -> None:
-    """Raise ConfigError where reading a row would end the process by a signal."""
+    """Raise ConfigError if reading a row would crash the process."""
     import pyarrow
 
     try:
@@ -110,7 +109,7 @@ def _check_whole(table: Any, name: str, config: DatasetConfig) -> None:
 
 
 def _digest(table: Any) -> str:
-    """Of what the rows hold."""
+    """Return the digest of the rows' content."""
     digest = xxhash.xxh3_128()
     for batch in table.to_batches():
         digest.update(batch.serialize())

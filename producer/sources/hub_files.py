@@ -1,7 +1,7 @@
-"""Files that Hugging Face ``datasets`` finds, read so that a row that cannot be read is one row.
+"""Files that Hugging Face ``datasets`` finds, read so that an unreadable row affects only itself.
 
     JSON lines   ─> each line as it is, decoded when it is taken           one that is not JSON in UTF-8 is one row
-    parquet      ─> each file as it is, cast to the types of the split     one that cannot be is one row
+    parquet      ─> each file as it is, cast to the types of the split     one that cannot be cast is one row
 
 The library itself ends a file, or refuses all of them, at the first such line or type.
 """
@@ -20,9 +20,9 @@ from penstock.producer.sources.rows import BadLine
 from penstock.producer.sources.stream import Reader
 
 _LINES = re.compile(r"\.(jsonl|ndjson)(\.(gz|bz2|xz|zst))?$")
-#: Rows of a table, as files are read.
+#: Rows per table when files are read.
 _BATCH = 8192
-#: Column beside those of parquet files: why a row cannot be read, null where it can.
+#: Additional column of parquet files: why a row cannot be read, null if it can.
 _WHY = "penstock_unreadable"
 
 
@@ -46,7 +46,7 @@ class LineRows:
         if len(line) > MAX_LINE_BYTES:
             raise BadLine(f"{where} has more than {MAX_LINE_BYTES >> 20} MiB; split it, or take it out.")
         row = decode_line(line, where)
-        # As where all rows have all columns.
+        # As if all rows had all columns.
         for key in (self._config.answer_key, self._config.tools_key, self._config.image_key):
             if key is not None:
                 row.setdefault(key, None)
@@ -54,7 +54,7 @@ class LineRows:
 
 
 class ParquetRows(ArrowRows):
-    """Rows of a table that ``by_row`` reads of parquet: those that are not of its types cannot be read."""
+    """Rows of a table that ``by_row`` reads from parquet: rows that do not have its types are unreadable."""
 
     def __init__(self, table: Any, config: DatasetConfig, digest: str, first: int = 0) -> None:
         super().__init__(table, config, digest, first)
@@ -69,16 +69,16 @@ class ParquetRows(ArrowRows):
 
 
 def by_row(builder: Any, config: DatasetConfig) -> tuple[Reader, list[str]] | None:
-    """What reads the files of a split, and these files or their addresses; None: the library does.
+    """Return the reader of a split's files, and these files or their addresses; None: the library reads them.
 
-    Files of JSON lines by their names (``.jsonl``, compressed or not), parquet where bad lines are passed over. Where
-    all rows can be read, they are the library's.
+    Reads JSON lines by file name (``.jsonl``, compressed or not), and parquet if bad lines are skipped. If all rows are
+    readable, they equal the library's.
 
     Args:
-        builder: the library's, of a folder or a name.
+        builder: the library's builder of a folder or a name.
 
     Raises:
-        ConfigError: there is no such split.
+        ConfigError: the split does not exist.
     """
     splits, options = files_of(builder), builder.config
     plain_json = builder.name == "json" and options.field is None and options.encoding == "utf-8"
@@ -98,12 +98,12 @@ def by_row(builder: Any, config: DatasetConfig) -> tuple[Reader, list[str]] | No
 
 
 def files_of(builder: Any) -> dict[str, list[str]]:
-    """Split -> its files, or their addresses; none where the library does not say."""
+    """Return split -> its files, or their addresses; {} if the library does not report them."""
     return {str(split): list(map(str, files)) for split, files in (builder.config.data_files or {}).items()}
 
 
 def _lines(files: list[str]) -> Iterator[Any]:
-    """Tables of the lines that are not blank."""
+    """Yield tables of the lines that are not blank."""
     import pyarrow
 
     for name in files:
@@ -115,7 +115,7 @@ def _lines(files: list[str]) -> Iterator[Any]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[IO[bytes]]:
-    """Bytes of a file here, or elsewhere; what its name says is compressed comes decompressed."""
+    """Open a local or remote file; decompress it if its name says that it is compressed."""
     from datasets.utils.file_utils import xopen
     from fsspec.compression import compr
     from fsspec.utils import infer_compression
@@ -130,7 +130,7 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
 
 
 def _parquet(files: list[str], features: Any, config: DatasetConfig) -> Iterator[Any]:
-    """Tables of the columns that a dataset names, in the types of the first file, or of what comes with the files."""
+    """Yield tables of the dataset's columns, in the types of the first file, or of the features of the files."""
     import datasets
     import pyarrow.parquet
 
@@ -145,7 +145,7 @@ def _parquet(files: list[str], features: Any, config: DatasetConfig) -> Iterator
 
 
 def _cast(table: Any, schema: list[Any]) -> Any:
-    """The columns of ``schema``, and why each row that cannot have them so cannot be read."""
+    """Cast a table to the columns of ``schema``, plus a column with the error of each row that cannot be cast."""
     import pyarrow
 
     why: list[str | None] = [None] * table.num_rows
@@ -156,7 +156,7 @@ def _cast(table: Any, schema: list[Any]) -> Any:
 
 
 def _column(table: Any, field: Any, why: list[str | None]) -> Any:
-    """One column, null where it cannot be cast; says so in ``why``."""
+    """Cast one column, null if a row cannot be cast; add the errors to ``why``."""
     import pyarrow
 
     null = pyarrow.chunked_array([pyarrow.nulls(1, field.type)])
@@ -179,7 +179,7 @@ def _column(table: Any, field: Any, why: list[str | None]) -> Any:
 
 
 def _cast_column(table: Any, field: Any) -> Any:
-    """The only column of a table as the type of ``field``, as the library casts; None where it cannot be."""
+    """Cast the only column of a table to the type of ``field``, as the library does; None if it cannot be cast."""
     import pyarrow
     from datasets.table import table_cast
 
@@ -191,7 +191,7 @@ def _cast_column(table: Any, field: Any) -> Any:
 
 
 def _windows(tables: Iterable[Any], first: int, num_rows: int) -> Iterator[Any]:
-    """Tables of ``num_rows`` rows, the last apart, of what is behind the first ``first`` rows."""
+    """Yield tables of ``num_rows`` rows, except the last, after skipping the first ``first`` rows."""
     import pyarrow
 
     left, held, count = first, [], 0

@@ -1,4 +1,4 @@
-"""What Hugging Face ``datasets`` has under a path: folders that it saved, and splits."""
+"""Content of a path for Hugging Face ``datasets``: saved folders, and splits."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,17 +8,17 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 
-#: Files of which save_to_disk makes one or the other.
+#: Files of which save_to_disk writes one.
 _SAVED = ("state.json", "dataset_dict.json")
 
 
 def is_saved(name: str) -> bool:
-    """Whether it is a folder that save_to_disk wrote."""
+    """Return whether it is a folder that save_to_disk wrote."""
     return any(Path(name, file).is_file() for file in _SAVED)
 
 
 def one_split(found: Any, config: DatasetConfig) -> Any:
-    """The dataset that is meant: the split that is named, or the only one."""
+    """Return the dataset of the configured split, or of the only one."""
     import datasets
 
     if not isinstance(found, datasets.DatasetDict | datasets.IterableDatasetDict):
@@ -27,7 +27,7 @@ def one_split(found: Any, config: DatasetConfig) -> Any:
 
 
 def one_of(names: Iterable[str], config: DatasetConfig) -> str:
-    """The split that is named, or the only one."""
+    """Return the name of the configured split, or the only one."""
     splits = sorted(names)
     if config.split is None and len(splits) == 1:
         return splits[0]
@@ -40,7 +40,7 @@ def one_of(names: Iterable[str], config: DatasetConfig) -> str:
 
 @contextmanager
 def without_torch() -> Iterator[None]:
-    """The library shares its streams with the loaders of torch, which costs seconds and hundreds of MB, for none."""
+    """Make the library skip its support for torch's loaders, whose import takes seconds and hundreds of MB."""
     import datasets
 
     before = datasets.config.TORCH_AVAILABLE

@@ -1,4 +1,4 @@
-"""Hugging Face ``datasets`` as a stream: nothing is unpacked, downloaded or looked through before it is asked for."""
+"""Hugging Face ``datasets`` as a stream: nothing is unpacked, downloaded or scanned before it is needed."""
 
 import json
 import os
@@ -19,18 +19,18 @@ from penstock.producer.sources.stream import Reader, Stream
 from penstock.system.extras import check_installed
 from penstock.text import format_exc
 
-#: Bytes at either end of a file that its digest is of.
+#: Bytes at either end of a file that its digest covers.
 _LOOKED_AT = 1 << 16
 
 
 def open_stream(name: str, config: DatasetConfig) -> Stream:
-    """Rows of a folder or a name as they come. Blocks for finding its files, and for 128 KiB of each that is here.
+    """Open a folder or a name as a stream. Blocks for finding its files, and for 128 KiB of each local one.
 
-    The digest is of the names of these files in their order, and of each that is here its length and its two ends; of
-    those that are elsewhere their addresses, which name the revision.
+    The digest covers the names of these files in their order, and of each local one its length and its two ends; of
+    remote files their addresses, which contain the revision.
 
     Raises:
-        ConfigError: it is not there, cannot be read, or has no such split.
+        ConfigError: it does not exist, cannot be read, or has no such split.
     """
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
     try:
@@ -53,7 +53,7 @@ def open_stream(name: str, config: DatasetConfig) -> Stream:
 
 
 def _saved(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:
-    """What save_to_disk wrote, mapped into memory, and its files."""
+    """Open a folder of save_to_disk, mapped into memory; return its reader and files."""
     import datasets
 
     found = one_split(datasets.load_from_disk(name), config)
@@ -66,7 +66,7 @@ def _saved(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:
 
 
 def _built(name: str, config: DatasetConfig) -> tuple[Reader, list[str]]:
-    """What the library reads of a folder of files, or of a name, and these files or their addresses."""
+    """Open a folder of files, or a name, by the library; return its reader, and these files or their addresses."""
     import datasets
 
     builder = datasets.load_dataset_builder(name)
@@ -100,5 +100,5 @@ def _digest(files: Iterable[str], folder: Path) -> str:
 
 
 def _stamps(files: Iterable[str]) -> list[tuple[int, int, int]]:
-    """What changes when a file does. Raises OSError."""
+    """Return values that change when a file does. Raises OSError."""
     return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in map(os.stat, files)]

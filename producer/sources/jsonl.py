@@ -1,7 +1,7 @@
-"""Lines of JSON, or the same compressed by gzip: where each line ends is found by one scan of bytes.
+"""Lines of JSON, or the same compressed by gzip: the ends of lines are found by one scan of bytes.
 
-A line is decoded when it is taken. What is compressed is decompressed once, into an unnamed file of the temporary
-folder, for gzip cannot be read from the middle.
+A line is decoded when it is taken. A compressed file is decompressed once, into an unnamed temporary
+file, since gzip cannot be read from the middle.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from penstock.protocol.records.codec import MAX_TEXT_BYTES
 
 #: Most bytes of one line; a record takes texts of half as much.
 MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES
-#: With which a file may begin.
+#: A file may begin with it.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NEWLINE = ord("\n")
 
@@ -33,10 +33,10 @@ Offsets: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 class JsonLines:
     """One file of JSON objects, a line each; see :class:`~penstock.producer.sources.rows.Rows`.
 
-    Blank lines at the end do no harm. The index takes 8 bytes a line.
+    Blank lines at the end are ignored. The index takes 8 bytes a line.
 
     Args:
-        dataset: its name, for errors.
+        dataset: name of the dataset, for errors.
 
     Raises:
         ConfigError: the file cannot be read to its end.
@@ -46,7 +46,7 @@ class JsonLines:
         self._path, self._dataset = path, dataset
         self._file: IO[bytes] = self._spool() if path.suffix == ".gz" else self._open()
         self._stamp = _stamp(self._file)
-        #: Of the lines that are left when the blank ones at the end are not counted.
+        #: Ends of all lines but the blank ones at the end of the file.
         self._ends, self.num_bytes, self._digest = self._scan()
 
     def __len__(self) -> int:
@@ -76,11 +76,11 @@ class JsonLines:
         return line if index else line.removeprefix(BYTE_ORDER_MARK)
 
     def _span(self, index: int) -> tuple[int, int]:
-        """Offsets of the line and of what is behind it."""
+        """Return the offsets of the line's beginning and end."""
         return (int(self._ends[index - 1]) if index else 0), int(self._ends[index])
 
     def _scan(self) -> tuple[Offsets, int, str]:
-        """Where each line ends up to the last that is not blank, how many bytes there are, and a digest of all."""
+        """Return the end of each line up to the last that is not blank, the number of bytes, and their digest."""
         found: list[Offsets] = [np.zeros(0, np.int64)]
         digest, read, used = xxhash.xxh3_128(), 0, 0
         self._file.seek(0)
@@ -111,9 +111,9 @@ class JsonLines:
             raise self._unreadable(0, exc) from exc
 
     def _spool(self) -> IO[bytes]:
-        """The file decompressed."""
+        """Decompress the file into a temporary one."""
         try:
-            # Lives as long as the dataset: nothing is left of it when the process ends, however it does.
+            # Deleted with the dataset, or when the process ends in any way.
             spooled = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115
             for chunk in self._decompressed():
                 spooled.write(chunk)
@@ -142,18 +142,18 @@ class JsonLines:
 
 
 def _says_something(chunk: bytes, begin: int) -> bool:
-    """Whether there is more in it than blanks, and the mark with which a file may begin."""
+    """Return whether it has anything but blanks and a byte order mark."""
     return not (chunk if begin else chunk.removeprefix(BYTE_ORDER_MARK)).isspace() and chunk != BYTE_ORDER_MARK
 
 
 def _stamp(file: IO[bytes]) -> tuple[int, int]:
-    """Changes when the file does."""
+    """Return values that change when the file does."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
 
 def decode_line(line: bytes, where: str) -> dict[str, Any]:
-    """The map in a line of JSON. Raises BadLine, which begins with ``where``."""
+    """Decode the map in a line of JSON. Raises BadLine, which begins with ``where``."""
     try:
         row = json.loads(line.decode())
     except RecursionError as exc:

@@ -1,7 +1,7 @@
-"""Looks at sources of a user's own before a run, in a process of its own: what is imported stays, and may do anything.
+"""Validation of sources before a run, in a separate process, since imports of user code are permanent.
 
 ``python -m penstock.producer.sources.looking`` reads a list of datasets from stdin, as YAML, which has the dates that a
-configuration may hand to a class; exit code 2 and a sentence on stderr where one cannot be opened, or rows of it cannot
+configuration may pass to a class; exit code 2 and a sentence on stderr if one cannot be opened, or its rows cannot
 be used.
 """
 
@@ -19,11 +19,12 @@ from penstock.system.user_imports import answer_apart, ask_apart
 
 
 def check_sources(datasets: Iterable[DatasetConfig], limit_s: float) -> bool:
-    """Whether the datasets were looked at within ``limit_s``: opened, those rows read that tell them from others, and
-    the first prompt made. Blocks for what their code does.
+    """Validate datasets: open them, read the rows of their digest, and make the first prompt. Blocks for their code.
+
+    Returns whether that took at most ``limit_s``.
 
     Raises:
-        ConfigError: one cannot be opened, or a row of these cannot be used.
+        ConfigError: one cannot be opened, or one of these rows cannot be used.
     """
     question = yaml.safe_dump([one.model_dump() for one in datasets])
     try:
@@ -36,7 +37,7 @@ def check_sources(datasets: Iterable[DatasetConfig], limit_s: float) -> bool:
 
 
 def look_at(config: DatasetConfig) -> None:
-    """Open a dataset, and read what is read of it first. Raises ConfigError."""
+    """Open a dataset, and read its first rows. Raises ConfigError."""
     dataset = Dataset(config, Template(lambda messages, **_: str(messages)))
     dataset.rows.digest()
     mixture_of([dataset], 0).place(0)
@@ -44,7 +45,7 @@ def look_at(config: DatasetConfig) -> None:
 
 
 def look_at_all() -> None:
-    """Look at those that stdin has. Raises ConfigError."""
+    """Validate the datasets in stdin. Raises ConfigError."""
     for values in yaml.safe_load(sys.stdin):
         look_at(DatasetConfig.model_validate(values))
 

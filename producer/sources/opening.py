@@ -1,4 +1,4 @@
-"""Opens the source that a dataset names."""
+"""Opening of the source that a dataset names."""
 
 from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
@@ -13,10 +13,10 @@ from penstock.producer.sources.stream import Stream
 
 
 def open_rows(config: DatasetConfig) -> Rows | Stream:
-    """All rows of what a dataset names, its slice apart. Blocks for one pass over the bytes, but of streams.
+    """Open all rows of a dataset, before slicing. Blocks for one pass over the bytes, except for streams.
 
     Raises:
-        ConfigError: it is not there, or cannot be read.
+        ConfigError: it does not exist, or cannot be read.
     """
     if name := code_name(config.path):
         return CodeRows(name, config)

@@ -1,6 +1,6 @@
-"""Rows of a parquet file, by way of an unnamed Arrow file: parquet is packed by groups, too large to unpack for a row.
+"""Rows of a parquet file, through an unnamed Arrow file: parquet's row groups are too large to unpack for one row.
 
-The Arrow file is mapped into memory, so that what is not looked at takes none.
+The Arrow file is mapped into memory, so that unread parts take none.
 """
 
 import tempfile
@@ -14,12 +14,12 @@ from penstock.producer.sources.arrow_rows import ArrowRows
 from penstock.producer.sources.rows import digest_of_file
 from penstock.system.extras import check_installed
 
-#: Rows of a piece of the Arrow file.
+#: Rows per batch of the Arrow file.
 _BATCH = 16384
 
 
 def open_parquet(path: Path, config: DatasetConfig) -> ArrowRows:
-    """Rows of a file. Blocks for one pass over it.
+    """Open a file. Blocks for one pass over it.
 
     Raises:
         ConfigError: it cannot be read, has a column twice, or there is no room for the Arrow file.
@@ -31,7 +31,7 @@ def open_parquet(path: Path, config: DatasetConfig) -> ArrowRows:
     try:
         with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".arrow") as spooled:
             _spool(path, dataset, spooled.name)
-            # What is mapped stays when the name is gone.
+            # The mapping stays valid when the name is deleted.
             table = pyarrow.ipc.open_stream(pyarrow.memory_map(spooled.name)).read_all()
     except (OSError, pyarrow.ArrowException) as exc:
         raise ConfigError(
@@ -51,7 +51,7 @@ def _spool(path: Path, dataset: str, to: str) -> None:
 
 
 def _read(path: Path, dataset: str) -> tuple[Any, Iterator[Any]]:
-    """The schema of a parquet file, and its batches."""
+    """Return the schema of a parquet file, and its batches."""
     import pyarrow.parquet
 
     def batches() -> Iterator[Any]:

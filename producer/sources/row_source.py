@@ -1,4 +1,4 @@
-"""What a dataset of a user's own code is."""
+"""The protocol of the user's own datasets."""
 
 from typing import Any, Protocol
 
@@ -6,15 +6,15 @@ from typing import Any, Protocol
 class RowSource(Protocol):
     """Rows of a dataset by number: ``path: python:module:Class``, made with the dataset's ``source_args``.
 
-    Pure by rule: ``row(index)`` gives the same row at every call, in every process, and after every restart, for a
-    position says which prompt comes next by its number alone. Called by the producer, which waits for the answer; what
-    it raises ends the producer.
+    It must be pure: ``row(index)`` returns the same row at every call, in every process, and after every restart, since
+    a position identifies the next prompt by its number alone. Called by the producer, which blocks for the result; its
+    exceptions end the producer.
     """
 
     def __len__(self) -> int:
-        """How many rows there are; as long as a run lives they are as many."""
+        """Return the number of rows, which is constant during a run."""
         ...
 
     def row(self, index: int) -> dict[str, Any]:
-        """Row ``index``, from 0: columns by their names, of JSON values."""
+        """Return row ``index``, from 0: columns by their names, of JSON values."""
         ...

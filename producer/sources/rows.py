@@ -1,4 +1,4 @@
-"""What a source of rows is, and what is said of a row that cannot be used."""
+"""The protocol of sources of rows, and the error of an unusable row."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -7,38 +7,38 @@ import xxhash
 
 from penstock.errors import ConfigError
 
-#: Bytes read at once from a file that is gone through.
+#: Bytes per read of a file that is scanned.
 CHUNK_BYTES = 1 << 22
 
 
 class BadLine(ConfigError):
-    """One row of a dataset cannot be used; names the dataset and the row, counted from 1."""
+    """One row of a dataset is unusable; names the dataset and the row, counted from 1."""
 
 
 class Rows(Protocol):
     """Rows by number. Pure: the same number gives the same row at every call, and after every restart."""
 
-    #: Size of what is read, in bytes; 0 where that is not known.
+    #: Bytes of the source; 0 if not known.
     num_bytes: int
 
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> dict[str, Any]:
-        """Row ``index``, from 0. Blocks for the disk.
+        """Return row ``index``, from 0. Blocks for the disk.
 
         Raises:
             BadLine: it cannot be read.
-            ConfigError: none can be.
+            ConfigError: no row can be read.
         """
         ...
 
     def digest(self) -> str:
-        """Of the content: equal digests, equal rows."""
+        """Return the digest of the content: equal digests, equal rows."""
         ...
 
 
 def digest_of_file(path: Path) -> str:
-    """Of a file's bytes. Blocks for the disk. Raises OSError."""
+    """Return the digest of a file's bytes. Blocks for the disk. Raises OSError."""
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):

@@ -1,7 +1,7 @@
-"""Rows of a stream by number: read window by window, in memory never more than a few of these.
+"""Rows of a stream by number: read window by window, with a few windows in memory.
 
-A stream has an order and no index. Row i is what comes after i rows, in every process and after every restart; how many
-rows there are is known when its end was seen.
+A stream has an order and no index. Row i is the one after i rows, in every process and after every restart; the number
+of rows is known when the end was reached.
 """
 
 from collections import OrderedDict
@@ -15,35 +15,35 @@ from penstock.producer.sources.arrow_rows import check_whole
 from penstock.producer.sources.rows import Rows
 from penstock.text import format_exc
 
-#: (rows to pass over, rows of a table) -> the tables behind them, all but the last of that many rows. Blocks.
+#: (rows to skip, rows per table) -> the tables after them, all but the last with that many rows. Blocks.
 Open: TypeAlias = Callable[[int, int], Iterator[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How what a dataset names is read."""
+    """Reads a dataset."""
 
     opened: Open
-    #: (table, dataset, digest of the whole, number of the table's first row) -> its rows.
+    #: (table, dataset, digest of the source, number of the table's first row) -> its rows.
     rows: Callable[[Any, DatasetConfig, str, int], Rows]
 
 
-#: Windows that are kept: what is offered again while the gate is closed may reach over the end of one.
+#: Most windows that are cached: offers that are repeated while the gate is closed may span the end of one.
 _KEPT = 3
 
 
 class Stream:
     """A source of rows whose number is not known before its end; see :class:`~penstock.producer.sources.rows.Rows`.
 
-    Reading on costs what is read. Going back, or on from a place of an earlier process, costs a pass over all that is
-    before it.
+    Reading on costs what is read. Going back, or starting at the position of an earlier process, costs a pass over all
+    rows before it.
 
     Args:
         reader: reads the source from a row on.
-        digest: tells the source from others.
-        is_same: whether its files are still those that the digest is of.
-        first: row with which the first window begins.
-        window: rows that are read, and kept, together.
+        digest: identifies the source.
+        is_same: whether its files are still those of the digest.
+        first: first row of the first window.
+        window: rows that are read, and cached, together.
     """
 
     num_bytes = 0
@@ -54,15 +54,15 @@ class Stream:
         self._open, self._rows = reader.opened, reader.rows
         self._config, self._digest, self._is_same = config, digest, is_same
         self._first, self.window = first, window
-        #: Rows in all; None: nobody saw the end.
+        #: Number of rows; None: the end is not known yet.
         self.num_rows: int | None = None
         self._kept: OrderedDict[int, Rows] = OrderedDict()
         self._tables: Iterator[Any] = iter(())
-        #: The window that comes next of ``_tables``; -1: none does.
+        #: Number of the next window of ``_tables``; -1: none.
         self._next = -1
 
     def __len__(self) -> int:
-        """Raises ConfigError: nobody saw the end."""
+        """Return the number of rows. Raises ConfigError if the end is not known yet."""
         if self.num_rows is None:
             raise ConfigError(f"dataset {self._config.name} is a stream, whose length is known at its end.")
         return self.num_rows
@@ -71,22 +71,22 @@ class Stream:
         return self._digest
 
     def holds(self, index: int) -> bool:
-        """Whether there is a row ``index``. Blocks for reading it."""
+        """Return whether row ``index`` exists. Blocks for reading it."""
         if self.num_rows is not None:
             return index < self.num_rows
         number, at = divmod(index - self._first, self.window)
         return at < len(self._window(number))
 
     def num_from(self, index: int) -> int:
-        """Rows of the window that begins with row ``index``. Blocks for reading it."""
+        """Return the rows of the window that begins with row ``index``. Blocks for reading it."""
         return len(self._window((index - self._first) // self.window))
 
     def row(self, index: int) -> dict[str, Any]:
-        """Row ``index``, from 0. Blocks for reading its window.
+        """Return row ``index``, from 0. Blocks for reading its window.
 
         Raises:
             BadLine: it cannot be read.
-            ConfigError: none can be; or there is no such row.
+            ConfigError: no row can be read; or the row does not exist.
         """
         number, at = divmod(index - self._first, self.window)
         rows = self._window(number)
@@ -112,14 +112,14 @@ class Stream:
         return rows
 
     def _count(self) -> int:
-        """Rows in all, by a pass over them."""
+        """Count the rows by a pass over them."""
         try:
             return sum(table.num_rows for table in self._open(0, self.window))
         except Exception as exc:  # as in _read
             raise ConfigError(f"dataset {self._config.name} cannot be read to its end ({format_exc(exc)}).") from exc
 
     def _read(self, number: int, first: int) -> Any:
-        """The table of a window, whole as it says it is; an empty one behind the end."""
+        """Read the table of a window, validated; an empty one after the end."""
         import pyarrow
 
         try:

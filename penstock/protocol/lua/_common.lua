@@ -184,9 +184,8 @@ local function leave_inflight(prefix, job)
 end
 
 -- Remove a queued, leased or delayed job from its container for good; the caller sets its next state. A worker that
--- holds
--- it loses its lease, and the attempt ends as `how`. Returns its home lane and its record, or nil if it is in none of
--- these states.
+-- holds it loses its lease, and the attempt ends as `how`. Returns its home lane and its record, or nil if it is in
+-- none of these states.
 local function withdraw(prefix, job, how)
   local key = group_key_of(prefix, job)
   local g, body = redis.call('HMGET', key, 'st', 'cl', 'eid', 'ln', 'nb'), nil
@@ -273,10 +272,9 @@ local function crashed(prefix, job, lane, body, detail, worker, sure, version)
 end
 
 -- End a lease whose worker hands it back, and queue the job again; returns its new lane, or 'dead'. The caller has
--- removed
--- its entry and ended its attempt. `death`: the error that ends the worker, '' if it drains. An error does not say
--- which of the worker's jobs caused it, so the first two charge no job; a job under which three workers died is charged
--- with a crash for this death and one for those before, which makes it a suspect.
+-- removed its entry and ended its attempt. `death`: the error that ends the worker, '' if it drains. An error does not
+-- say which of the worker's jobs caused it, so the first two charge no job; a job under which three workers died is
+-- charged with a crash for this death and one for those before, which makes it a suspect.
 local function handed_back(prefix, job, lane, body, worker, death)
   local key = group_key_of(prefix, job)
   if death ~= '' then

@@ -172,8 +172,7 @@ local function forgo(prefix, key, lane, account)
 end
 
 -- Book all tokens that a group holds: `parts`, {account, tokens} each, and the rest to `account`. Those of a dead job
--- are
--- booked already. `held`: the tokens that it holds, if known; else nil.
+-- are booked already. `held`: the tokens that it holds, if known; else nil.
 local function spend(prefix, key, account, parts, held)
   local g = redis.call('HMGET', key, 'st', 'ln')
   if g[1] == 'dead' or g[1] == 'retiring' then return end

@@ -125,7 +125,7 @@ def test_a_file_that_was_replaced_is_noticed_where_its_row_tells_its_digest(tmp_
         row, keys = {"prompt": "<image>", "label": "", "images": [told]}, {"image_key": "images"}
     assert made(tmp_path, [row], template=SHOWN, apply_chat_template=True, **keys)[0].images == [png()]
     (tmp_path / "1.png").write_bytes(png("blue"))
-    with pytest.raises(BadLine, match="image 1 is another one than its row says: sha256 is"):
+    with pytest.raises(BadLine, match="image 1 does not match its row: sha256 is"):
         made(tmp_path, [row], template=SHOWN, apply_chat_template=True, **keys)[0]
 
 
