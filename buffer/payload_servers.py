@@ -197,8 +197,7 @@ class PayloadServers:
         yield from self._store(server).names(self._keys.prefix)
 
     def some_of(self, server: str, listed: Iterator[T], most: int) -> list[T] | None:
-        """Return the next items of a listing; None if the server does not answer, and the listing has to restart.
-        Blocks."""
+        """Return the next items of a listing; None if the server does not answer: list again then. Blocks."""
         return self._try(server, lambda: list(islice(listed, most)))
 
     def unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:

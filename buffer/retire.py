@@ -166,8 +166,7 @@ class Retirement:
                 self._client.zrem(listed, *freed)
 
     def expire(self, ttl_s: float) -> int:
-        """Delete payloads in folders that were not committed within ``ttl_s``; return their number. Blocks for a
-        listing."""
+        """Delete payloads in folders not committed within ``ttl_s``; return their number. Blocks for a listing."""
         return self._servers.expire(self._keys.prefix, ttl_s)
 
     def tidy(self) -> int:

@@ -1,5 +1,4 @@
-"""Mixture of datasets by weights: the dataset of a position follows from the weights alone, the line from the seed
-too."""
+"""Mixture of datasets by weights: these determine the dataset of a position, and with the seed its line."""
 
 from collections.abc import Sequence
 from functools import lru_cache

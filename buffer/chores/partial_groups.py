@@ -38,8 +38,7 @@ class PartialGroups:
         self._waiting = waiting
 
     def tend(self) -> int:
-        """Shorten or drop groups that time out; return their number. Blocks for a round trip each. Raises
-        LeadershipLost."""
+        """Shorten or drop groups that time out; return their number. Blocks for round trips. LeadershipLost."""
         timeout_s = self._config.group_timeout_s
         if timeout_s is None:
             return 0
