@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from penstock.workers.rewards.judges import Judges as Judges
     from penstock.workers.weights.receive.receiver import Receiver as Receiver
 
-__version__ = "0.1.0"
-
 #: Public name -> its module.
 _LAZY = {
     "PostprocessHook": "penstock.hooks.signatures",

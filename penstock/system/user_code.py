@@ -158,7 +158,9 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: "asyncio.Future[T]") -> T
         except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
             if task.done() or loop.is_closed():
                 raise
-            log.warning("code left running by a user's call tried to end this process, which continues: %s", format_exc(exc))
+            log.warning(
+                "code left running by a user's call tried to end this process, which continues: %s", format_exc(exc)
+            )
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
