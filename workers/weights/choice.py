@@ -69,8 +69,8 @@ class Choice:
         return await self.first(found) or found
 
     async def to_start_with(self, newest: Publication | None, loaded: Publication | None) -> list[Publication]:
-        """What an engine is started with, best first: that of the oldest cohort (one_step), the newest, what it had, or
-        the last that is good.
+        """Return what an engine may be started with, best first: the version of the oldest cohort (one_step), the newest,
+        what it had, or the last that loaded.
 
         All with their folders, and none that is abandoned; in the stead of a newest that has no folder yet none that is
         older than the bound allows; none that a cohort which is drawn elsewhere is to end before.

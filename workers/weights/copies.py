@@ -66,7 +66,7 @@ class Copies:
         return self._made
 
     async def of(self, publication: Publication) -> Publication:
-        """The publication, to be loaded from a proven copy on this machine where the run makes such; else as it is.
+        """Return the publication with a proven copy on this machine, if the run makes copies; else unchanged.
 
         Waits until the copy is there, while the engine goes on. Where none can be made, and the trainer's own folder
         can be seen from here, that is the nearest whole version; the failure is logged.
@@ -124,7 +124,7 @@ class Copies:
             return folder, False
 
     def _source_of(self, copies: "LocalCopies", sources: "tuple[Objects, Spool]", publication: Publication) -> Objects:
-        """What leads to the version, without the lock of this machine; waits for it to be offered over HTTP.
+        """Return the objects that lead to the version, without this machine's lock; waits for an offer over HTTP.
 
         Raises:
             PublishError: nothing does within ``OFFER_WAIT_S``.

@@ -50,7 +50,7 @@ class Early:
         return self._task is not None and (not self._said or self.progress.num_bytes > 0)
 
     async def got(self, publication: Publication) -> Publication | None:
-        """The publication with a proven folder on this machine; None: not yet.
+        """Return the publication with a proven folder on this machine; None: not yet.
 
         Blocks for a round trip, and for the end of a fetch of another publication.
         """

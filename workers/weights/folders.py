@@ -66,7 +66,7 @@ class Folders:
             return None
 
     async def of(self, publication: Publication) -> Publication:
-        """The publication with its folder, or one that was fetched of its trainer's copy; waits for it, by name.
+        """Return the publication with its folder, or one fetched from its trainer's copy; wait, and report the wait.
 
         Raises:
             PublishError: another one was announced meanwhile.
@@ -116,7 +116,7 @@ class Folders:
         return None
 
     async def earliest(self, first: int, before: Publication, out: Collection[str]) -> Publication | None:
-        """The earliest one that is whole and lives, from version ``first`` on and before another; None: none is.
+        """Return the earliest complete version that is not abandoned, from ``first`` on and before another; or None.
 
         Args:
             out: those that will not do (VERSION-REV).

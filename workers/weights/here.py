@@ -23,14 +23,14 @@ class Here:
         self._nearby = Nearby(self._fetcher, waiting)
 
     async def of(self, publication: Publication) -> Publication:
-        """The publication, with a path on this machine. Waits until the folder is there, while the engine goes on.
+        """Return the publication with a path on this machine. Waits for the folder; the engine keeps running.
 
         Raises PublishError where it cannot be made or fetched.
         """
         return await self._nearby.of(await self._copies.of(publication))
 
     async def copy_of(self, publication: Publication, progress: Progress) -> Publication:
-        """A publication without a folder, with a path to what was fetched of its trainer's copy.
+        """Return a publication without a folder, with a path to the bytes fetched from its trainer's copy.
 
         Args:
             publication: with the digest of its index.

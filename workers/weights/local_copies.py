@@ -90,7 +90,7 @@ class LocalCopies:
         self.last: Fetched | None = None
 
     def get(self, publication: Publication) -> Path:
-        """The folder of a copy of ``publication``, proven; it stays until two others were got.
+        """Return the folder of a proven copy of ``publication``; it stays until two others were requested.
 
         Raises:
             PublishError: no way leads there, the last one failed, or a process that makes a copy here stands still.
@@ -128,7 +128,7 @@ class LocalCopies:
         return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob(_COPIES)) if _is_own(path)}
 
     def _held_here(self, digest: str) -> Fetched | None:
-        """A copy, proven while it is held: without the lock, whoever else makes one or stands still.
+        """Return a copy, proven while it is held, without the lock, which another process may hold.
 
         One that is not right, or goes, is looked at again by whoever has the lock.
         """

@@ -102,7 +102,7 @@ def locks(handle: int) -> bool:
 
 
 def _shown(handle: int) -> tuple[bytes, int]:
-    """The holder of the lock, and when it last renewed its entry (ns)."""
+    """Return the holder of the lock, and when it last renewed its entry (ns)."""
     return os.pread(handle, 20, 0), os.fstat(handle).st_mtime_ns
 
 

@@ -77,7 +77,7 @@ class Fetcher:
         self._thread.submit(self._tell_for_ever())
 
     async def fetch(self, version: int, index: str, *, waits: bool = True, progress: Progress | None = None) -> Path:
-        """The folder of a version on this machine; fetched where it is not there yet. Any event loop may wait for it.
+        """Return the folder of a version on this machine; fetch it if missing. Any event loop may wait for it.
 
         What is here waits for nobody. What came stays where this is cancelled or killed, and is gone on with.
 
@@ -173,7 +173,7 @@ class Fetcher:
         return any(hold.path == path for hold in self._holds)
 
     def _found(self, index: str) -> Path | None:
-        """What was fetched before, also under another number (a tick), where it is what it should be."""
+        """Return a version fetched before, also under another number (a tick), if it passes verification."""
         for path in self._store.of_index(index):
             if self._has(path):
                 return path

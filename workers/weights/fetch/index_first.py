@@ -57,7 +57,7 @@ class IndexFirst:
         self._failed = NotGiven("nobody has it")
 
     async def get(self, here: Path) -> Came:
-        """The index: what an earlier try left in ``here``, else what comes of it.
+        """Return the index: what an earlier attempt left in ``here``, else what arrives.
 
         What is offered and differs from it is not taken; the trainer says its own again and again.
 

@@ -24,7 +24,7 @@ class Nearby:
         self._fetcher, self._waiting = fetcher, waiting
 
     async def of(self, publication: Publication) -> Publication:
-        """The publication, with a path on this machine. Waits for all of it to be fetched.
+        """Return the publication with a path on this machine. Waits until all of it is fetched.
 
         Raises:
             PublishError: as ``Fetcher.fetch``.

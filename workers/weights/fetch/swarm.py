@@ -194,7 +194,7 @@ class Swarm:
             await self._fetch(wanted, self._peers[peer].url, peer)
 
     def _choose(self) -> tuple[Range, str] | None:
-        """The rarest range that is missing, and the one of those that have it who is asked least.
+        """Return the rarest missing range, and the least busy of the peers that have it.
 
         Where there is none, one that a peer gives much too slowly, and another who gave some.
         """
@@ -263,7 +263,7 @@ class Swarm:
                 await asyncio.sleep(random.uniform(TRY_S, 2 * TRY_S))
 
     async def _unclaimed(self) -> int:
-        """A range to be had from the trainer without a claim, since claims help nobody here; -1: none.
+        """Return a range to request from the trainer without a claim, because claims help no worker here; -1: none.
 
         Whoever holds a slot may go on for as long as he likes: that must not hold up who waits.
         """
