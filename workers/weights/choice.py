@@ -69,7 +69,7 @@ class Choice:
         return await self.first(found) or found
 
     async def to_start_with(self, newest: Publication | None, loaded: Publication | None) -> list[Publication]:
-        """Return what an engine may be started with, best first: the version of the oldest cohort (one_step), the newest,
+        """Return what an engine may start with, best first: the version of the oldest cohort (one_step), the newest,
         what it had, or the last that loaded.
 
         All with their folders, and none that is abandoned; in the stead of a newest that has no folder yet none that is
