@@ -180,7 +180,15 @@ class HistoryError(PenstockError):
 
 
 class PublishError(PenstockError):
-    """Weights cannot be announced."""
+    """Weights cannot be announced, or a worker cannot load them.
+
+    Args:
+        cause: what a worker that refuses the version reports as its wait; None: the text says all.
+    """
+
+    def __init__(self, message: str, cause: "Cause | None" = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class WeightsNotFinite(PublishError):

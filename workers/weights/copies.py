@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
-from penstock.protocol.records.causes import Cause, CopyMade
+from penstock.protocol.records.causes import Cause, CopyMade, VersionNotServed
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
 from penstock.weights.deltas.objects import Objects, open_objects
@@ -119,7 +119,7 @@ class Copies:
         except (PublishError, DiskFull) as exc:
             folder = Path(publication.path)
             if self._stop.is_set() or not _is_seen(folder, exc):
-                raise PublishError(str(exc)) from exc
+                raise PublishError(str(exc), _cause_of(exc)) from exc
             log.error("version %d is loaded from %s: %s", publication.version, folder, exc)
             return folder, False
 
@@ -146,7 +146,8 @@ class Copies:
                 raise PublishError(
                     f"version {publication.version} is neither in trainer.delta_store, as this machine sees it, nor "
                     "offered over HTTP: set serving.enabled for its trainer too, or give a store that workers see"
-                    f"{failure}"
+                    f"{failure}",
+                    VersionNotServed(publication.version),
                 )
             self._stop.wait(LOOK_S)
 
@@ -156,4 +157,8 @@ def _is_seen(folder: Path, why: Exception) -> bool:
     try:
         return is_folder(folder)
     except PublishError as exc:
-        raise PublishError(f"{why} {exc}") from why
+        raise PublishError(f"{why} {exc}", _cause_of(why)) from why
+
+
+def _cause_of(exc: Exception) -> Cause | None:
+    return exc.cause if isinstance(exc, PublishError) else None

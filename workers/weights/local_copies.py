@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import DiskFull, PublishError
-from penstock.protocol.records.causes import Cause
+from penstock.protocol.records.causes import Cause, WeightsOverLimit
 from penstock.protocol.records.publication import Publication
 from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
@@ -164,7 +164,8 @@ class LocalCopies:
             if not found:
                 raise PublishError(
                     f"version {publication.version} of {publication.model!r} cannot be made from the store of deltas: "
-                    f"{failure}."
+                    f"{failure}.",
+                    cause.cause if cause is not None else None,
                 ) from cause
             self._leave_old(catalog)
             try:
@@ -293,7 +294,8 @@ class LocalCopies:
         if taken + num_bytes > self._max_bytes:
             raise PublishError(
                 f"{self._folder} has no room for {num_bytes} bytes beside the {taken} that engines may read: "
-                "raise worker.copies_bytes."
+                "raise worker.copies_bytes.",
+                WeightsOverLimit("worker.copies_bytes", str(self._folder), num_bytes, taken),
             )
 
     def _fetched(self) -> list[Path]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import Cause, FolderLocked, process_name
+from penstock.protocol.records.causes import Cause, FolderLocked, LockHolderStalled, process_name
 from penstock.system.disk import FULL, own_file
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class Holder:
         if self._still_s > STILL_S:
             raise PublishError(
                 f"{process_name(pid)} holds {self._file} and has stood still for {STILL_S:g} s: have it go on (kill "
-                "-CONT), or end it."
+                "-CONT), or end it.",
+                LockHolderStalled(pid, str(self._file)),
             )
         return pid
 

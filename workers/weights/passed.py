@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 
+from penstock.errors import PublishError
 from penstock.protocol.records.causes import VersionRetried
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
@@ -39,7 +40,8 @@ class Passed:
         """Do the same as ``count``; wait before a retry, and report the wait."""
         is_tried_again = self.count(publication, why)
         if is_tried_again:
-            self._waiting.blocked_on(VersionRetried(publication.version, str(why)))
+            cause = why.cause if isinstance(why, PublishError) else None
+            self._waiting.blocked_on(cause or VersionRetried(publication.version, str(why)))
             await asyncio.sleep(RETRY_S)
             self._waiting.end()
         return is_tried_again

@@ -396,4 +396,4 @@ class Updates:
         if self.cannot_load != why:
             log.error("version %d is not loaded: %s", refused.version, why)
         self.cannot_load = why
-        self._waiting.blocked_on(VersionRefused(model, refused.version, why))
+        self._waiting.blocked_on(exc.cause or VersionRefused(model, refused.version, why))

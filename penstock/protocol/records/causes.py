@@ -717,6 +717,40 @@ class VersionSetAside(Cause, kind=END, part="worker", subject="model version", a
     error: str
 
 
+class VersionNotServed(Cause, kind=END, part="trainer", subject="version", about=About.REFUSAL):
+    text = "version {version}, which this machine can neither fetch over HTTP nor read"
+    action = "set serving.enabled for its trainer too, or publish to a folder or store that this machine sees"
+    version: int
+
+
+class WeightsOverLimit(Cause, kind=END, part="worker", subject="limit folder", about=About.REFUSAL):
+    text = "room for {num_bytes:,} bytes of weights in {folder}, beside {used:,} bytes that engines use"
+    action = "raise {limit}"
+    #: The key that bounds the folder.
+    limit: Literal["serving.max_bytes", "worker.copies_bytes"]
+    folder: str
+    num_bytes: int
+    used: int
+
+
+class WeightsDiskFull(Cause, kind=END, part="worker", subject="folder", about=About.REFUSAL):
+    text = "room for {num_bytes:,} bytes of weights on the disk of {folder}, which has {free:,}"
+    action = "make room there, or set serving.folder to another disk"
+    folder: str
+    num_bytes: int
+    free: int
+
+
+class LockHolderStalled(Cause, kind=END, part="worker", subject="process path", about=About.REFUSAL):
+    action = "resume it (kill -CONT), or end it"
+    #: Process id; 0: not known.
+    process: int
+    path: str
+
+    def words(self) -> str:
+        return f"{process_name(self.process)}, which is stalled and holds {self.path}"
+
+
 class VersionRetried(Cause, kind=WORK, part="worker", subject="version", about=About.REFUSAL):
     text = "version {version} to be loaded in another attempt; last error: {error}"
     version: int

@@ -16,6 +16,7 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import VersionNotServed
 from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import HAVE_EVERY_S, Peer, bitmap_bytes, read_names, read_offer, read_peers
@@ -296,7 +297,8 @@ class Fetcher:
             if time.monotonic() > deadline:
                 raise PublishError(
                     f"version {version} is not offered over HTTP: set serving.enabled for its trainer too, or publish "
-                    "to a folder that this machine sees."
+                    "to a folder that this machine sees.",
+                    VersionNotServed(version),
                 )
             await asyncio.sleep(LOOK_S)
 

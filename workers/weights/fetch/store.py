@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import PublishError
+from penstock.protocol.records.causes import WeightsDiskFull, WeightsOverLimit
 from penstock.system.disk import free_bytes, own_file, own_folder, remove_whole
 from penstock.weights.http.blobs import is_object
 from penstock.workers.weights.machine_lock import Holder, locks, telling
@@ -97,7 +98,8 @@ class Store:
         self._remove_leftovers(name)
         if num_bytes > self._max_bytes:
             raise PublishError(
-                f"{name} has {num_bytes:,} bytes, more than serving.max_bytes ({self._max_bytes:,}): raise it."
+                f"{name} has {num_bytes:,} bytes, more than serving.max_bytes ({self._max_bytes:,}): raise it.",
+                WeightsOverLimit("serving.max_bytes", str(self.folder), num_bytes, 0),
             )
         sizes = {path: size_of(path) for path in self._versions() if path.name != name}
         needed = num_bytes - _allocated(self.temporary(name))
@@ -109,12 +111,14 @@ class Store:
         if (used := sum(sizes.values())) + num_bytes > self._max_bytes:
             raise PublishError(
                 f"{name} has {num_bytes:,} bytes, and what engines use here {used:,} more: together more than "
-                f"serving.max_bytes ({self._max_bytes:,}); raise it."
+                f"serving.max_bytes ({self._max_bytes:,}); raise it.",
+                WeightsOverLimit("serving.max_bytes", str(self.folder), num_bytes, used),
             )
         if (free := free_bytes(self.folder)) < needed:
             raise PublishError(
                 f"{name} needs {needed:,} bytes, and there is no room for more than {free:,} on the disk of "
-                f"{self.folder}: make room there, or set serving.folder to another disk."
+                f"{self.folder}: make room there, or set serving.folder to another disk.",
+                WeightsDiskFull(str(self.folder), needed, free),
             )
 
     def remove(self, path: Path) -> bool:

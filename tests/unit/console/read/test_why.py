@@ -21,6 +21,7 @@ from penstock.protocol.records.causes import (
     GateClosed,
     GroupsMissing,
     LanePaused,
+    LockHolderStalled,
     NoJobs,
     NoPart,
     NoPublication,
@@ -33,7 +34,10 @@ from penstock.protocol.records.causes import (
     TrainerGone,
     Unknown,
     VersionLoading,
+    VersionNotServed,
     VersionRefused,
+    WeightsDiskFull,
+    WeightsOverLimit,
     WorkerSick,
     Working,
 )
@@ -209,14 +213,26 @@ def test_I8_a_part_that_was_started_again_is_not_silent() -> None:
 
 
 @pytest.mark.parametrize(
+    "refusal",
+    [
+        REFUSES[1],
+        WeightsOverLimit("serving.max_bytes", "/fetched", 101, 0),
+        WeightsDiskFull("/fetched", 99, 7),
+        LockHolderStalled(4711, "/copies/.lock"),
+        VersionNotServed(27),
+    ],
+    ids=lambda one: one.name,
+)
+@pytest.mark.parametrize(
     "workers", [[REFUSED], [REFUSED, replace(WORKER, name="w.2")]], ids=["all refuse", "one refuses"]
 )
 def test_I8_an_engine_that_refuses_a_version_is_the_cause_and_not_the_circle_around_it(
-    workers: list[WorkerPresence],
+    workers: list[WorkerPresence], refusal: Cause
 ) -> None:
-    waits = (TRAINER, BUSY, ("worker:w.1:intake", IDLE[1]), ("producer", GATE), REFUSES)
+    refuses = ("worker:w.1:weights", refusal)
+    waits = (TRAINER, BUSY, ("worker:w.1:intake", IDLE[1]), ("producer", GATE), refuses)
     (chain,) = chains(state(*waits, queued=7, workers=workers))
-    assert (chain.links[-1].cause, chain.end) == (REFUSES[1], None)
+    assert (chain.links[-1].cause, chain.end) == (refusal, None)
 
 
 def test_I8_a_refusal_is_the_cause_where_the_worker_only_shows_it() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import WeightsFetched
+from penstock.protocol.records.causes import LockHolderStalled, WeightsDiskFull, WeightsFetched, WeightsOverLimit
 from penstock.workers.weights import machine_lock
+from penstock.workers.weights.fetch import store as store_module
 from penstock.workers.weights.fetch.progress import Progress
 from penstock.workers.weights.fetch.store import Hold, Store
 
@@ -23,9 +24,12 @@ async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_
         held.write("4711")
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(PublishError, match=r"process 4711 of this machine holds .* stood still for 0.2 s"):
+        with pytest.raises(
+            PublishError, match=r"process 4711 of this machine holds .* stood still for 0.2 s"
+        ) as caught:
             async with store.fetching(progress.blocked_on):
                 pytest.fail("two fetch at once")
+        assert caught.value.cause == LockHolderStalled(4711, str(lock))
         assert progress.cause == WeightsFetched(0, folder=str(tmp_path), process=4711)
         named = progress.cause
     async with store.fetching(progress.blocked_on):
@@ -63,3 +67,16 @@ def test_what_was_deleted_before_it_was_held_is_not_held(tmp_path: Path, monkeyp
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(FileNotFoundError, match="v1 was deleted"):
         Hold(path)
+
+
+def test_weights_that_do_not_fit_carry_the_limit_as_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that `penstock why` names the key to raise, not a version to publish again."""
+    store = Store(tmp_path, 100)
+    with pytest.raises(PublishError, match=r"more than serving\.max_bytes") as caught:
+        store.make_room("v2", 101)
+    assert caught.value.cause == WeightsOverLimit("serving.max_bytes", str(tmp_path), 101, 0)
+
+    monkeypatch.setattr(store_module, "free_bytes", lambda folder: 7)
+    with pytest.raises(PublishError, match="no room for more than 7 on the disk") as caught:
+        store.make_room("v2", 99)
+    assert caught.value.cause == WeightsDiskFull(str(tmp_path), 99, 7)

@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 
 from penstock.config.staleness import Mode
-from penstock.errors import EngineDied, PublishError
+from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause
+from penstock.protocol.records.causes import (
+    Cause,
+    LockHolderStalled,
+    VersionRefused,
+    VersionRetried,
+    WeightsOverLimit,
+)
 from penstock.protocol.records.publication import Publication
 from penstock.workers.services import Tally
-from penstock.workers.weights import updates
+from penstock.workers.weights import passed, updates
 from penstock.workers.weights.passed import TRIES
 from penstock.workers.weights.updates import Updates
 
@@ -90,6 +96,30 @@ def test_what_is_said_of_a_publication_is_bounded() -> None:
 
     assert len(followed.cannot_load) < 5_000
     assert len(str(waits[0])) < 5_000
+
+
+def test_a_refusal_with_a_cause_of_its_own_is_reported_as_that_cause() -> None:
+    waits: list[Cause] = []
+    followed = Updates(services_of([]), Redis(), SimpleNamespace(blocked_on=waits.append))  # type: ignore[arg-type]
+    cause = WeightsOverLimit("serving.max_bytes", "/fetched", 101, 0)
+
+    followed._say(Publication("policy", 3, "disk", "/"), PublishError("it does not fit: raise it.", cause))
+    followed._say(Publication("policy", 3, "disk", "/"), PublishError("its shape differs."))
+
+    assert followed.cannot_load == "its shape differs."
+    assert waits == [cause, VersionRefused("policy", 3, "its shape differs.")]
+
+
+async def test_a_version_that_is_tried_again_shows_the_cause_of_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passed, "RETRY_S", 0.0)
+    waits: list[Cause] = []
+    waiting: Any = SimpleNamespace(blocked_on=waits.append, end=lambda: None)
+    publication, cause = Publication("policy", 3, "disk", "/"), LockHolderStalled(4711, "/copies/.lock")
+
+    for why in (PublishError("it stalls.", cause), EngineError("it died.")):
+        assert await passed.Passed(waiting, is_tried_again=True).after(publication, why)
+
+    assert waits == [cause, VersionRetried(3, "it died.")]
 
 
 @pytest.mark.parametrize(
