@@ -1,6 +1,6 @@
-"""Checkpoints of a trainer: one file, whole or absent, and never pickle beyond what ``weights_only`` loads.
+"""Checkpoints of a trainer: one file, complete or absent, without pickled data beyond what ``weights_only`` loads.
 
-``step00000040-89abcdef.pt``: the step, and the CRC-32 of the file, so that a damaged one is seen before it is loaded.
+``step00000040-89abcdef.pt``: the step, and the CRC-32 of the file, so that damage is detected before loading.
 Only one rank writes. Calls block for as long as the disk takes.
 """
 
@@ -37,7 +37,7 @@ class Checkpoint:
     rng: dict[str, Any]
 
     def restore_rng(self) -> None:
-        """Set the random generators of Python and torch to where they stood."""
+        """Restore the random generators of Python and torch."""
         version, words, gauss = self.rng["python"]
         random.setstate((version, tuple(words), gauss))
         torch.set_rng_state(self.rng["torch"])
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dict[str, Any], keep: int = 2) -> Path:
-    """Write a checkpoint, safe on the disk when this returns, and delete all but the last ``keep``.
+    """Write a checkpoint, durable when this returns, and delete all but the last ``keep``.
 
     Args:
         learner: ``GRPO.state_dict()``: tensors, numbers, strings, lists and maps of them.
@@ -67,7 +67,7 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
         path = directory / f"step{step:08d}-{file_crc32(temporary):08x}.pt"
         temporary.replace(path)
         fsync(directory)
-        # Those of this step or later are of a future that was given up.
+        # Checkpoints of this step or later belong to an abandoned future.
         given_up = [file for file in _files(directory) if file != path and _step(file) >= step]
         for old in [*given_up, *[file for file in _files(directory) if file not in given_up][:-keep]]:
             old.unlink()
@@ -116,11 +116,11 @@ def latest(
     at_most: int | None = None,
     fits: Callable[[dict[str, Any]], bool] = lambda trainer: True,
 ) -> Checkpoint | None:
-    """The newest checkpoint that is whole and fits, or None where there is none at all; others are passed over, logged.
+    """Return the newest complete checkpoint that fits, or None if there is none at all; log those that are skipped.
 
     Args:
-        at_most: none of a later step.
-        fits: asked of ``Trainer.state_dict()`` in it whether that can be gone back to.
+        at_most: newest step to consider.
+        fits: called with ``Trainer.state_dict()`` of a checkpoint; returns whether a rewind to it is possible.
 
     Raises:
         PenstockError: there are checkpoints, and every one is damaged or none fits.
@@ -165,7 +165,7 @@ def _load(path: Path, map_location: str) -> Checkpoint:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Checkpoints in order of step."""
+    """Return the checkpoints in order of step."""
     return sorted((path for path in directory.glob("step*.pt") if _NAME.fullmatch(path.name)), key=_step)
 
 

@@ -1,7 +1,7 @@
-"""One correction for data that another policy drew, never two (T9), around any loss of ``losses``.
+"""One correction for samples of another policy, never two (T9), around any loss of ``losses``.
 
-Notation: θ the policy being trained, old the policy at the batch's first optimizer step, μ the behaviour policy (what
-the engine drew with, T6), A the advantage, sg stop-gradient. With L(r) a loss of ``losses`` whose ratio is r:
+Notation: θ the policy being trained, old the policy at the batch's first optimizer step, μ the behaviour policy (which
+generated the tokens, T6), A the advantage, sg stop-gradient. With L(r) a loss of ``losses`` whose ratio is r:
 
 - ``bypass``: L(π_θ / μ), no other weight; the behaviour policy is the proximal one.
 - ``decoupled``: w L(π_θ / π_old), w = sg(min(π_old / μ, C)). Decoupled PPO (Hilton et al. 2021, arXiv 2110.00641) as
@@ -25,12 +25,12 @@ from penstock.consumers.grpo.losses import DUAL_CLIP, RatioLoss, TokenLoss, log_
 
 __all__ = ["DEFAULT_CAP", "TokenLoss", "bypass", "decoupled", "token_logprobs", "truncated"]
 
-#: C, where a configuration sets none.
+#: Default of C.
 DEFAULT_CAP = 2.0
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
-    """[B, L] float32 log-probability of each token given those before it, as a sampler at its temperature has it.
+    """Return [B, L] float32 log-probability of each token given those before it, at its sampling temperature.
 
     ``log_softmax(logits / T)`` of position t - 1 at ``tokens[t]``, so that index and length are those of ``tokens``
     and of the behaviour logprobs (T6). Position 0 has nothing before it and is 0.
@@ -59,7 +59,7 @@ def bypass(
     segments: Tensor | None = None,
     dual_clip: float | None = DUAL_CLIP,
 ) -> TokenLoss:
-    """L(r) with r = π_θ / μ.
+    """Return L(r) with r = π_θ / μ.
 
     Args:
         logprobs: log π_θ, carries the gradient.
@@ -84,7 +84,7 @@ def decoupled(
     segments: Tensor | None = None,
     dual_clip: float | None = DUAL_CLIP,
 ) -> TokenLoss:
-    """w L(r) with r = π_θ / π_old and w = min(π_old / μ, cap), through which no gradient flows.
+    """Return w L(r) with r = π_θ / π_old and w = min(π_old / μ, cap), through which no gradient flows.
 
     Args:
         old: log π_old, from one pass over the whole batch before its first optimizer step.
@@ -101,7 +101,7 @@ def decoupled(
 
 
 def truncated(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, cap: float) -> TokenLoss:
-    """-w A log π_θ with w = min(π_θ / μ, cap), through which no gradient flows.
+    """Return -w A log π_θ with w = min(π_θ / μ, cap), through which no gradient flows.
 
     Returns:
         ``high`` and ``capped`` mark the tokens whose weight the cap changed.

@@ -2,8 +2,8 @@
 
     batch ─> rewards ─> samples ─> postprocess ─> step ─> rollout_log       evaluations ─> eval_log, between two steps
 
-``rewards`` and ``samples`` are asked on every rank with the rows of the whole batch, and must answer alike: the ranks
-compare what came of them before the step (T11, T14).
+``rewards`` and ``samples`` are called on every rank with the rows of the complete batch, and must return the same: the
+ranks compare the results before the step (T11, T14).
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class TrainingHooks:
     """The hooks of one rank.
 
     Raises:
-        ConfigError: one cannot be imported, or cannot be called as it is.
+        ConfigError: a function cannot be imported, or has the wrong signature.
     """
 
     def __init__(self, config: Config) -> None:
@@ -48,10 +48,10 @@ class TrainingHooks:
         self._evaluations: Rows = []
 
     def prepare(self, batch: Batch) -> str:
-        """Have advantages and loss of ``batch`` as the hooks say; a digest of it, '' where there are none.
+        """Set advantages and loss of ``batch`` as the hooks return; return a digest of them, '' without hooks.
 
         Raises:
-            HookError: one raised, or gave what it may not.
+            HookError: a hook raised, or returned an invalid value.
         """
         if not {"rewards", "samples"} & self._hooks.keys():
             return ""
@@ -67,12 +67,12 @@ class TrainingHooks:
 
     @property
     def postprocess(self) -> Ask | None:
-        """What ``GRPO.postprocess`` is to be; None where no hook is named."""
+        """Return the function for ``GRPO.postprocess``; None without the hook."""
         hook = self._hooks.get("postprocess")
         return None if hook is None else asking(hook, self._args, _call)
 
     def trained(self, step: int, row: dict[str, Any], batch: Batch, seconds: float) -> bool:
-        """Tell of a step; True where trackers are not to be told. Raises HookError."""
+        """Report a step; return True if the hook replaces the trackers. Raises HookError."""
         hook = self._hooks.get("rollout_log")
         if hook is None:
             return False
@@ -82,13 +82,13 @@ class TrainingHooks:
         return bool(_call(hook, step, dict(row), batch))
 
     def note_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Remember rows for :meth:`tell_evaluations`; from any thread."""
+        """Store rows for :meth:`tell_evaluations`; from any thread."""
         if "eval_log" in self._hooks:
             with self._lock:
                 self._evaluations += rows
 
     def tell_evaluations(self) -> None:
-        """Tell of the evaluations since the last call, in this thread. Raises HookError."""
+        """Report the evaluations since the last call, in this thread. Raises HookError."""
         with self._lock:
             rows, self._evaluations = self._evaluations, []
         for version, some in groupby(rows, key=lambda row: int(row["version"])):
@@ -110,7 +110,7 @@ class TrainingHooks:
         return [index for index, one in enumerate(samples) if one.remove_sample]
 
     def _checked(self, hook: Hook, take: Any) -> None:
-        """Raises HookError where what a hook gave cannot be taken."""
+        """Raise HookError if a hook's result is invalid."""
         try:
             take()
         except HookError:
@@ -122,7 +122,7 @@ class TrainingHooks:
 
 
 def check_alike(digests: Sequence[str]) -> None:
-    """Raise HookError where ranks were told different things of one batch."""
+    """Raise HookError if hooks returned different results for one batch on different ranks."""
     if len(set(digests)) > 1:
         raise HookError(
             JobFailure.HOOK_RAISED,
@@ -142,7 +142,7 @@ def _call(hook: Hook, *values: Any) -> Any:
 
 
 def _sample(index: int, row: Row) -> Any:
-    """A row as slime has a sample: without tokens and texts, which each rank has of its own share alone."""
+    """Convert a row to slime's sample: without tokens and texts, which a rank has only for its own share."""
     made = sample_class()(
         index=index,
         rollout_id=index,

@@ -1,4 +1,4 @@
-"""The reference training loop: GRPO on what the buffer cuts, exactly once, restartable at any instant.
+"""The reference training loop: GRPO on the buffer's batches, exactly once, restartable at any time.
 
     restore ─> publish ─> [ next ─> step ─> commit ─> publish ─> checkpoint ] x steps ─> last evaluation
        └── all steps are trained, the last evaluation is asked for ──────────────────────────^
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 Verdict = Literal["train", "enough", "over", "stop"]
 
-#: How late a stop is seen while waiting for a batch.
+#: Delay of a stop during a wait for a batch, in seconds.
 LOOK_S = 0.5
 
 
@@ -44,9 +44,9 @@ class TrainingLoop:
     """One rank of the reference trainer.
 
     Args:
-        trainer: where batches come from, and weights go.
-        learner: what makes optimizer steps of them.
-        rank, size: which of how many data-parallel ranks this one is.
+        trainer: source of batches, and target of publications.
+        learner: makes optimizer steps of batches.
+        rank, size: number of this rank and of all data-parallel ranks.
     """
 
     def __init__(self, config: Config, trainer: Trainer | Replay, learner: GRPO, rank: int = 0, size: int = 1) -> None:
@@ -61,7 +61,7 @@ class TrainingLoop:
         self.published = self.published_at = 0
         self._folder = config.run_dir / "checkpoints"
         self._stopping = False
-        #: When the present step began (monotonic); None between steps. Seconds of the last step and checkpoint.
+        #: Start of the present step (monotonic); None between steps. Seconds of the last step and checkpoint.
         self._step_began: float | None = None
         self._step_s: float | None = None
         self._save_s: float | None = None
@@ -73,13 +73,13 @@ class TrainingLoop:
         self._report_evaluations()
 
     def stop(self) -> None:
-        """Leave after the present step and its checkpoint, and log how long that may take. Of any thread."""
+        """Stop after the present step and its checkpoint, and log how long that may take. Thread-safe."""
         self._stopping = True
         if self.rank == 0:
             log.warning("stop requested: %s; a second Ctrl-C or SIGTERM ends the trainer at once", self._left())
 
     def _left(self) -> str:
-        """Return what is left to do before the trainer ends, with the time that it took before."""
+        """Return what remains before the trainer ends, with the durations of the last step and checkpoint."""
         save = f"the checkpoint is written ({_about(self._save_s)})"
         if self._step_began is None:
             return save
@@ -87,7 +87,7 @@ class TrainingLoop:
         return f"step {self.step + 1} has run for {ran_s:.0f} s and is finished ({_about(self._step_s)}), then {save}"
 
     def run(self) -> int:
-        """Train all steps. Returns 0 when they are done or the data has ended, 130 when stopped before. Blocks."""
+        """Train all steps. Return 0 when they are done or the data has ended, 130 when stopped before. Blocks."""
         with self.trainer:
             self.trainer.steps.total_steps = self.config.trainer.steps
             self._restore()
@@ -111,7 +111,7 @@ class TrainingLoop:
         return 0 if done else 130
 
     def _next(self) -> Batch | None:
-        """The next batch, agreed on by all ranks; None to stop."""
+        """Return the next batch, agreed on by all ranks; None to stop."""
         batch: Batch | None = None
         while batch is None and not self._stopping and not self._is_enough():
             try:
@@ -135,13 +135,13 @@ class TrainingLoop:
         return wanted is not None and self.trainer.evaluations.has_reached(wanted)
 
     def _agree(self, verdict: Verdict, batch: Batch | None) -> bool:
-        """Every rank must be about to train the same batch, or none does (T14)."""
+        """Check that every rank is about to train the same batch (T14)."""
         verdicts = {verdict} if self.size == 1 else set(self.trainer.agree(batch, step=self.step, word=verdict))
         self._stopping = self._stopping or "stop" in verdicts
         return verdicts == {"train"}
 
     def train(self, batch: Batch) -> None:
-        """One step: train, commit, publish and save where they are due, report. Blocks."""
+        """Run one step: train, commit, publish and save when due, report. Blocks."""
         config, trainer = self.config.trainer, self.trainer
         rollout_only = self.config.debug.rollout_only
         self._prepare(batch)
@@ -164,22 +164,22 @@ class TrainingLoop:
             self._check_skipped()
 
     def _prepare(self, batch: Batch) -> None:
-        """Ask the hooks, and see that every rank was told the same (T14). Raises HookError."""
+        """Call the hooks, and check that they returned the same on every rank (T14). Raises HookError."""
         digest = self._hooks.prepare(batch)
         if digest and self.size > 1:
             check_alike(self.trainer.agree(batch, step=self.step, word=digest))
 
     def _check_skipped(self) -> None:
-        """Stop the run where gradients that are not finite have become the rule, behind the batches that had them.
+        """Stop the run if many successive batches had gradients that are not finite, after committing them.
 
-        The checkpoint keeps them from coming again at the next start: those behind the last checkpoint do.
+        The checkpoint keeps them from being delivered again at the next start, unlike uncommitted batches.
         """
         try:
             self.learner.check_skipped()
         except PenstockError:
             if self.step % self.config.trainer.checkpoint_every:
                 self._save()
-            # The first rank that ends has the others ended: none does before rank 0 has written.
+            # The first rank that exits ends the others: none may before rank 0 has written.
             self._agree("stop", None)
             raise
 
@@ -195,7 +195,7 @@ class TrainingLoop:
         return model if name == "auto" else Cast(State(model), getattr(torch, name), float32_names(model, name))
 
     def _restore(self) -> None:
-        """Take up the newest checkpoint; without one, whatever was cut comes again from the first batch."""
+        """Load the newest checkpoint; without one, batches are delivered again from the first."""
         found = checkpoint.latest(self._folder, self.config.trainer.device, fits=self.trainer.fits)
         if found is None:
             self.trainer.load_state_dict({"run": self.config.run, "subscription": self.trainer.name, "batch": 0})
@@ -219,10 +219,10 @@ class TrainingLoop:
         until_room(work, blocked_on=self.trainer.tell_wait, stopped=lambda: self._stopping)
 
     def _is_over(self) -> bool:
-        """Whether an earlier start has trained all there is to train, and nothing but the last evaluation may be left.
+        """Return whether an earlier start has trained all steps, so that at most the last evaluation remains.
 
-        Its version is the one that is waited for, then: another publication would have to be evaluated anew. Every rank
-        reads the same, because nothing is published in between.
+        Then its version is awaited: another publication would have to be evaluated anew. Every rank reads the same,
+        because nothing is published in between.
         """
         if not self.config.data.eval:
             return False
@@ -230,13 +230,13 @@ class TrainingLoop:
         return self.published > 0
 
     def _end(self) -> str:
-        """Where training ended, and by which rule: with more steps to train, an earlier end is none."""
+        """Return the step and rule of the end of training: an earlier end does not count if more steps follow."""
         epochs = self.config.data.epochs
         passes = "" if epochs is None else f", {epochs} passes"
         return f"{self.step} of {self.config.trainer.steps}, accuracy {self.config.trainer.stop_at_accuracy}{passes}"
 
     def _report_evaluations(self) -> None:
-        """Have hooks notified of the evaluations that finish in this start; those of an earlier start were then."""
+        """Report evaluations that finish in this start to the hooks; those of an earlier start were reported then."""
         began_s = time.time()
 
         def report(rows: list[dict[str, Any]]) -> None:
@@ -245,7 +245,7 @@ class TrainingLoop:
         self.trainer.evaluations.listeners.append(report)
 
     def _last_evaluation(self) -> bool:
-        """Have the last version evaluated. Blocks until it is; False when stopped before."""
+        """Have the last version evaluated. Blocks until it is; return False when stopped before."""
         if self.rank or not self.config.data.eval or not isinstance(self.trainer, Trainer):
             return True
         found = self.trainer.evaluations.evaluate(self.published, end=self._end(), stopped=lambda: self._stopping)
@@ -261,14 +261,14 @@ def _about(seconds: float | None) -> str:
 
 
 def make_loop(config: Config, rank: int, size: int) -> TrainingLoop:
-    """The loop of one rank, by the run's configuration. Blocks while the model is loaded and Redis is waited for."""
+    """Make the loop of one rank, by the run's configuration. Blocks while the model is loaded and for Redis."""
     if not config.debug.rollout_only:
         behaviour.check_config(config)
     return TrainingLoop(config, source_of(config, rank, size), learner_of(config, size), rank, size)
 
 
 def source_of(config: Config, rank: int, size: int) -> Trainer | Replay:
-    """The run's batches, or those of a recording."""
+    """Open the run's batches, or those of a recording."""
     if config.debug.load_batches is not None:
         return Replay(config.debug.load_batches, config, dp_rank=rank, dp_size=size, records=True)
     return Trainer(config, dp_rank=rank, dp_size=size)
@@ -289,7 +289,7 @@ def learner_of(config: Config, size: int) -> GRPO:
         raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc
     model.to(config.trainer.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.lr)
-    # Before a checkpoint is restored into it: the reference is the first policy, at every start.
+    # Before a checkpoint is restored into it: the reference is the initial policy, at every start.
     own = config.trainer.kl is not None and config.rollout.reference is None
     reference = copy.deepcopy(model) if own else None
     return GRPO(model, optimizer, config.trainer, dp_size=size, reference=reference)

@@ -1,4 +1,4 @@
-"""Policy losses per token, before any correction for data that another policy drew (see ``corrections``).
+"""Policy losses per token, before any correction for samples of another policy (see ``corrections``).
 
 Notation: θ the policy being trained, p the proximal policy that its ratio is taken to (μ or π_old), A the advantage,
 r = π_θ / p of a token, clip(r) = min(max(r, 1 - low), 1 + high), c the dual clip, sg stop-gradient.
@@ -9,9 +9,9 @@ too low outweighs a batch. Two bounds hold that:
 - the dual clip (Ye et al. 2020, arXiv 1912.09729, who take c = 3): where A < 0 the objective is not below c A
 - every log r is held within ±``LOG_RATIO_LIMIT`` before it is a ratio; beyond, no gradient flows through it
 
-All are pure functions of tensors of one shape, [B, L] or [T]; for [T], ``gspo`` needs to know which sample a token is
-of. Where the mask is False nothing is computed and the loss is 0, so that prompts, observations and padding, between
-two drawn parts of one sample too, take part in no mean.
+All are pure functions of tensors of one shape, [B, L] or [T]; for [T], ``gspo`` needs to know the sample of each token.
+Where the mask is False nothing is computed and the loss is 0, so that prompts, observations (also between two turns)
+and padding do not enter any mean.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,15 @@ Aggregation = Literal["token", "sample", "constant"]
 
 #: Most that log r may be, either way: e^20 is 5e8, and its square still a float32.
 LOG_RATIO_LIMIT = 20.0
-#: c of the dual clip, where nothing else is said.
+#: Default c of the dual clip.
 DUAL_CLIP = 3.0
 
 
 class TokenLoss(NamedTuple):
     #: Loss per token, 0 where the mask is 0; not divided by anything.
     loss: Tensor
-    #: bool, tokens that a clip kept from going on: A < 0 and r below 1 - low; A > 0 and r above 1 + high; A < 0 and r
-    #: above c. Losses whose clip is of a weight (``cispo``, ``truncated``) count those whose weight it changed.
+    #: bool, tokens without gradient because of a clip: A < 0 and r below 1 - low; A > 0 and r above 1 + high; A < 0 and
+    #: r above c. Losses with a clipped weight (``cispo``, ``truncated``) count tokens with a changed weight.
     low: Tensor
     high: Tensor
     dual: Tensor
@@ -44,7 +44,7 @@ class TokenLoss(NamedTuple):
 
     @property
     def clipped(self) -> Tensor:
-        """bool, tokens that any of the clips touched."""
+        """Return bool, tokens affected by any clip."""
         return self.low | self.high | self.dual
 
 
@@ -58,8 +58,8 @@ def ppo(
     segments: Tensor | None = None,
     dual_clip: float | None = DUAL_CLIP,
 ) -> TokenLoss:
-    """-min(r A, clip(r) A), and where A < 0 at most -c A: PPO (Schulman et al. 2017, arXiv 1707.06347), as GRPO uses it
-    (arXiv 2402.03300), with the dual clip (arXiv 1912.09729).
+    """Return -min(r A, clip(r) A), and where A < 0 at most -c A: PPO (Schulman et al. 2017, arXiv 1707.06347), as GRPO
+    uses it (arXiv 2402.03300), with the dual clip (arXiv 1912.09729).
 
     Clips of 0.2 are the PPO paper's; low ≠ high is DAPO's clip-higher, 0.2 and 0.28 (Yu et al. 2025, arXiv 2503.14476).
 
@@ -67,7 +67,7 @@ def ppo(
         logprobs: log π_θ, carries the gradient.
         proximal: log p.
         mask: bool, tokens that bear loss.
-        segments: not used; here so that all ratio losses are called alike.
+        segments: unused; for a common signature of ratio losses.
         dual_clip: c, more than 1; None: no such bound.
     """
     difference, beyond = log_ratio(logprobs, proximal, mask)
@@ -84,7 +84,7 @@ def gspo(
     segments: Tensor | None = None,
     dual_clip: float | None = DUAL_CLIP,
 ) -> TokenLoss:
-    """-min(s A, clip(s) A) with one ratio per sample, s = exp(mean over its loss tokens of log r).
+    """Return -min(s A, clip(s) A) with one ratio per sample, s = exp(mean over its loss tokens of log r).
 
     GSPO (Zheng et al. 2025, arXiv 2507.18071). The loss of a sample stands on each of its loss tokens, so its mean over
     them is the paper's, and ``aggregation: sample`` its objective. Clips are of another size than PPO's: the paper
@@ -113,14 +113,14 @@ def cispo(
     segments: Tensor | None = None,
     dual_clip: float | None = DUAL_CLIP,
 ) -> TokenLoss:
-    """-sg(clip(r)) A log π_θ: the weight is clipped, never the gradient of a token.
+    """Return -sg(clip(r)) A log π_θ: the weight is clipped, never the gradient of a token.
 
     CISPO (MiniMax 2025, arXiv 2506.13585), whose own runs leave the lower side open (clip_low 1) and name no upper one;
     ScaleRL (Khatri et al. 2025, arXiv 2510.13786) holds the weight below 5 (clip_high 4). Both sides bound a losing
     token as well, so there is no dual clip.
 
     Args:
-        segments, dual_clip: not used; here so that all ratio losses are called alike.
+        segments, dual_clip: unused; for a common signature of ratio losses.
         The others are as for ``ppo``.
     """
     difference, beyond = log_ratio(logprobs, proximal, mask)
@@ -137,7 +137,7 @@ def cispo(
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
-    """-A log π_θ: the plain policy gradient (Williams 1992). Data of another policy needs ``corrections.truncated``."""
+    """Return -A log π_θ, the plain policy gradient (Williams 1992). Off-policy data needs ``corrections.truncated``."""
     nowhere = torch.zeros_like(mask)
     return TokenLoss(-advantages * torch.where(mask, logprobs, 0.0), *[nowhere] * 5)
 
@@ -148,14 +148,14 @@ RATIO_LOSSES: dict[str, RatioLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo}
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """numerator - denominator within ±LOG_RATIO_LIMIT, 0 outside the mask; and where the limit held it (bool)."""
+    """Return numerator - denominator within ±LOG_RATIO_LIMIT, 0 outside the mask; and where that applied (bool)."""
     # Masked before anything is made of it: an overflow outside the mask would come back as 0 * inf in the gradient.
     difference = torch.where(mask, numerator - denominator, 0.0)
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), difference.detach().abs() > LOG_RATIO_LIMIT
 
 
 def segments_of(cu_seqlens: Tensor) -> Tensor:
-    """[T] int64 index of the sample that each token is of, from [B + 1] where each begins (``Batch.packed``)."""
+    """Return [T] int64 sample of each token, from [B + 1] where each begins (``Batch.packed``)."""
     lengths = cu_seqlens[1:] - cu_seqlens[:-1]
     return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
 
@@ -163,16 +163,16 @@ def segments_of(cu_seqlens: Tensor) -> Tensor:
 def token_weights(
     mask: Tensor, aggregation: Aggregation, segments: Tensor | None = None, generated: Tensor | None = None
 ) -> Tensor:
-    """What each token's loss is multiplied by before the sum that ``denominator`` divides.
+    """Return the weight of each token's loss in the sum that ``denominator`` divides.
 
-    1, or with ``sample`` 1 / (tokens that the policy drew in its sample), so that every sample weighs the same. Tokens
-    that lost their loss later (expiry, ``max_token_staleness``) still count in the length: what is left of a stale
-    answer weighs no more than it did.
+    1, or with ``sample`` 1 / (tokens that the policy generated in its sample), so that every sample weighs the same.
+    Tokens that lost their loss later (expiry, ``max_token_staleness``) still count in the length: the rest of a stale
+    answer does not gain weight.
 
     Args:
         mask: bool, tokens that bear loss.
         segments: as for ``gspo``.
-        generated: bool, tokens that the policy drew; None: the mask has them all.
+        generated: bool, tokens that the policy generated; None: the mask has them all.
     """
     if aggregation != "sample":
         return mask.to(torch.float32)
@@ -183,7 +183,7 @@ def token_weights(
 
 
 def denominator(counts: dict[str, int], aggregation: Aggregation, constant_tokens: int | None = None) -> float:
-    """What the sum over all ranks of weight x loss is divided by (T10); ``counts`` are those of the whole batch.
+    """Return the divisor of the sum over all ranks of weight x loss (T10); ``counts`` are those of the complete batch.
 
     - ``token``: loss tokens; every token weighs the same (DAPO, arXiv 2503.14476)
     - ``sample``: samples that bear loss; the mean of per-sample sums over their generated lengths (GRPO, arXiv
@@ -199,7 +199,7 @@ def denominator(counts: dict[str, int], aggregation: Aggregation, constant_token
 
 
 def _per_sample(values: Tensor, segments: Tensor | None) -> Tensor:
-    """Sums [B, 1] of rows, or [B] of segments."""
+    """Return sums [B, 1] of rows, or [B] of segments."""
     if segments is None:
         return values.sum(-1, keepdim=True)
     count = int(segments[-1]) + 1 if len(segments) else 0

@@ -34,7 +34,7 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
     size = config.trainer.dp_size
     backend = "gloo" if config.trainer.device == "cpu" else "nccl"
     if config.trainer.device == "cuda":
-        # "cuda" names the present device: one for each rank, or all would share the first.
+        # "cuda" names the current device: one for each rank, or all would share the first.
         torch.cuda.set_device(rank)
     try:
         if (sender := sender_of(config.trainer.transport)) is not None:
@@ -42,7 +42,7 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
         code = _run_rank(config, rank, size)
     except PenstockError as exc:
-        # A rank is a process of its own: nobody above it says the sentence.
+        # A rank is a separate process: log the error here.
         log.error("%s", exc)
         code = EXIT_CONFIG if isinstance(exc, ConfigError) else 1
     finally:
@@ -54,7 +54,7 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
 def _run_rank(config: Config, rank: int, size: int) -> int:
     try:
         loop = make_loop(config, rank, size)
-        # With several ranks the process above them has the Ctrl-C of the terminal, and passes it on as SIGTERM.
+        # With several ranks the parent process gets the terminal's Ctrl-C, and forwards it as SIGTERM.
         numbers = (signal.SIGTERM, signal.SIGINT) if size == 1 else (signal.SIGTERM,)
         with watched_signals(lambda count: loop.stop() if count == 1 else os._exit(EXIT_INTERRUPT), *numbers):
             return loop.run()
@@ -88,9 +88,9 @@ def main(config: Config) -> int:
 
 
 def _join(ranks: list[Any]) -> int:
-    """Wait for all ranks; one that fails ends the others, which would wait for it for ever.
+    """Wait for all ranks; one that fails ends the others, which would wait for it forever.
 
-    One that was stopped ends none: they all agreed to stop, and rank 0 may still write the checkpoint.
+    A stopped rank ends none: they all agreed to stop, and rank 0 may still write the checkpoint.
     """
     while any(rank.is_alive() for rank in ranks):
         for rank in ranks:

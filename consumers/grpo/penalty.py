@@ -1,10 +1,10 @@
-"""The penalty in the reward: what the distance to the reference policy takes off each reward of a batch (T11).
+"""Subtract the distance to the reference policy from each reward of a batch (T11).
 
     every rank, its own rows ─> distances ─> added up over the ranks ─> take_off ─> advantages of whole groups, on all
 
-The distance of a sample is of all tokens that were drawn for it, whether they bear loss or not: of masked, expired and
-removed ones too. Its reward is compared with those of its group, and was given for the whole answer; a distance over
-the loss tokens would make an answer the better the more of it is masked.
+The distance of a sample is the sum over all its generated tokens, whether or not they bear loss, including masked,
+expired and removed ones. Its reward is compared with those of its group, and was given for the complete answer; a
+distance over the loss tokens would favour answers of which more is masked.
 """
 
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ from penstock.names import REFERENCE_LOGPROBS
 
 
 def check_reference(batch: Batch) -> None:
-    """Raise PayloadError where a row whose reward counts has no logprobs of a reference, and others have.
+    """Raise PayloadError if a row whose reward counts has no logprobs of a reference, and others have.
 
-    By the rows of all ranks, so that all of them stop. Where no row has any, ``side_of`` says it.
+    Uses the rows of all ranks, so that all of them stop. If no row has any, ``side_of`` raises.
     """
     if batch.has_side(REFERENCE_LOGPROBS):
         layout.check_sides(batch.all_rows, [not row.masked for row in batch.all_rows], REFERENCE_LOGPROBS, batch.n)
@@ -34,9 +34,9 @@ def check_reference(batch: Batch) -> None:
 def distances(
     batch: Batch, micros: Iterable[dict[str, Any]], kind: KLEstimator, device: torch.device | None = None
 ) -> Tensor:
-    """[3, N] of this rank's rows among the N of the whole batch, float64 on ``device``, 0 for those of others.
+    """Return [3, N] for this rank's rows among the N of the complete batch, float64 on ``device``, 0 for other rows.
 
-    Summed estimate over the tokens that were drawn, the same over the loss tokens, and 1 where the payload is lost.
+    Summed estimate over the generated tokens, the same over the loss tokens, and 1 if the payload is lost.
 
     Args:
         micros: all rows of this rank on that device, with the logprobs of the reference.
@@ -54,9 +54,9 @@ def distances(
 
 
 def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
-    """Have the advantages of the rewards that are left; the same on every rank.
+    """Set advantages from the reduced rewards; the same on every rank.
 
-    A sample whose payload is lost is as far from the reference as nobody knows: it is compared with none.
+    The distance of a sample with a lost payload is unknown: it is not compared with others.
 
     Args:
         found: ``distances``, added up over all ranks.

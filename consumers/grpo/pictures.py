@@ -1,8 +1,8 @@
-"""Images of a batch on their way into the model: what the workers' image processor made of them, beside the tokens.
+"""Pass images of a batch to the model: the output of the workers' image processor, beside the tokens.
 
     batch.side(pixel_values, image_grid_thw) ─> micro-batch: those of its samples, laid end to end ─> the model's call
 
-A sample's tokens hold the place of each image already, as many tokens as the engine made of it.
+A sample's tokens contain placeholders of each image already, as many as the engine inserted.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.weights.model_folder import read_config
 
 Micro = dict[str, Any]
-#: What a model is called with beside the tokens, where there are images.
+#: Model inputs for images.
 KEYS = (PIXEL_VALUES, IMAGE_GRID)
 
 
 def auto_class(path: str) -> Any:
-    """The class that loads the model in a folder: with its tower for images, where it has one."""
+    """Return the class that loads the model in a folder: including its vision tower, if it has one."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if "vision_config" in read_config(path) else AutoModelForCausalLM
 
 
 def add_images(batch: Batch, parts: Sequence[Sequence[Micro]]) -> None:
-    """Give micro-batches the images of their samples, where the batch has any. Blocks for their bytes.
+    """Add to micro-batches the images of their samples, if the batch has any. Blocks for their bytes.
 
     Raises:
-        PayloadError: they are gone, or are not what was committed.
+        PayloadError: an image is gone, or damaged.
     """
     if not batch.has_side(PIXEL_VALUES):
         return
@@ -46,11 +46,11 @@ def add_images(batch: Batch, parts: Sequence[Sequence[Micro]]) -> None:
 
 
 def inputs_of(model: Any, micro: Micro) -> dict[str, Tensor]:
-    """What a Hugging Face model is called with for a micro-batch, by name: [B, L] tokens, mask and positions, images.
+    """Return the inputs of a Hugging Face model for a micro-batch, by name: [B, L] tokens, mask, positions, images.
 
-    A model that sees images makes positions by itself, of rows and columns. The place of an image that was drawn, which
-    ends its sample, is given as another token: nothing stands behind it that would see the difference. Where there are
-    no images at all, it is a token like any other, as it was to the engine.
+    A vision model computes positions itself, of rows and columns. A generated image placeholder, which ends its sample,
+    is replaced by another token: no later token could see the difference. In a batch without images it is an ordinary
+    token, as it was to the engine.
     """
     tokens = micro["tokens"]
     positions = torch.arange(tokens.shape[1], device=tokens.device)

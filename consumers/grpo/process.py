@@ -56,7 +56,7 @@ def give_advantages(
 
 
 def check_steps(batch: Batch) -> None:
-    """Raise where a row whose reward counts has no rewards of steps; by the rows of all ranks, so that all stop."""
+    """Raise if a row whose reward counts has no rewards of steps; uses the rows of all ranks, so that all stop."""
     if not batch.has_side(STEP_REWARDS):
         raise ProtocolError(
             f"trainer.process needs the side array {STEP_REWARDS!r} of each sample, and those of batch {batch.n} have "
@@ -66,7 +66,7 @@ def check_steps(batch: Batch) -> None:
 
 
 def _steps_of(batch: Batch) -> Steps:
-    """Of this rank's rows that have some and whose reward counts."""
+    """Return the steps of this rank's rows that have some and whose reward counts."""
     found = {}
     for index, row, array in zip(batch.indices, batch.rows, batch.side(STEP_REWARDS), strict=True):
         if array is None or row.masked:
@@ -82,17 +82,17 @@ def _steps_of(batch: Batch) -> Steps:
 
 
 def _groups(batch: Batch) -> list[int]:
-    """Number of the group of each of ``all_rows``."""
+    """Return the group number of each of ``all_rows``."""
     ids: dict[str, int] = {}
     return [ids.setdefault(row.job, len(ids)) for row in batch.all_rows]
 
 
 def _normalised(steps: Steps, groups: Sequence[int], ranks: Ranks) -> Steps:
-    """``steps`` with r̃ in place of each reward."""
+    """Replace each reward in ``steps`` by r̃."""
     number = max(groups) + 1
 
     def summed(values: dict[int, float]) -> NDArray[np.float64]:
-        """[groups] over all ranks."""
+        """Return [groups] sums over all ranks."""
         sums = torch.zeros(number, dtype=torch.float64, device=ranks.device)
         for index, value in values.items():
             sums[groups[index]] += value
@@ -110,7 +110,7 @@ def _normalised(steps: Steps, groups: Sequence[int], ranks: Ranks) -> Steps:
 
 
 def _advantages(row: Row, length: int, steps: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """[L] sum of what the steps that end with a token or later are worth."""
+    """Return [L] the sum of r̃ of the steps that end with a token or later."""
     ends = np.zeros(length)
     if steps is not None:
         np.add.at(ends, row.prompt_length + steps[:, 0].astype(np.int64), steps[:, 1])

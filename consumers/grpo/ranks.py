@@ -1,4 +1,4 @@
-"""What the data-parallel ranks of the reference trainer do together; one that is alone never blocks."""
+"""Collective operations of the reference trainer's data-parallel ranks; a single rank never blocks."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ class Ranks:
     """All ranks of one process group. With several, every method blocks until all of them have called it.
 
     Args:
-        size: how many; more than 1 needs torch.distributed to be initialised.
+        size: number of ranks; more than 1 needs torch.distributed to be initialised.
         group: None is the default group.
-        device: of what travels between them.
+        device: device of the exchanged tensors.
     """
 
     def __init__(self, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -30,12 +30,12 @@ class Ranks:
         self.device = device
 
     def add_up(self, tensor: Tensor) -> None:
-        """Have the sum over all ranks in place of ``tensor``."""
+        """Replace ``tensor`` by its sum over all ranks."""
         if self.size > 1:
             dist.all_reduce(tensor, group=self._group)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Return whether ``flag`` is true on any rank."""
         if self.size == 1:
             return flag
         found = torch.tensor(float(flag), device=self.device)
@@ -43,20 +43,20 @@ class Ranks:
         return bool(found)
 
     def all_or_none(self, make: Callable[[], Made], what: str) -> Made:
-        """What ``make`` gives here, where it gives something on every rank: before others wait for one that stopped.
+        """Return the result of ``make`` if it succeeds on every rank; else raise on all, so that none blocks.
 
         Args:
-            what: that which it reads, in words.
+            what: name of what it reads, for messages.
 
         Raises:
-            PenstockError: it raised on another rank alone.
-            Exception: what it raised here.
+            PenstockError: it raised on another rank only.
+            Exception: raised by ``make`` on this rank.
         """
         try:
             made = make()
         except Exception as exc:
             if self.size > 1:
-                # Before another rank ends the run, which may end this one.
+                # Before another rank's exit, which may end this one.
                 log.error("%s cannot be trained: %s", what, exc)
             self.any(True)
             raise
@@ -67,7 +67,7 @@ class Ranks:
         return made
 
     def average_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
+        """Average over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
         if self.size == 1:
             return
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}

@@ -1,4 +1,4 @@
-"""What rounding alone makes of logprobs: the floor that differences between engine and trainer are compared with.
+"""Measure differences of logprobs through rounding alone, as a floor for those between engine and trainer.
 
     first batch ─> |log π in the trainer's type - log π in the engines' type|, mean over its loss tokens ─> floor
     every step  ─> logprob_diff_fresh_mean above 3 x floor ─> a warning, once until it is below again
@@ -26,9 +26,9 @@ from penstock.weights.model_folder import read_config
 
 log = logging.getLogger(__name__)
 
-#: A metric above so many floors is warned of: engines have other kernels than the trainer.
+#: Multiple of the floor above which a warning is logged: engines have other kernels than the trainer.
 FACTOR = 3.0
-#: The floor of engines that round as the trainer does; kernels and orders of sums differ.
+#: Floor for engines that round like the trainer; kernels and orders of sums differ.
 LEAST_FLOOR = 1e-5
 
 
@@ -66,7 +66,7 @@ class RoundingFloor:
             log.info("logprobs differ by %.2g per token through rounding alone (%s)", self.value, dtypes)
 
     def compare(self, figures: Mapping[str, Any]) -> None:
-        """Warn where the difference of fresh tokens is more than rounding explains."""
+        """Warn if the difference of fresh tokens is larger than rounding explains."""
         fresh = figures.get("logprob_diff_fresh_mean")
         if fresh is None or self.value is None:
             return
@@ -94,7 +94,7 @@ def engine_dtype(config: Config) -> torch.dtype:
     found = next((dtype for name in names if (dtype := dtype_of(str(name))) is not None), torch.float32)
     if found is not torch.float32:
         return found
-    # SGLang halves float32 where nothing else is said.
+    # SGLang converts float32 to half precision by default.
     return torch.bfloat16 if str(settings.get("model_type", "")).startswith("gemma") else torch.float16
 
 

@@ -1,7 +1,7 @@
-"""Rows that a run's parts write into its folder, and what the trainer's come to.
+"""Rows that a run's parts write into its folder, and their aggregates.
 
-``steps.jsonl`` and ``eval.jsonl`` are the trainer's. After a rewind steps repeat: one that comes again takes the place
-of what was told of it and of all later ones, which made weights that are gone.
+``steps.jsonl`` and ``eval.jsonl`` are the trainer's. After a rewind steps repeat: a repeated step replaces the earlier
+row of it and of all later ones, whose weights are abandoned.
 ``queue.jsonl`` is the launcher's, a row per second.
 """
 
@@ -89,7 +89,7 @@ def of_steps(config: Config, rows: Rows) -> dict[str, Any]:
 
 
 def headline(config: Config, evals: list[Row]) -> list[Row]:
-    """Rows of the first dataset under ``data.eval``, or of whichever there is."""
+    """Return rows of the first dataset under ``data.eval``, or of any."""
     first = config.data.eval[0].name if config.data.eval else (evals[0]["dataset"] if evals else None)
     return [row for row in evals if row["dataset"] == first]
 
@@ -110,5 +110,5 @@ def _mean_over_tokens(rows: Iterable[Row], key: str) -> float | None:
 
 
 def ratio(value: float, over: float) -> float | None:
-    """Return ``value / over`` to six digits; None where ``over`` is 0, because there is nothing to take the mean of."""
+    """Return ``value / over`` to six digits; None if ``over`` is 0."""
     return round(value / over, 6) if over else None

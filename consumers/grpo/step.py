@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 Micro = dict[str, Any]
 
-#: What rounding between an engine in bfloat16 and a trainer moves the mean log ratio of a sample by: 0.003 to 0.008 for
+#: Effect of rounding between a bfloat16 engine and a trainer on a sample's mean log ratio: 0.003 to 0.008 for
 #: a model of 135M; that of a token is moved by several times as much (docs/consumers.md).
 ROUNDING = 5e-3
 
 
 class CausalLM(Protocol):
-    """What a model must be: a torch module called as Hugging Face's causal language models are."""
+    """Interface of a model: a torch module called like Hugging Face's causal language models."""
 
     def __call__(self, *, use_cache: bool, **inputs: Tensor) -> Any: ...
 
 
 class GRPO:
-    """Optimizer steps on batches. Every rank holds the whole model and calls ``step`` with its share of one batch.
+    """Makes optimizer steps on batches. Every rank has the complete model and passes ``step`` its share of a batch.
 
     Args:
         model: a Hugging Face causal language model without dropout, its weights float32 (bfloat16 weights lose small
@@ -98,16 +98,16 @@ class GRPO:
         _warn_of_narrow_clips(config)
 
     def step(self, batch: Batch) -> Figures:
-        """All optimizer steps on a batch, and what they were like; equal on all ranks.
+        """Make all optimizer steps on a batch, and return their metrics; equal on all ranks.
 
         With more than one rank it blocks until all have called it, and one that cannot read its share stops all of
-        them. ``postprocess`` is asked first, where there is one; what it raises is raised on every rank, and nothing is
-        trained. A minibatch without any loss token is no step, and a batch without any changes nothing.
+        them. ``postprocess`` is called first, if set; an error of it is raised on every rank, and nothing is trained.
+        A minibatch without loss tokens is no step, and a batch without any changes nothing.
 
         Returns:
             ``loss`` (token mean over all steps), ``optimizer_steps``, ``grad_norm`` and ``grad_norm_max`` (before the
             clip; mean and largest over the steps that were made), ``tokens`` (loss tokens of the batch), ``entropy``
-            (mean of -log π_θ of the drawn tokens, an estimate), ``lr``; as shares of the loss tokens ``clip_frac``, its
+            (mean of -log π_θ of generated tokens, an estimate), ``lr``; as shares of the loss tokens ``clip_frac``, its
             parts ``clip_low_frac``, ``clip_high_frac``, ``clip_dual_frac``, and ``ratio_clamped_frac`` (``losses``);
             of r = π_θ / μ ``ess``, ``k3``, ``ratio_min``, ``_p01``, ``_p50``, ``_p99`` and ``_max`` (see ``totals``);
             ``logprob_diff_mean`` and ``_max`` (|log π_old - log μ|, what staleness and the difference between engine
@@ -118,8 +118,8 @@ class GRPO:
             ``skipped_steps`` (optimizer steps of this batch whose gradient was not finite) and ``skipped_steps_total``
             (of the run); with a teacher ``teacher_kl`` (mean of log p - log teacher over the loss tokens, an estimate
             of the reverse KL per token; see ``distillation``); with a reference ``ref_kl`` (mean of the estimate, of
-            π_θ in the loss, of the policy that drew in the reward; see ``kl``). ``check_skipped`` says where such
-            batches have become the rule. A mean, share, quantile or maximum over no token is None.
+            π_θ in the loss, of the behaviour policy in the reward; see ``kl``). ``check_skipped`` raises if such
+            batches are frequent. A mean, share, quantile or maximum over no token is None.
         """
         if not batch.counts["loss_tokens"]:
             return self._figures_of_no_step()
@@ -136,7 +136,7 @@ class GRPO:
             if not parts:
                 return self._figures_of_no_step()
         elif self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
-            # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
+            # With one optimizer step in all, π_old is π_θ, which that step computes anyway.
             olds = self.old_logprobs(parts)
         totals, norms, before, begun = Totals(self.device, self._means), [], self.skipped, self.steps
         for epoch in range(self.config.epochs):
@@ -176,7 +176,7 @@ class GRPO:
         }
 
     def _parts(self, batch: Batch) -> list[list[Micro]]:
-        """The micro-batches of each optimizer step, on the device; steps without any loss token are left out."""
+        """Return the micro-batches of each optimizer step, on the device; steps without loss tokens are left out."""
         parts = [
             [to_device(micro, self.device) for micro in part]
             for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
@@ -186,7 +186,7 @@ class GRPO:
         return [[self._with_reference(micro) for micro in part] for part in parts]
 
     def check_skipped(self) -> None:
-        """Call it when the batch of the last ``step`` is committed: one that is not would come again, and stop again.
+        """Raise after many skipped batches. Call it after the commit, or the last batch would be delivered again.
 
         Raises:
             PenstockError: of ``max_skipped_steps`` batches in a row an optimizer step was skipped; names them.
@@ -202,11 +202,11 @@ class GRPO:
 
     @torch.no_grad()
     def old_logprobs(self, parts: Sequence[Sequence[Micro]]) -> list[list[Tensor]]:
-        """log π_old of every micro-batch: one pass over the whole batch before its first step (T9)."""
+        """Return log π_old of every micro-batch: one pass over the complete batch before its first step (T9)."""
         return [[self.logprobs(micro) for micro in part] for part in parts]
 
     def logprobs(self, micro: Micro) -> Tensor:
-        """[B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
+        """Return [B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
         return self._logprobs_by(self.model, micro)
 
     def _logprobs_by(self, model: CausalLM, micro: Micro) -> Tensor:
@@ -215,7 +215,7 @@ class GRPO:
         return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
-        """[B, L] loss per token by the configured loss and correction, and the penalty where that is in the loss.
+        """Return [B, L] loss per token by the configured loss and correction, and the penalty if it is in the loss.
 
         Args:
             old: log π_old; None: π_θ is π_old still.
@@ -241,12 +241,12 @@ class GRPO:
         return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
 
     def advantages(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
-        """[B, L] advantage of each token: that of its sample's reward, or what the teacher makes of it.
+        """Return [B, L] advantage of each token: that of its sample's reward, or the teacher's.
 
         Args: as for ``token_loss``.
 
         Raises:
-            ProtocolError: there is to be a teacher, and the batch has none.
+            ProtocolError: a teacher is configured, and the batch has no logprobs of it.
         """
         given: Tensor = micro["advantages"]
         if self.config.distill is None:
@@ -259,7 +259,7 @@ class GRPO:
         return distillation.reverse_kl(policy, teacher, micro["loss_mask"])
 
     def proximal(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
-        """[B, L] log-probabilities of the policy that the correction takes its ratio to, without a gradient."""
+        """Return [B, L] log-probabilities of the proximal policy of the correction's ratio, without a gradient."""
         if self.config.correction == "bypass":
             behaviour: Tensor = micro["logprobs"]
             return behaviour
@@ -269,23 +269,23 @@ class GRPO:
         return self.config.kl is not None and self.config.kl.place == place
 
     def _estimate(self, micro: Micro, logprobs: Tensor) -> Tensor:
-        """[B, L] distance of ``logprobs`` to those of the reference, on the tokens that bear loss."""
+        """Return [B, L] distance of ``logprobs`` to those of the reference, on the tokens that bear loss."""
         assert self.config.kl is not None
         reference = distillation.side_of(micro, REFERENCE_LOGPROBS, "trainer.kl")
         return kl.estimate(logprobs, reference, micro["loss_mask"], self.config.kl.estimator)
 
     @torch.no_grad()
     def _with_reference(self, micro: Micro) -> Micro:
-        """A micro-batch with the logprobs of our own reference, where the penalty is in the loss."""
+        """Add the logprobs of our own reference to a micro-batch, if the penalty is in the loss."""
         if self.reference is not None and self._penalty_in("loss"):
             micro[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, micro)
         return micro
 
     @torch.no_grad()
     def _take_off_rewards(self, batch: Batch) -> Figures:
-        """Take the penalty off the rewards of the whole batch, and make advantages of what is left (T11).
+        """Subtract the penalty from the rewards of the complete batch, and compute advantages (T11).
 
-        Each rank knows its own tokens alone: with several it blocks until all have called it.
+        Each rank has only its own tokens: with several it blocks until all have called it.
         """
         assert self.config.kl is not None
         if self.reference is None:
@@ -304,12 +304,12 @@ class GRPO:
             yield moved
 
     def denominator(self, micro: Micro) -> float:
-        """What this rank's sum over tokens is divided by, so that averaged gradients are the mean of all (T10)."""
+        """Return the divisor of this rank's sum over tokens, so that averaged gradients are the global mean (T10)."""
         whole = losses.denominator(micro["counts"], self.config.aggregation, self.config.constant_tokens)
         return whole / self.dp_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer and counts of steps; plain tensors and numbers."""
+        """Return weights, optimizer and counts of steps; plain tensors and numbers."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -345,9 +345,9 @@ class GRPO:
             totals.add_mean("ref_kl", self._estimate(micro, now))
 
     def apply(self, batch: Batch) -> float:
-        """Clip, warm up, step, or skip what is not finite; returns the norm before the clip."""
+        """Clip, warm up and step, or skip if not finite; return the norm before the clip."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
-        # The norm is of averaged gradients, but ranks must not differ in what they do about it: one speaks for all.
+        # The norm is of averaged gradients, but ranks must decide alike: rank 0 decides for all.
         if self._ranks.any(not math.isfinite(norm)):
             self._skip(batch, norm)
             return norm
@@ -362,14 +362,14 @@ class GRPO:
         return norm
 
     def _skip(self, batch: Batch, norm: float) -> None:
-        """Change nothing, and count it."""
+        """Skip the step, and count it."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skipped += 1
         if batch.dp_rank == 0:
             log.warning("batch %d: the norm of its gradient is %s; this optimizer step is skipped", batch.n, norm)
 
     def _count_batch(self, n: int, skipped: int) -> None:
-        """A batch is one entry, however many of its optimizer steps were skipped and however often it comes."""
+        """Count a batch once, however many of its optimizer steps were skipped and however often it is delivered."""
         if not skipped:
             self.skipped_in_a_row.clear()
         elif n not in self.skipped_in_a_row:

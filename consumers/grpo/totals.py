@@ -1,6 +1,6 @@
-"""What the optimizer steps on one batch were like: sums over its loss tokens, kept on the device until read once.
+"""Metrics of the optimizer steps on one batch: sums over its loss tokens, kept on the device until read once.
 
-With r = π_θ / μ of a token at the moment it is trained (μ the behaviour policy, which drew it):
+With r = π_θ / μ of a token when it is trained (μ the behaviour policy):
 
 - ``ess``: (Σ r)² / (N Σ r²), the share of tokens that these weights are worth (Kong 1992); 1 where π_θ is μ
 - ``k3``: mean of r - 1 - log r, an estimate of KL(μ || π_θ) that is never negative (Schulman 2020, "Approximating KL
@@ -48,11 +48,11 @@ class Totals:
     def add(
         self, mask: Tensor, staleness: Tensor, logprobs: Tensor, behaviour: Tensor, of: TokenLoss, old: Tensor | None
     ) -> None:
-        """Take in one micro-batch.
+        """Add one micro-batch.
 
         Args:
             logprobs, behaviour: log π_θ and log μ, without a gradient.
-            old: log π_old, in the first pass; None: in a later one, or where nobody looked before the first step.
+            old: log π_old, in the first pass; None: in a later one, or if it was not computed.
         """
         bounded, _ = log_ratio(logprobs, behaviour, mask)
         away = bounded.double()
@@ -78,7 +78,7 @@ class Totals:
             self._add_first(mask, mask & (staleness == 0), old, behaviour)
 
     def add_mean(self, name: str, values: Tensor) -> None:
-        """Take in what a further metric is the mean of: a number for each token, 0 outside the mask."""
+        """Add values of a further mean: a number for each token, 0 outside the mask."""
         self._means[name] += values.detach().sum(dtype=torch.float64)
 
     def _add_first(self, mask: Tensor, fresh: Tensor, old: Tensor, behaviour: Tensor) -> None:
@@ -124,17 +124,17 @@ class Totals:
 
 
 def mean(total: float, count: float) -> float | None:
-    """Return ``total / count``; None where there is nothing to take the mean of, because 0 is a value."""
+    """Return ``total / count``; None if ``count`` is 0."""
     return total / count if count else None
 
 
 def _largest(values: Tensor, mask: Tensor) -> Tensor:
-    """[2] largest of each where the mask is True."""
+    """Return [2] largest of each where the mask is True."""
     return torch.where(mask, values, -torch.inf).flatten(1).amax(1)
 
 
 def _histogram(away: Tensor) -> Tensor:
-    """[_BINS] counts of log ratios [N]; a NaN, which the norm of the gradient shows, is in none."""
+    """Return [_BINS] counts of log ratios [N]; a NaN, which the norm of the gradient shows, is in none."""
     place = (torch.asinh(away[~away.isnan()] / _FINEST) / _REACH + 1) * (_BINS / 2)
     return torch.bincount(place.long().clamp(0, _BINS - 1), minlength=_BINS)
 

@@ -1,6 +1,6 @@
-"""``hooks.postprocess``: a function of the user's sees each rank's samples as they are about to be trained.
+"""``hooks.postprocess``: call a user function with each rank's samples before they are trained.
 
-log π_old ─> rows of this rank ─> function ─> loss taken off, advantages of tokens ─> denominators of all ranks (T10)
+log π_old ─> rows of this rank ─> function ─> loss removed, advantages of tokens ─> denominators of all ranks (T10)
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ Micro = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class TrainRow:
-    """One sample of this rank; arrays are [L], prompt included. What is written elsewhere than said is not heeded."""
+    """One sample of this rank; arrays are [L], prompt included. Only the fields marked below may be changed."""
 
     row: Row
     #: Index into ``batch.all_rows``.
     index: int
     tokens: NDArray[np.int64]
     generated: NDArray[np.bool_]
-    #: log-probability with which each token was drawn, 0 where nothing was; and that of the policy now.
+    #: Behaviour log-probability of each token, 0 for tokens not generated; and that of the present policy.
     logprobs: NDArray[np.float32]
     old_logprobs: NDArray[np.float32]
-    #: -1 where nothing was drawn.
+    #: -1 for tokens not generated.
     versions: NDArray[np.int32]
     staleness: NDArray[np.int32]
-    #: May be cleared, and is else as it was.
+    #: May be cleared, but not set.
     loss_mask: NDArray[np.bool_]
     #: May be set: finite numbers, of tokens that bear loss.
     advantages: NDArray[np.float32]
@@ -47,12 +47,12 @@ class TrainRow:
         return min(self.row.prompt_length, len(self.tokens))
 
 
-#: Asks the function; it writes on the rows.
+#: Calls the function, which modifies the rows.
 Ask = Callable[[Batch, list[TrainRow]], None]
 
 
 def rows_of_micros(batch: Batch, parts: Sequence[Sequence[Micro]], olds: Sequence[Sequence[Tensor]]) -> list[TrainRow]:
-    """Copies of this rank's rows in the order of ``batch.rows``, fillers left out; a lost one is a token without loss.
+    """Copy this rank's rows in the order of ``batch.rows``, without fillers; a lost one is a token without loss.
 
     Args:
         parts: all micro-batches of the batch, padded; ``olds`` [B, L] log π_old of each.
@@ -75,12 +75,12 @@ def rows_of_micros(batch: Batch, parts: Sequence[Sequence[Micro]], olds: Sequenc
 def postprocess(
     ask: Ask, batch: Batch, parts: Sequence[Sequence[Micro]], olds: Sequence[Sequence[Tensor]], ranks: Ranks
 ) -> None:
-    """Ask the function, write what it changed into ``parts``, and have their ``counts`` be those of all ranks (T10).
+    """Call the function, write its changes into ``parts``, and update their ``counts`` over all ranks (T10).
 
-    Blocks while it runs, and with several ranks until all have asked theirs.
+    Blocks while it runs, and with several ranks until all have called theirs.
 
     Raises:
-        HookError: it raised, or changed what it may not.
+        HookError: it raised, or made an invalid change.
         PenstockError: it did so on another rank.
     """
 
@@ -98,7 +98,7 @@ def postprocess(
 
 
 def asking(hook: Hook, args: Any, call: Callable[..., Any]) -> Ask:
-    """``ask`` for a function of either form. ``call`` calls it, and raises HookError for what it raises."""
+    """Wrap a function of either form. ``call`` calls it, and raises HookError for its errors."""
 
     def ask(batch: Batch, rows: list[TrainRow]) -> None:
         before = {row.index: row.loss_mask.copy() for row in rows}
@@ -119,7 +119,7 @@ def _pairs(parts: Sequence[Sequence[Micro]], olds: Sequence[Sequence[Tensor]]) -
 
 
 def _bearing(part: Sequence[Micro]) -> tuple[int, int]:
-    """Tokens that bear loss, and samples that have one."""
+    """Return the number of tokens that bear loss, and of samples with any."""
     masks = [micro["loss_mask"] for micro in part]
     return sum(int(mask.sum()) for mask in masks), sum(int(mask.any(-1).sum()) for mask in masks)
 
@@ -135,7 +135,7 @@ def _write(parts: Sequence[Sequence[Micro]], rows: dict[int, TrainRow]) -> None:
 
 
 def _check(hook: Hook, row: TrainRow, before: NDArray[np.bool_]) -> None:
-    """Raise HookError where a row holds what may not be trained on; else have its arrays as they are declared."""
+    """Raise HookError if a row holds invalid values; convert its arrays to their declared types."""
     try:
         mask, values = np.asarray(row.loss_mask), np.asarray(row.advantages, np.float32)
     except (TypeError, ValueError) as exc:
@@ -154,7 +154,7 @@ def _check(hook: Hook, row: TrainRow, before: NDArray[np.bool_]) -> None:
 
 
 def _as_slime_has_it(rows: Sequence[TrainRow]) -> dict[str, Any]:
-    """Lists with an entry a sample: tensors [L] of ``tokens``, [R] of the response, and numbers."""
+    """Return slime's form: a list entry per sample; tensors [L] of ``tokens``, [R] of the response, and numbers."""
 
     def response(name: str, dtype: torch.dtype) -> list[Tensor]:
         return [torch.tensor(getattr(row, name)[row.prompt_length :], dtype=dtype) for row in rows]
@@ -173,7 +173,7 @@ def _as_slime_has_it(rows: Sequence[TrainRow]) -> dict[str, Any]:
 
 
 def _take(hook: Hook, rows: Sequence[TrainRow], data: dict[str, Any]) -> None:
-    """What slime's form left in ``loss_masks`` and ``advantages``."""
+    """Copy ``loss_masks`` and ``advantages`` back from slime's form."""
     for key, name in (("loss_masks", "loss_mask"), ("advantages", "advantages")):
         values = data.get(key)
         if values is None or len(values) != len(rows):

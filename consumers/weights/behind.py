@@ -98,7 +98,7 @@ class Behind:
         self.writer.rest(self._subscriber.waiting.blocked_on)
 
     def keep(self) -> None:
-        """While the trainer waits: say once more that the newest folder is there, or its copy, where Redis forgot it.
+        """Repeat, during a wait, the announcement of the newest folder, or of its copy, if Redis lost it.
 
         Blocks for two round trips at most, now and then. Raises PublishError as ``settle``.
         """
@@ -125,7 +125,7 @@ class Behind:
             self._control.close()
 
     def _write(self, task: Task, gives_up: Callable[[], bool]) -> None:
-        """Of the writer's thread."""
+        """Loop of the writer's thread."""
         config, version = self._config, task.publication.version
         control, waiting = self._opened()
         began = time.monotonic()
@@ -167,7 +167,7 @@ class Behind:
         return False
 
     def _say(self, control: Control, verb: Callable[..., Call[str]]) -> str:
-        """The answer to a verb of the owner's."""
+        """Return the answer to one of the owner's verbs."""
         subscriber, model = self._subscriber, self._config.model.name
         while True:
             gen = subscriber.gen
@@ -176,7 +176,7 @@ class Behind:
                 return answer  # else it was rewound meanwhile
 
     def _opened(self) -> tuple[Control, Waiting]:
-        """A connection of the writer's own, and its named wait."""
+        """Open a separate connection for the writer, and its reported wait."""
         if self._control is None:
             url = self._subscriber.control.url
             self._control = Control(url, stopped=self._closed.is_set, check=False)

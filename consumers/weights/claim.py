@@ -16,7 +16,7 @@ CLAIMED = "claimed-"
 
 
 def claimed(folder: Path) -> int:
-    """The newest number that was claimed; 0: none. Blocks for the listing of a folder. Raises PublishError."""
+    """Return the newest claimed number; 0: none. Blocks for the listing of a folder. Raises PublishError."""
     return max(_claims(folder), default=0)
 
 

@@ -158,7 +158,7 @@ def _latent_sizes(config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
 
 
 def _mtp(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> tuple[str, Named]:
-    """A parameter of a layer of multi-token prediction: the engine's prefix of that layer, and what comes after it."""
+    """Split the name of a multi-token prediction layer's parameter: the engine's prefix of that layer, and the rest."""
     match = _MTP_LAYER.fullmatch(name)
     if match is None or int(match[1]) >= _count_mtp(config):
         raise PublishError(
@@ -204,7 +204,7 @@ def _vocabulary(shards: Sequence[Tensor], config: Mapping[str, Any]) -> Tensor:
 
 
 def _qkv(name: str, shards: Sequence[Tensor], config: Mapping[str, Any], kind: str) -> Named:
-    """[groups x (queries per group + 2) x head, ...] to queries, keys and values."""
+    """Split [groups x (queries per group + 2) x head, ...] into queries, keys and values."""
     heads = int(config["num_attention_heads"])
     groups = int(config.get("num_key_value_heads") or heads)
     size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
@@ -227,7 +227,7 @@ def _gate_up(prefix: str, shards: Sequence[Tensor]) -> Named:
 
 
 def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
-    """The parts are of different experts: one of each rank of expert parallelism, in one part or several."""
+    """Convert parts of different experts: one of each rank of expert parallelism, in one part or several."""
     local = int(match[1] if match[1] is not None else match[4])
     which = match[2] or match[3]
     total = count_experts(config)

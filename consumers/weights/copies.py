@@ -53,12 +53,12 @@ class Copy:
             yield
 
     def leave(self) -> None:
-        """Its memory is about to change. Blocks while somebody reads some of it."""
+        """Wait for readers before the memory changes. Blocks while any process reads some of it."""
         with self._reading:
             self.is_gone = True
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """As a ``Source``; nobody may write to them."""
+        """Return the tensors as a ``Source``; they are read-only."""
         yield from self._tensors
 
     @property
@@ -68,12 +68,12 @@ class Copy:
 
     @property
     def layout_digest(self) -> str:
-        """What workers know this layout by."""
+        """Return the identifier of this layout for workers."""
         return layout_digest(self.layout)
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Return the number of bytes of all tensors."""
         return sum(tensor.nbytes for _, tensor in self._tensors)
 
 
@@ -91,7 +91,7 @@ class Arena:
         self.copy: Copy | None = None
 
     def take(self, source: Source, config: Mapping[str, Any]) -> Copy:
-        """Copy a source's tensors, in the place of what was copied here before.
+        """Copy a source's tensors, replacing the previous copy.
 
         Blocks for the other ranks of a sharded source; a failure waits for the end of the walk, as they are in it.
 
@@ -128,7 +128,7 @@ class Arena:
 
 
 class _Places:
-    """Places for tensors, one behind the other, in pieces that are there already as far as they reach."""
+    """Return consecutive places for tensors; existing pieces are reused as far as they reach."""
 
     def __init__(self, pieces: list[Tensor], take: Callable[..., Tensor]) -> None:
         self._pieces, self._take = pieces, take

@@ -1,4 +1,4 @@
-"""A copy in memory as the files that its folder will have, byte for byte, to be served before that is there.
+"""Serve a copy in memory as the files that its folder will have, byte for byte, until the folder is complete.
 
 copy ─buckets─> files of tensors ─┬─> blobs, which read the copy a piece at a time
 model's folder ─> config, tokenizer ┘    and the index, whose digest names the version
@@ -25,7 +25,7 @@ _CHUNK_BYTES = 4 * 1024**2
 
 
 class ServedCopy:
-    """A copy of an announced version that is served until its folder is there (``http/serving.py``).
+    """A copy of an announced version that is served until its folder is complete (``http/serving.py``).
 
     Args:
         model, max_bucket_bytes: as of ``files_of_copy``.
@@ -44,7 +44,7 @@ class ServedCopy:
         return self._copy.is_gone
 
     def files(self) -> CopyFiles:
-        """As ``files_of_copy``."""
+        """Make the files, see ``files_of_copy``."""
         return files_of_copy(self._copy, self._model, self._max_bucket_bytes)
 
     def tell(self, control: Control, index: str) -> bool:
@@ -53,7 +53,7 @@ class ServedCopy:
 
 
 def files_of_copy(copy: Copy, model: Path, max_bucket_bytes: int) -> CopyFiles:
-    """The files that ``write_weights`` makes of a copy. Blocks for reading all of it once.
+    """Return the files that ``write_weights`` makes of a copy. Blocks for reading all of it once.
 
     Args:
         model: folder of the first policy.

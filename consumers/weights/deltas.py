@@ -1,4 +1,4 @@
-"""What a trainer puts into the store of deltas for each version, before it is announced (``transport: delta``).
+"""Put each version into the delta store before it is announced (``transport: delta``).
 
 A version is led to from the one that was announced last, if this process wrote that and no rewind left it behind; else,
 and every ``trainer.anchor_every`` versions, it is there whole. The base is what is in Redis, never what was merely
@@ -32,7 +32,7 @@ _TEMPORARY = ".delta-"
 
 
 class Put(NamedTuple):
-    """What a version came to in the store."""
+    """A version in the store."""
 
     #: Bytes of its delta, 0 where there is none; and of its tensors.
     delta_bytes: int
@@ -59,7 +59,7 @@ class Deltas:
         self.last: Put | None = None
 
     def put(self, written: Written, version: int, announced: Publication | None, abandoned: list[list[int]]) -> Put:
-        """Have a written version in the store, whole or by a delta or both, and delete what nobody needs any more.
+        """Put a written version into the store, complete, as a delta or both, and delete versions no longer needed.
 
         Args:
             announced: the publication that is newest in Redis; None: there is none.
@@ -94,7 +94,7 @@ class Deltas:
         return self.last
 
     def _base_of(self, announced: Publication | None, abandoned: list[list[int]]) -> Written | None:
-        """What may be the base; None: there is nothing that workers have and this process knows."""
+        """Return the base of the next delta; None: no version is both held by workers and known to this process."""
         if announced is None or is_abandoned(announced.version, abandoned):
             return None
         return self._own.get(announced.index)
@@ -149,7 +149,7 @@ class Deltas:
             log.warning("what nobody needs stays in trainer.delta_store, and takes room there: %s", exc)
 
     def _remove_unmarked(self, written: Written, version: int) -> None:
-        """What a killed process left: it is not whole, and nobody reads it."""
+        """Delete leftovers of a killed process: incomplete, and read by no worker."""
         for folder in written.path.parent.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(folder)
         for group, members in _groups_up_to(version, listed(self._store)):
@@ -160,21 +160,21 @@ class Deltas:
                     log.warning("what a killed trainer left stays in trainer.delta_store for now: %s", exc)
 
     def _delete(self, group: str, members: Collection[str]) -> None:
-        """The marker goes first, so that no half of it is ever taken for whole."""
+        """Delete the marker first, so that no half-deleted version counts as complete."""
         marker = f"{group}/{MARKER}"
         for name in sorted(members, key=lambda one: one != marker):
             self._store.delete(name)
 
 
 def _groups_up_to(version: int, names: list[str]) -> list[tuple[str, list[str]]]:
-    """What a trainer may delete that puts ``version``: what is newer is its successor's, if it was stopped."""
+    """Return groups that a trainer of ``version`` may delete: newer ones are its successor's, if it was stopped."""
     return [(group, members) for group, members in groups_of(names).items() if version_of(group) <= version]
 
 
 def deltas_of(
     config: Config, in_use: Callable[[], Collection[int]], blocked_on: Callable[[Cause | None], None]
 ) -> Deltas | None:
-    """What puts versions into the store of a run; None: its transport is another. Raises ConfigError.
+    """Return the delta store of a run; None with another transport. Raises ConfigError.
 
     Args:
         blocked_on: as of ``RetriedStore``.

@@ -87,7 +87,7 @@ class FiniteCheck:
         return found + [name for name, good in zip(names, finite.tolist(), strict=True) if not good]
 
     def _not_finite_sums(self) -> list[str]:
-        """A sum of NaN or Inf is neither finite; one of finite values may be beyond the type, and is looked at."""
+        """Return tensors with a NaN or infinite sum whose values are not finite; sums of finite values may overflow."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for total in (total for _, _, some in self._sums for total in some):
             by_dtype.setdefault(total.dtype, []).append(total)

@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 @dataclass(slots=True)
 class _Newest:
-    """What was put last."""
+    """The version put last."""
 
     task: Task
     #: Whether its copy is still as it was, so that it can be written once more.
@@ -88,7 +88,7 @@ class FolderWriter:
             return self._writing.copy if self._writing is not None else None
 
     def forgive(self) -> None:
-        """What is owed is not any more: a version with a folder was announced after it."""
+        """Drop a failed folder, because a version with a folder was announced after it."""
         with self._changed:
             self._newest = None
 
@@ -169,6 +169,6 @@ class FolderWriter:
         return ""
 
     def _gives_up(self) -> bool:
-        """A newer version has its folder instead, or the trainer ends."""
+        """Return whether a newer version has its folder, or the trainer ends."""
         with self._changed:
             return self._is_closed or self._waiting is not None

@@ -1,4 +1,4 @@
-"""What rank 0 of a trainer has its other ranks do while it publishes weights that they hold parts of.
+"""Orders of rank 0 to a trainer's other ranks while it publishes weights of which they hold parts.
 
     rank 0        give walk ─> all walk ─> disk, workers, Redis ─> ... ─> end done VERSION | failed WHY
     other ranks   hear ──────> all walk ─> hear ──────────────────> ... ─> hear
@@ -41,11 +41,11 @@ class Orders:
         self._call = self._place = 0
 
     def begin(self) -> None:
-        """Of a publication, on every rank."""
+        """Orders of one publication, on every rank."""
         self._call, self._place = self._call + 1, 0
 
     def give(self, order: Order) -> None:
-        """Give an order once all ranks wait for it; blocks until they have heard it.
+        """Give an order once all ranks wait for it; block until they have received it.
 
         Raises:
             WaitTimeout: a rank did not come; names it.
@@ -59,11 +59,11 @@ class Orders:
         self._place += 1
 
     def end(self, order: Order) -> None:
-        """The last order of a publication. Blocks for a round trip. Raises ProtocolError as ``give``."""
+        """Give the last order of a publication. Blocks for a round trip. Raises ProtocolError as ``give``."""
         self._ask(self._order(order))
 
     def fail(self, why: str) -> None:
-        """As ``end``, tried once; where Redis is gone they see the lease end. Blocks for a round trip."""
+        """Try ``end`` once; if Redis is gone the ranks see the lease expire. Blocks for a round trip."""
         try:
             scripts.run(self._subscriber.control.client, self._order(Order("failed", reason=why)))
         except Exception as exc:  # why it failed is what matters
@@ -105,7 +105,7 @@ class Orders:
         )
 
     def hear(self) -> Order:
-        """The next order; blocks until it is given.
+        """Return the next order; block until it is given.
 
         Raises:
             OwnershipLost: another trainer has the subscription, or rank 0 renewed its lease for ``timeout_s`` no more.

@@ -1,4 +1,4 @@
-"""What a trainer publishes: weights written, numbered, announced and sent; and versions whose folders are kept.
+"""Publish a trainer's weights: write, number, announce and send versions, and keep folders that are needed.
 
 all ranks    publish(weights): a sharded model is gathered by all
 rank 0       every rank has committed ─> copy ─> number, claimed ─> open ─> announce ─> send ─> write (behind.py)
@@ -61,7 +61,7 @@ class Publications:
 
     @property
     def publisher(self) -> "Publisher":
-        """What writes and sends weights; imports torch when first used."""
+        """Return the publisher, which writes and sends weights; imports torch at its first use."""
         if self._publisher is None:
             from penstock.consumers.weights.publisher import Publisher
 
@@ -70,7 +70,7 @@ class Publications:
 
     @property
     def behind(self) -> "Behind":
-        """What writes folders behind the announcement; imports torch when first used."""
+        """Return the background writer of folders; imports torch at its first use."""
         if self._behind is None:
             from penstock.consumers.weights.behind import Behind
 
@@ -91,7 +91,7 @@ class Publications:
             serving.offer(version, index, Path(path))
 
     def _offer_copy(self, copy: "ServedCopy") -> None:
-        """As ``_offer``, out of memory until its folder is there."""
+        """Serve a copy from memory until its folder is complete, see ``_offer``."""
         if (serving := self._served()) is not None:
             serving.offer_copy(copy)
 
@@ -250,7 +250,7 @@ class Publications:
             self._behind.keep()
 
     def tick(self, *, step: int | None, timeout_s: float) -> int:
-        """The next version with the weights of the last one, see ``Trainer.tick``."""
+        """Publish the next version with the weights of the last one, see ``Trainer.tick``."""
         self._check_drives("tick")
         if not self._subscriber.seat.leads:
             return self._clock.last
@@ -307,7 +307,7 @@ class Publications:
         return folder
 
     def unpin(self, name: str) -> None:
-        """What ``name`` had pinned may be deleted. Blocks for one round trip."""
+        """Remove the pin ``name``, so that its folder may be deleted. Blocks for one round trip."""
         pins = self._subscriber.keys.pins(self._clock.model)
         self._subscriber.control.do(lambda client: client.hdel(pins, name))
 

@@ -39,7 +39,7 @@ _COMPANIONS = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 
 
 class Written(NamedTuple):
-    """What a publication says of a written version."""
+    """Description of a written version for its publication."""
 
     #: Folder with config, tokenizer, weights and index.
     path: Path
@@ -229,7 +229,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, 
 
 
 def parts_of(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """The bytes of a safetensors file of tensors in host memory, without a copy: its header, then each tensor."""
+    """Return the bytes of a safetensors file of tensors in host memory, without a copy: header, then tensors."""
     layout = layout_of(tensors)
     return [header_of(layout), *(_bytes_of(tensors[name]) for name in order_of(layout))]
 
@@ -266,7 +266,7 @@ def _put_in_place(temporary: Path, target: Path) -> Path:
 
 
 def _gone(folder: Path) -> Path:
-    """What a version is called while it is deleted."""
+    """Return the name of a version's folder while it is deleted."""
     return folder.with_name(f"{_TEMPORARY}gone-{folder.name}-{os.getpid()}")
 
 
@@ -280,7 +280,7 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """Show that a folder is being written, until the handle is closed or this process dies; -1: somebody else does."""
+    """Mark a folder as being written, until the handle is closed or this process dies; -1: another process does."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What ``Trainer.publish`` does with weights: write and prove them, then hand them to engines that are ready.
+"""Write and verify the weights of ``Trainer.publish``, then send them to engines that are ready.
 
     all ranks    gather, for the folder or a copy ─────────────> gather again, where the folder came first (orders.py)
     rank 0       write, read back; or copy ─> open ─> announce ─> wait for workers ─> decide ─> send ─> done
@@ -44,7 +44,7 @@ READY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a transfer."""
+    """Result of a transfer."""
 
     transport: str
     #: Workers that were sent to.
@@ -91,7 +91,7 @@ class Publisher:
 
     @property
     def memories(self) -> Sequence[SharedMemory]:
-        """What copies are made in; (): memory of the trainer alone."""
+        """Return the memory for copies; (): memory of the trainer alone."""
         return self.sender.memories if self.sender is not None else ()
 
     def leave_copies(self) -> None:
@@ -100,7 +100,7 @@ class Publisher:
             self.sender.leave_copies()
 
     def close(self) -> None:
-        """End what weights are sent by; what it raises is logged, as it keeps nobody from anything."""
+        """Close the transport. Errors are logged and ignored."""
         if self.sender is not None:
             _quietly(self.sender.close)
 
@@ -142,7 +142,7 @@ class Publisher:
             self._orders.end(Order("done", version))
 
     def failed(self, source: Source, exc: BaseException) -> None:
-        """Rank 0 gives up: no other rank may wait for it."""
+        """Abort on rank 0, so that no other rank waits for it."""
         if self._leads(source):
             self._orders.fail(str(exc) or repr(exc))
 
@@ -186,7 +186,7 @@ class Publisher:
             until_room(lambda: deltas.put(written, version, before, abandoned), blocked_on=self._waiting.blocked_on)
 
     def in_use(self, control: Control) -> Collection[int]:
-        """Versions that engines hold, load or are about to load, or that somebody has pinned.
+        """Return versions that engines hold, load or are about to load, or that are pinned.
 
         Args:
             control: of the thread that asks.
@@ -258,12 +258,12 @@ class Publisher:
         return self.last
 
     def _walk(self, source: Source) -> Iterator[Bucket]:
-        """The weights once more; other ranks of a sharded source are in it until its end."""
+        """Iterate over the weights once more; other ranks of a sharded source take part until its end."""
         self.walk(source)
         return buckets(source, publish.require_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes)
 
     def _all_workers(self, control: Control) -> list[WorkerPresence]:
-        """Raises ProtocolError where one cannot be read: it may hold any version."""
+        """Return all workers. Raises ProtocolError if a record is invalid: that worker may hold any version."""
         return control.do(lambda client: live_workers(client, self._keys, all_=True))
 
     def _expected(self, new: Publication) -> set[str]:

@@ -58,7 +58,7 @@ class SharedMemory:
         return piece
 
     def offset_of(self, tensor: Tensor) -> int:
-        """Where a tensor lies in the file."""
+        """Location of a tensor in the file."""
         return tensor.data_ptr() - self._start if tensor.nbytes else 0
 
     def put(self, data: bytes) -> int:
@@ -68,7 +68,7 @@ class SharedMemory:
         return self._filled
 
     def close(self) -> None:
-        """It is not pinned any more, and nobody else can map it. What was taken from it stays as long as it is used."""
+        """Unpin the memory and forbid new mappings. Tensors that are in use stay valid."""
         self._end()
 
     def _allocate(self, at: int, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Where published weights come from: a whole model, FSDP2 shards, tensor-parallel shards, shards of another layout.
+"""Sources of published weights: a complete model, FSDP2 shards, tensor-parallel shards, shards of another layout.
 
     plain state ─────────────┐
     FSDP2 (DTensor) ─────────┤
@@ -143,7 +143,7 @@ class Shards:
                 yield from self._convert(name, parts, config)
 
     def _gather(self, name: str, every: Sequence[Mapping[str, Any]], rank: int) -> list[Tensor]:
-        """The parts of one name, on rank 0; others send theirs."""
+        """Gather the parts of one name on rank 0; other ranks send theirs."""
         mine = self._shards.get(name)
         owners = _owners(name, every)
         if rank != 0:
@@ -165,7 +165,7 @@ class Shards:
 
 
 def _owners(name: str, every: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The ranks that send their part of a name, one for each place, in the order of places."""
+    """Return the ranks that send their part of a name, one for each place, in the order of places."""
     at: dict[tuple[int, ...], int] = {}
     for owner, layout in enumerate(every):
         if name in layout:
@@ -174,7 +174,7 @@ def _owners(name: str, every: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def concatenated(dims: Mapping[str, int]) -> Converter:
-    """A converter for plain tensor parallelism: parts are joined along ``dims[name]``; others are alike everywhere."""
+    """Make a converter for plain tensor parallelism: parts are joined along ``dims[name]``; others are replicated."""
 
     def convert(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Iterable[tuple[str, Tensor]]:
         if name in dims:
@@ -185,7 +185,7 @@ def concatenated(dims: Mapping[str, int]) -> Converter:
 
 
 def load_converter(path: str) -> Converter:
-    """The function at ``module:function``; raises ConfigError."""
+    """Import the function at ``module:function``; raises ConfigError."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -197,7 +197,7 @@ def load_converter(path: str) -> Converter:
 
 
 def as_source(weights: Weights) -> Source:
-    """A source of whatever ``publish`` was given."""
+    """Make a source of the argument of ``publish``."""
     if isinstance(weights, torch.nn.Module | Mapping):
         return State(weights)
     return weights

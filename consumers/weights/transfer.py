@@ -34,7 +34,7 @@ class TransferFailed(PublishError):
 
 
 class Transfer:
-    """What a sender is given of one version: who is ready, the weights, and a word to and from each worker.
+    """A sender's view of one version: ready workers, the weights, and messages to and from each worker.
 
     Each of its waits blocks for at most ``timeout_s``, and is named in `penstock why`.
 
@@ -129,7 +129,7 @@ class Transfer:
         return self._await_reports(Word.HELD, "hold")
 
     def tell(self, worker: str, text: str) -> None:
-        """What the worker waits for in ``Arrival.told``: where it finds the weights, for instance."""
+        """Send the text that the worker reads as ``Arrival.told``: the location of the weights, for instance."""
         self._report(Word.KNOW, worker, text)
 
     def await_received(self) -> None:
@@ -144,12 +144,12 @@ class Transfer:
             raise TransferFailed(f"worker {failed[0][0]} did not take the weights: {failed[0][1]}")
 
     def end(self, worker: str, why: str = "") -> None:
-        """The worker has the weights, or loads the folder because of ``why``; for one that waits to be told so."""
+        """Report to the worker that it has the weights, or loads the folder because of ``why``."""
         self._waiting_for_end.discard(worker)
         self._report(Word.SENT, worker, why)
 
     def close(self, failure: str) -> None:
-        """Let go whoever waits: workers without a decision or an end, and other ranks in the walk.
+        """Release all waiters: workers without a decision or an end, and other ranks in the walk.
 
         Raises:
             Exception: what the source of the weights raised.
@@ -184,7 +184,7 @@ class Transfer:
     def _await_reports(
         self, word: Word, step: Literal["hold", "receive"], *, stop_at_failure: bool = False
     ) -> dict[str, str]:
-        """What workers report, once all have or the time is over. Raises TransferFailed: of another version."""
+        """Return the workers' reports, once all have reported or timed out. Raises TransferFailed: another version."""
         key = self._keys.transfer(self.publication.model)
         fields = ["id", *(f"{word}:{name}" for name in self._receiving)]
         deadline = time.monotonic() + self.timeout_s

@@ -45,7 +45,7 @@ END_S = 10.0
 
 
 class Owner(Protocol):
-    """Who offers, and by which subscription; its generation goes up while this serves."""
+    """The offering process and its subscription; its generation rises while this serves."""
 
     keys: Keys
     name: str
@@ -58,7 +58,7 @@ class Owner(Protocol):
 
 
 class CopyFiles(NamedTuple):
-    """What is served of a version out of memory."""
+    """Files of a version served from memory."""
 
     #: That of its folder too.
     index_digest: str
@@ -66,7 +66,7 @@ class CopyFiles(NamedTuple):
 
 
 class InMemory(Protocol):
-    """A version that is served out of memory until its folder is there."""
+    """A version served from memory until its folder is complete."""
 
     version: int
 
@@ -129,7 +129,7 @@ class Serving:
 
     @classmethod
     def of(cls, config: Config, owner: Owner) -> "Serving | None":
-        """Where ``serving.enabled`` wants it; raises as the class."""
+        """Make the server if ``serving.enabled`` is set; raises the errors of the class."""
         return cls(config, owner) if config.serving.enabled else None
 
     def offer(self, version: int, index: str, folder: Path) -> None:
@@ -296,7 +296,7 @@ class Serving:
             log.warning("weights over HTTP: nothing is offered while another trainer has subscription %r", by.name)
 
     def _drop(self, name: str) -> None:
-        """Serve it no more, and have nobody wait for it."""
+        """Stop serving it, and release all waiters."""
         dropped = self._offers.pop(name, None)
         self.server.shelf.remove(name)
         if dropped is not None:

@@ -157,7 +157,7 @@ class ParameterServers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers that were started."""
+        """Return the process ids of the started servers."""
         return [server.process.pid for server in self._servers]
 
     def begin(self, name: str, folder: Path) -> None:
@@ -211,7 +211,7 @@ class ParameterServers:
         return self._handles
 
     def finish(self, timeout_s: float) -> None:
-        """The engines have it: wait for the servers to be through. Raises TransferFailed."""
+        """Wait until the servers are through, after engines have the weights. Raises TransferFailed."""
         self._say(self._servers[0], taken=True)
         self._all_say("updated", self._name, timeout_s)
         self._handles = {}

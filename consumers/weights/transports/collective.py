@@ -29,7 +29,7 @@ class Collective(Sender):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where buckets are sent from."""
+        """Return the device that buckets are sent from."""
 
     def send(self, transfer: Transfer) -> None:
         group = self._group_of(transfer)
@@ -46,7 +46,7 @@ class Collective(Sender):
             group.broadcast(flatten(bucket, self.device))
 
     def _group_of(self, transfer: Transfer) -> SendGroup:
-        """The group that there is, or a new one that its members have yet to join."""
+        """Return the existing group, or a new one that its members have yet to join."""
         group, workers = self._group, transfer.workers
         stays = group is not None and self._ranks.keys() == workers.keys()
         if group is not None and stays and all(one.group == group.name for one in workers.values()):

@@ -81,7 +81,7 @@ class _Pickler(ForkingPickler):
 
 
 def handles(bucket: Sequence[tuple[str, Tensor]]) -> str:
-    """What an engine needs to map these CUDA tensors into its own memory, as text."""
+    """Return the handles with which an engine maps these CUDA tensors into its own memory, as text."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump([(name, tensor.detach().contiguous()) for name, tensor in bucket])
     return base64.b64encode(buffer.getvalue()).decode()

@@ -31,7 +31,7 @@ LISTENER = "PENSTOCK_LISTENER_FD"
 
 
 def _commands() -> "queue.Queue[dict[str, Any]]":
-    """What the trainer says. When it is gone the process ends, whatever it is doing."""
+    """Return the trainer's commands. When the trainer is gone the process exits, whatever it is doing."""
     said: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:
@@ -53,14 +53,14 @@ def _commands() -> "queue.Queue[dict[str, Any]]":
 
 
 def _own_stdout() -> TextIO:
-    """The answers' way out; what libraries print goes to stderr."""
+    """Return a stream for answers, and redirect the output of libraries to stderr."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return out
 
 
 def _make(rank: int) -> Any:
-    """A parameter server in a process group of its kind. Blocks until all of them are there."""
+    """Make a parameter server in a process group of its kind. Blocks until all of them have joined."""
     import torch.distributed
 
     # No transfers between machines: an RDMA engine would be started, or its absence be an error.

@@ -43,17 +43,17 @@ class Sender(ABC):
         """Set what must be set in each process of the trainer before it makes a process group."""
 
     def begin(self, publication: "Publication") -> None:  # noqa: B027
-        """A version is about to be announced: begin what needs no worker, and return at once.
+        """Prepare a version that is about to be announced, as far as that needs no worker; return at once.
 
         What it raises ends ``Trainer.publish``: the version is not announced.
         """
 
     def begin_copy(self, publication: "Publication", copy: "Copy") -> None:
-        """As :meth:`begin`, in its place, of a version that is sent first: its weights are in ``copy``."""
+        """Prepare, instead of :meth:`begin`, a version that is sent first: its weights are in ``copy``."""
         self.begin(publication)
 
     def leave_copies(self) -> None:  # noqa: B027
-        """The memory of copies is about to be taken again: see that nobody reads them any more. Blocks."""
+        """Wait until no process reads the copies, whose memory is about to be reused. Blocks."""
 
     @abstractmethod
     def send(self, transfer: "Transfer") -> None:
@@ -64,18 +64,18 @@ class Sender(ABC):
         """
 
     def abandon(self) -> None:  # noqa: B027
-        """A transfer failed: drop what is left of it, so that nobody waits in it and the next one begins anew.
+        """Discard a failed transfer, so that no process waits in it and the next one starts anew.
 
         What it raises is logged.
         """
 
     def close(self) -> None:
-        """The trainer ends. What it raises is logged."""
+        """Close at the trainer's end. Errors are logged."""
         self.abandon()
 
 
 def sender_of(name: str) -> type[Sender] | None:
-    """The class of ``trainer.transport``; None where nothing is sent. Imports its module; raises ConfigError."""
+    """Return the class of ``trainer.transport``; None if nothing is sent. Imports its module; raises ConfigError."""
     path = transport(name).sender
     if name in TRANSPORTS:
         module, _, attribute = path.partition(":")

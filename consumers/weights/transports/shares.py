@@ -1,4 +1,4 @@
-"""Shares of a copy in memory: what each parameter server loads of it, told by the trainer and read by the server.
+"""Shares of a copy in memory that parameter servers load: written by the trainer and read by the server.
 
     trainer    copy ─> shares ─> tables (name, dtype, shape, offset) in the copy's own memory ─> where they lie
     server     where its table lies ─> tensors, which are the trainer's memory, mapped to be read
@@ -57,7 +57,7 @@ def put(memory: SharedMemory, shares: list[Bucket]) -> list[Span]:
 
 
 def read(span: Span) -> dict[str, Tensor]:
-    """The tensors of a share, by name: memory of the trainer that nobody may write to, and that it will take again.
+    """Return the tensors of a share, by name: read-only memory of the trainer, which will reuse it.
 
     Raises:
         ValueError: there is no such share.

@@ -39,7 +39,7 @@ export function evals({ run }) {
       const before = [...dataset.options].map((one) => one.value), chosen = dataset.value;
       if (String(names) !== String(before)) replace(dataset, names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
       draw(names, found);
-      // Whoever has gone on to further prompts, or stands among them, keeps what is there.
+      // Keep the rows if the user has loaded more prompts, or has the focus among them.
       if (rows.length <= PAGE && !grid.contains(document.activeElement)) prompts(0);
       categories();
     } catch (error) {

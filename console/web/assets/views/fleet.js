@@ -1,4 +1,4 @@
-// The fleet: every worker with its version, its load, its GPUs, how long ago it was heard of, and what keeps it; and, where
+// The fleet: every worker with its version, its load, its GPUs, the age of its heartbeat, and what blocks it; and, where
 // `penstock fleet` runs, its groups and processes, and what its autoscaler decided and why.
 
 import { h, said, replace } from "../dom.js";
@@ -22,7 +22,7 @@ export function fleet({ run }) {
       ["Samples", (one) => load(one), "number"],
       ["Tokens/s", (one) => number(one.tokens_per_s), "number"],
       ["GPU", (one) => gpus(one.gpus)],
-      ["Heard of", (one) => `${duration(one.age_s)} ago`, "number"],
+      ["Heartbeat", (one) => `${duration(one.age_s)} ago`, "number"],
       ["Restarts", (one) => number(one.engine_restarts), "number"],
       ["Lost leases", (one) => number(one.lost_leases), "number"],
       ["Host", (one) => one.host], ["Engine", (one) => one.engine],
@@ -62,7 +62,7 @@ function metered(value, most, name, text) {
 function gpus(found) {
   return h("span", { class: "gpus" }, (found ?? []).map(({ name, model, use, used_bytes: used, size_bytes: size }) =>
     h("span", { title: `${model} ${name}` }, metered(used, size, `memory of GPU ${name}`,
-      `${use >= 0 ? share(use) : "use not told"}, ${bytes(used)} of ${bytes(size)}`))));
+      `${use >= 0 ? share(use) : "use unknown"}, ${bytes(used)} of ${bytes(size)}`))));
 }
 
 const BINDS = {

@@ -59,7 +59,7 @@ function tiles({ figures }) {
 }
 
 const TITLES = { producer: "Producer", queue: "Queue", workers: "Workers", buffer: "Buffer", trainer: "Trainer" };
-const WORDS = { well: "works", waits: "waits", sick: "held up", gone: "is not there" };
+const WORDS = { well: "works", waits: "waits", sick: "blocked", gone: "missing" };
 
 function partsOf({ parts, edges }) {
   const forth = edges.filter((one) => one.from !== "trainer");

@@ -76,7 +76,7 @@ function lanesOf(run, { lanes, delayed, dead, kept, inflight }, anew) {
 function laneAct(run, { lane, paused }, then) {
   return act({
     run, path: "lane", name: paused ? "Resume" : "Pause", wish: { lane, closed: !paused }, then,
-    tell: ({ changed }) => `Lane ${lane} ${changed ? (paused ? "goes on" : "is paused") : "was so already"}.`,
+    tell: ({ changed }) => `Lane ${lane} ${changed ? (paused ? "is resumed" : "is paused") : "was so already"}.`,
   });
 }
 

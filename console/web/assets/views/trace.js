@@ -40,7 +40,7 @@ function jobOf(run, told) {
       ? link(run, "trace", { of: told.job }, "all of its job") : link(run, "samples", { job: told.job }, "its samples")),
     h("p", {}, said(`${told.state}, lane ${told.lane}, ${number(told.failed_tries)} failed tries, ${number(told.crashes)} crashes`)),
     told.prompt && h("pre", { class: "text" }, said(told.prompt)),
-    h("h3", {}, "When"), waterfall(told), left > 0 && h("p", { class: "count" }, `${number(left)} more samples are not drawn.`),
+    h("h3", {}, "When"), waterfall(told), left > 0 && h("p", { class: "count" }, `${number(left)} more samples are not shown.`),
     h("h3", {}, "Batches"),
     table("Batches", [
       ["Batch", (one) => link(run, "trace", { of: `${one.subscription}:${one.batch}` }, `${one.subscription}:${one.batch}`)],
