@@ -38,8 +38,8 @@ import typer
 
 from benchmarks.common import Report, execute, median, versions
 from penstock.history.filters import Filters, Sort
+from penstock.history.packing import Piece
 from penstock.history.part import parts_of
-from penstock.history.pieces import Piece
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use
 from penstock.history.writer import HistoryWriter

@@ -37,7 +37,7 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
-from penstock.system.long_lived import settle
+from penstock.system.garbage_collection import settle
 from penstock.workers.jobs.commits import Commits
 
 Source = Literal["arrays", "lists"]

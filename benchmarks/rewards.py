@@ -32,7 +32,7 @@ from benchmarks.bench_run import make_config, part
 from benchmarks.common import Report, execute, percentile, redis_server, versions
 from benchmarks.paired import interval, null_ratios, pair_ratios, turns
 from penstock.config import Config, RewardConfig
-from penstock.config.code_names import REMOTE, REWARDS
+from penstock.config.hooks import REMOTE, REWARDS
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
@@ -40,8 +40,8 @@ from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect
 from penstock.workers.rewards.allowed import allowed_rewards
-from penstock.workers.rewards.jail.asking import check_jail
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.jail.probe import check_jail
+from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.pool.client import Checks
 from penstock.workers.rewards.processes import CheckProcesses

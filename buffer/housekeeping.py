@@ -12,26 +12,291 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from penstock.buffer import limits
-from penstock.buffer.chores.forgotten_payloads import ForgottenPayloads
-from penstock.buffer.chores.holdings import HeldForHistory, Holdings
-from penstock.buffer.chores.partial_groups import PartialGroups
-from penstock.buffer.chores.scores import UnreadScores
-from penstock.buffer.chores.unread_evaluations import UnreadEvaluations
-from penstock.buffer.payload_servers import PayloadServers
+from penstock.buffer.payload_servers import PayloadServers, keys_of
 from penstock.buffer.retire import Retirement
-from penstock.buffer.state import State
-from penstock.config import Config
-from penstock.names import LANES
+from penstock.buffer.state import Records, State
+from penstock.buffer.subscription import Subscription
+from penstock.buffer.unread_evaluations import UnreadEvaluations
+from penstock.config import Config, RolloutConfig
+from penstock.errors import ConfigError
+from penstock.names import LANES, Lane
+from penstock.payloads.servers import parts_of
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.scripts import Leadership
-from penstock.protocol.waits import Waiting
+from penstock.protocol.records.causes import GroupsLate, RecorderAbsent, TrainerAbsent
+from penstock.protocol.records.codec import pack
+from penstock.protocol.scripts import Backlog, Late, Leadership, note, run
+from penstock.protocol.waits import PublishedWaiting, Waiting
 from penstock.redis.commands import Client
 
+# Permanent payloads whose commit Redis has lost: they would never be freed.
+#
+# A failover to a lagging replica, a power loss or a restored dump sets Redis back, with the payloads on it. Those on
+# other servers and in folders stay. So a leader checks all payloads once, and gives a time to live to those that no
+# group has. If a worker commits one again under the same lease, it becomes permanent again when its group is
+# complete.
+
 log = logging.getLogger(__name__)
+
+#: Payloads per call, so that a cut never waits for long.
+SCAN_CHUNK = 1000
+
+
+class ForgottenPayloads:
+    """Checks each payload server in use once, and again if it did not answer or was lost meanwhile.
+
+    Such a server may have been set back itself, and have freed payloads again.
+
+    Args:
+        ttl_s: ``buffer.payload_ttl_s``: time to live of payloads that no group has.
+    """
+
+    def __init__(self, client: Client, keys: Keys, servers: PayloadServers, ttl_s: float) -> None:
+        self._client = client
+        self._keys = keys
+        self._servers = servers
+        self._ttl_s = ttl_s
+        self._looked: set[str] = set()
+        #: The server that is being checked, and its payloads that were not checked yet.
+        self._at = ""
+        self._listed: Iterator[tuple[str, bool]] = iter(())
+        self._found = 0
+
+    def tend(self) -> None:
+        """Check the next payloads. Blocks for a few round trips."""
+        there = self._servers.in_use
+        _, away = self._servers.standing
+        self._looked &= there - away
+        if self._at not in there and not self._begin(there - self._looked):
+            return
+        try:
+            names = self._servers.some_of(self._at, self._listed, SCAN_CHUNK)
+        except ConfigError as exc:
+            # Its payloads cannot be listed; readers that need one report it.
+            log.info("payload server %s was not looked through: %s", self._at, exc)
+            names = []
+        if names is None:
+            self._at = ""
+        elif names:
+            self._unkeep([name for name, is_kept in names if is_kept])
+        else:
+            self._end()
+
+    def _begin(self, servers: frozenset[str]) -> bool:
+        self._at = min(servers, default="")
+        if self._at:
+            self._listed, self._found = self._servers.names(self._at), 0
+        return bool(self._at)
+
+    def _end(self) -> None:
+        if self._found:
+            log.warning(
+                "payload server %s had %d payloads whose commits Redis has forgotten; they are gone in %g s",
+                self._at, self._found, self._ttl_s,
+            )  # fmt: skip
+        self._looked.add(self._at)
+        self._at = ""
+
+    def _unkeep(self, names: list[str]) -> None:
+        forgotten = self._forgotten(names)
+        if forgotten and self._servers.unkeep(self._at, forgotten, self._ttl_s):
+            self._found += len(forgotten)
+
+    def _forgotten(self, names: list[str]) -> list[str]:
+        """Return payloads of leases that have committed nothing of their group, or of groups that do not exist."""
+        parts = {name: part for name in names if (part := parts_of(self._keys, name))[0]}
+        pipe = self._client.pipeline(transaction=False)
+        for job, k, _ in parts.values():
+            pipe.hget(self._keys.group(job), f"s:{k}")
+        tokens = dict(zip(parts, pipe.execute(), strict=True))
+        odd = {name: part for name, part in parts.items() if tokens[name] != part[2].encode()}
+        # Samples that were committed together use the key of the first, which another lease may have made.
+        held = self._held(sorted({job for job, _, _ in odd.values()}))
+        return [name for name in odd if name not in held]
+
+    def _held(self, jobs: list[str]) -> set[str]:
+        """Return the keys that these jobs have committed."""
+        records = Records(self._client, self._keys).read(jobs)
+        found = zip(jobs, records, strict=True)
+        return {key for job, metas in found for meta in metas for _, key in keys_of(self._keys, job, meta)}
+
+
+#: Groups discarded per call; bounds its time on the server.
+GIVE_UP = 512
+#: Seconds between two log lines about discarded groups.
+SAY_EVERY_S = 60.0
+
+
+class Holdings:
+    """Publishes holdings that have changed since the last call."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._told: dict[str, dict[str, int]] = {}
+        self._waits: dict[str, Waiting] = {}
+
+    def tell(self, state: State) -> None:
+        """Publish the current holdings. Blocks for a round trip, and one more for every changed subscription."""
+        names = sorted(state.subs)
+        owners = self._client.mget([self._keys.owner(name) for name in names]) if names else []
+        for name, owner in zip(names, owners, strict=True):
+            sub = state.subs[name]
+            held = {
+                "groups": len(sub.pool),
+                "samples": sub.pool.samples,
+                "tokens": sub.pool.tokens,
+                "bytes": sub.pool.num_bytes,
+            }
+            if self._told.get(name) != held:
+                run(self._client, note(self._keys, self._keys.held, name, pack(held)))
+                self._told[name] = held
+            self._wait_of(name).blocked_on(None if owner else _absence(sub))
+        for name in self._told.keys() - state.subs.keys():
+            run(self._client, note(self._keys, self._keys.held, name, b""))
+            del self._told[name]
+            self._wait_of(name).end()
+
+    def _wait_of(self, name: str) -> Waiting:
+        if name not in self._waits:
+            self._waits[name] = PublishedWaiting(self._client, self._keys, f"subscription:{name}")
+        return self._waits[name]
+
+
+def _absence(sub: Subscription) -> TrainerAbsent | None:
+    """Return what is held for a trainer that is not running, or None."""
+    position, cut = sub.position, sub.position.cut - sub.position.cursor
+    if position.parked or not (len(sub.pool) or cut):
+        return None
+    return TrainerAbsent(sub.name, len(sub.pool), cut, float(sub.definition.keep_s or 0))
+
+
+class HeldForHistory:
+    """Groups that are done and wait to be recorded: their number, the wait, and discarded ones."""
+
+    def __init__(self, client: Client, keys: Keys, lead: Leadership) -> None:
+        self._client = client
+        self._keys = keys
+        self._lead = lead
+        self._waiting = PublishedWaiting(client, keys, "history")
+        #: Discarded groups that were logged, and when (monotonic).
+        self._told = -1
+        self._told_at = -SAY_EVERY_S
+
+    def tend(self) -> None:
+        """Discard groups that wait in vain, and log it. Blocks for a round trip or two. Raises LeadershipLost."""
+        backlog = run(self._client, scripts.unrecorded(self._keys, self._lead, GIVE_UP))
+        is_held = bool(backlog.waiting) and backlog.away_s > 0
+        self._waiting.blocked_on(RecorderAbsent(backlog.waiting) if is_held else None)
+        if self._told < 0:
+            self._told = backlog.total - backlog.given_up
+        lost, now = backlog.total - self._told, time.monotonic()
+        if lost > 0 and now - self._told_at >= SAY_EVERY_S:
+            why = _why_lost(backlog)
+            log.warning("history: %d groups have no rows in it, %d since the run began: %s", lost, backlog.total, why)
+            self._told, self._told_at = backlog.total, now
+
+
+def _why_lost(backlog: Backlog) -> str:
+    if backlog.away_s > 0:
+        return f"no recorder has been there for {backlog.away_s:.0f} s (history.patience_s)"
+    return "the recorder does not keep up, and more of them wait than history.backlog"
+
+
+# Results of scoring jobs that were not collected: the client is gone, and no subscription will retire them.
+#
+# Clients collect their scores and retire the groups (consumers/scorer.py). A client that died leaves them behind.
+
+
+class UnreadScores:
+    """Retires scored groups that are ready for longer than ``ttl_s``, counted from when this leader first read them."""
+
+    def __init__(self, client: Client, keys: Keys, state: State, ttl_s: float) -> None:
+        self._client = client
+        self._keys = keys
+        self._state = state
+        self._ttl_s = ttl_s
+        self._seen: dict[str, float] = {}
+
+    def retire_unread(self) -> int:
+        """Check once; return the number of retired groups. Blocks for a round trip for each."""
+        now = time.monotonic()
+        there = [job for job, group in self._state.groups.items() if group.lane == Lane.SCORE]
+        self._seen = {job: self._seen.get(job, now) for job in there}
+        late = [job for job, at in self._seen.items() if now - at >= self._ttl_s]
+        retired = 0
+        for job in late:
+            outcome = scripts.run(self._client, scripts.collect(self._keys, job, Lane.SCORE))
+            if outcome != "subscribed":
+                self._state.forget([job])
+            retired += outcome == "retired"
+        if retired:
+            log.warning("%d scoring jobs were not collected within %g s and are deleted", retired, self._ttl_s)
+        return retired
+
+
+# Groups that time out: a long answer delays the complete group, and a policy decides what to do.
+#
+#     begun for longer than group_timeout_s ─> wait (default): nothing, but it is reported
+#                                           ├─> train: shorten to the committed samples (n is their number, T11)
+#                                           └─> drop: the group is deleted, its place at the gate is free
+#
+# Training with fewer samples favours short answers: every manifest has the number of such groups and samples.
+
+
+#: Most groups per call.
+MOST = 256
+
+
+class PartialGroups:
+    """Handles groups that time out.
+
+    Args:
+        waiting: reports groups that are waited for.
+    """
+
+    def __init__(self, client: Client, keys: Keys, lead: Leadership, config: RolloutConfig, waiting: Waiting) -> None:
+        self._client = client
+        self._keys = keys
+        self._lead = lead
+        self._config = config
+        self._waiting = waiting
+
+    def tend(self) -> int:
+        """Shorten or drop groups that time out; return their number. Blocks for round trips. LeadershipLost."""
+        timeout_s = self._config.group_timeout_s
+        if timeout_s is None:
+            return 0
+        late = run(self._client, scripts.late(self._keys, int(timeout_s * 1000), MOST))
+        ended = [one for one in late if self._end(one)]
+        self._tell([one for one in late if one not in ended], timeout_s)
+        return len(ended)
+
+    def _end(self, one: Late) -> bool:
+        match self._config.on_group_timeout:
+            case "wait":
+                return False
+            case "train":
+                done = run(self._client, scripts.shorten(self._keys, self._lead, one.job, self._config.min_group))
+            case "drop":
+                done = run(self._client, scripts.drop(self._keys, self._lead, one.job))
+        if done:
+            what = f"is trained with {done} samples" if self._config.on_group_timeout == "train" else "is dropped"
+            log.info("group %s %s of %d after %.0f s", one.job, what, one.wanted, one.age_s)
+        return bool(done)
+
+    def _tell(self, late: list[Late], timeout_s: float) -> None:
+        if not late:
+            self._waiting.end()
+            return
+        first = max(late, key=lambda one: one.age_s)
+        policy = self._config.on_group_timeout
+        cause = GroupsLate(len(late), timeout_s, first.job, first.committed, first.wanted, policy)
+        self._waiting.blocked_on(cause)
+
 
 #: Interval of retirement, and of tidying.
 RETIRE_S, TIDY_S = 0.25, 60.0

@@ -25,16 +25,17 @@ from penstock.buffer.housekeeping import Housekeeping
 from penstock.buffer.limits import holdings
 from penstock.buffer.metrics import BufferCollector
 from penstock.buffer.payload_servers import PayloadServers
-from penstock.buffer.rollback import Rollback
 from penstock.buffer.state import State
 from penstock.config import Config
 from penstock.errors import ConfigError, LeadershipLost, ProtocolError, QueueUnavailable
+from penstock.names import new_token
 from penstock.payloads.servers import seeds
 from penstock.protocol import scripts
-from penstock.protocol.attendance import Attendance
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import Attendance
 from penstock.protocol.records.causes import LeaseHeld, RecordUnreadable, ServerAway
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.codec import count_of, name_shown
+from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import Leadership, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting, Waiting
 from penstock.redis.commands import Client
@@ -43,9 +44,63 @@ from penstock.redis.control import PASSING, Control
 from penstock.redis.refusals import KeysLost
 from penstock.system import telemetry
 from penstock.system.metrics.server import serve
-from penstock.system.tokens import new_token
+
+# Detection of lost acknowledged writes in Redis: by a failover to a lagging replica, or a power loss.
+#
+# Counters only grow. Every buffer process, also on standby, remembers their largest observed values; if it reads
+# less, the difference is lost for good, and the first process to find it counts and reports it. Losses since the last
+# read, and counts made again before the next one, are not visible: the figures are lower bounds.
 
 log = logging.getLogger(__name__)
+
+#: Counters that are compared, and their names in reports.
+WATCHED = {
+    "admitted": "admissions",
+    "committed": "committed samples",
+    "completed": "completed groups",
+    "cut": "cut batches",
+    "published": "publications",
+}
+
+
+class Rollback:
+    """The counters as this process last read them."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        #: Counter -> its largest observed value, plus by how much it had decreased before.
+        self.seen: dict[str, int] = {}
+
+    def look(self) -> dict[str, int]:
+        """Return new losses since the last call, by counter; they are counted in Redis and logged.
+
+        Blocks for a round trip, two if anything was lost.
+        """
+        now = self._read()
+        self.seen = {name: max(count, self.seen.get(name, count)) for name, count in now.items()}
+        if self.seen == now:
+            return {}
+        lost = scripts.run(self._client, scripts.rolled_back(self._keys, self.seen))
+        if lost:
+            words = ", ".join(f"{count} {WATCHED[name]}" for name, count in lost.items())
+            log.error("Redis lost acknowledged writes, as after a failover or a power loss: at least %s", words)
+        return lost
+
+    def _read(self) -> dict[str, int]:
+        """Read the counters, each plus what was reported of it; invalid ones are skipped, and logged once."""
+        fields = [name for counter in WATCHED for name in (counter, f"rolled_back:{counter}")]
+        values = self._client.hmget(self._keys.counters, fields)
+        found = {name.encode(): b"0" if value is None else value for name, value in zip(fields, values, strict=True)}
+        counts = dict(readable(found, _counter))
+        told = {name: f"rolled_back:{name}" for name in WATCHED}
+        return {name: counts[name] + counts[told[name]] for name in WATCHED if {name, told[name]} <= counts.keys()}
+
+
+def _counter(field: bytes, value: bytes) -> tuple[str, int]:
+    name = name_shown(field)
+    return name, count_of(value, f"The counter {name}")
+
 
 #: Longest sleep on the event stream, which delays renewals and stops.
 BLOCK_MS = 100

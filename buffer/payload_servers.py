@@ -15,15 +15,14 @@ from typing import TypeVar
 from penstock.config import RedisConfig
 from penstock.errors import QueueUnavailable
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.redis_store import PayloadRedis
 from penstock.payloads.servers import Directory, ServerState, read
 from penstock.payloads.sides import key_of
-from penstock.payloads.store import PayloadStore, open_store
+from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample_meta import SampleMeta, stored
-from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
+from penstock.text import redact
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.small_maps import count_shown, name_shown, number_in, unpack_map
+from penstock.protocol.records.codec import count_shown, name_shown, number_in, unpack_map
 from penstock.protocol.scripts import Leadership, run
 from penstock.redis.commands import Client
 

@@ -4,14 +4,12 @@ Redis is authoritative. Events of the ``samples`` stream only say what to read.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.buffer.filters import Filters
-from penstock.buffer.group import Group, priorities, read_group
-from penstock.buffer.judging import Judge
+from penstock.buffer.filters import Filters, Judge
+from penstock.buffer.group import Group, Spent, priorities, read_group
 from penstock.buffer.payload_servers import PayloadServers, keys_of
-from penstock.buffer.records import Records
-from penstock.buffer.spent import Spent
 from penstock.buffer.subscription import Subscription
 from penstock.config.data import RIGHT_FROM
 from penstock.config.staleness import Sampler
@@ -22,14 +20,59 @@ from penstock.protocol import scripts
 from penstock.protocol.gate import gates
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
+from penstock.protocol.records.codec import count_of, name_in, name_shown
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import JobState
-from penstock.protocol.records.sample_meta import SampleMeta
-from penstock.protocol.records.small_maps import count_of, name_in, name_shown
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
 from penstock.redis.commands import Client
-from penstock.system.collecting import collecting_later
+from penstock.system.garbage_collection import collecting_later
+
+#: Most samples whose records are cached, at about 1.5 kB each: with a bound on staleness a group is usually trained and
+#: swept while it is cached; others are read again.
+KEPT_SAMPLES = 8192
+
+
+class Records:
+    """Records by job. A ready group's records never change, so the cache is valid as long as the group exists."""
+
+    def __init__(self, client: Client, keys: Keys, kept_samples: int = KEPT_SAMPLES) -> None:
+        self._client = client
+        self._keys = keys
+        self._kept_samples = kept_samples
+        self._kept: OrderedDict[str, list[SampleMeta]] = OrderedDict()
+        self._count = 0
+
+    def put(self, job: str, meta: bytes | None) -> list[SampleMeta]:
+        """Parse and cache the metadata of a group that has become ready; return its records."""
+        self.forget(job)
+        records = list(iter_metas(meta or b"", f"metadata of group {job}"))
+        self._kept[job] = records
+        self._count += len(records)
+        while self._count > self._kept_samples and len(self._kept) > 1:
+            self._count -= len(self._kept.popitem(last=False)[1])
+        return records
+
+    def read(self, jobs: Sequence[str]) -> list[list[SampleMeta]]:
+        """Return the records of each group; [] if they are missing or invalid. Blocks if one is not cached."""
+        missing = [job for job in jobs if job not in self._kept]
+        metas = self._client.mget([self._keys.meta(job) for job in missing]) if missing else []
+        found = {job: _readable(job, meta) for job, meta in zip(missing, metas, strict=True)}
+        return [self._kept[job] if job in self._kept else found[job] for job in jobs]
+
+    def forget(self, job: str) -> None:
+        """Remove a deleted group from the cache."""
+        self._count -= len(self._kept.pop(job, ()))
+
+
+def _readable(job: str, meta: bytes | None) -> list[SampleMeta]:
+    """Parse records; [] for an invalid group: nothing of it was made permanent, so its payloads expire."""
+    try:
+        return list(iter_metas(meta or b"", f"metadata of group {job}"))
+    except ProtocolError:
+        return []
+
 
 log = logging.getLogger(__name__)
 

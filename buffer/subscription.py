@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from penstock.buffer.group import Group
-from penstock.buffer.sampling.samplers import Pool, make_pool
+from penstock.buffer.samplers import Pool, make_pool
 from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.protocol.gate import Holder
 from penstock.protocol.position import Position

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.buffer.group import Group
-from penstock.buffer.sampling.samplers import Pool
+from penstock.buffer.samplers import Pool
 from penstock.config.subscription import Definition
 from penstock.names import Lane
 from penstock.protocol.position import Position

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from penstock.buffer import metrics as buffer_metrics
 from penstock.console.launch import metrics as launcher_metrics
 from penstock.console.reference import write
+from penstock.consumers import scorer as scorer_metrics
 from penstock.consumers.metrics import recorder as recorder_metrics
-from penstock.consumers.metrics import scorer as scorer_metrics
 from penstock.consumers.metrics import trainer as trainer_metrics
-from penstock.producer import metrics as producer_metrics
+from penstock.producer import main as producer_metrics
 from penstock.system.metrics import server as server_metrics
 from penstock.system.metrics.series import Series
 from penstock.workers import metrics as worker_metrics
-from penstock.workers.fleet import metrics as fleet_metrics
+from penstock.workers.fleet import state as fleet_metrics
 from penstock.workers.rewards.pool import metrics as pool_metrics
 
 #: Heading of each section -> its series.

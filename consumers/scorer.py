@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,28 +21,84 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from penstock.config import Config
 from penstock.consumers.batch.fetch import PayloadReader
-from penstock.consumers.metrics.scorer import ScorerCollector, ScorerTally
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
-from penstock.names import Lane, check_name
+from penstock.names import Lane, check_name, new_token
 from penstock.payloads import decode
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import ScoresPending
+from penstock.protocol.records.codec import name_shown
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, check_temperature, make_job
 from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.redis.saved_config import config_of
-from penstock.system.metrics.exporter import Exporter
-from penstock.system.tokens import new_token
+from penstock.system.metrics.series import counter, gauge
+from penstock.system.metrics.server import Exporter
+
+CALLS = counter("scorer_calls", "Calls that ended, those that failed too.")
+FAILED = counter("scorer_failed_calls", "Calls that raised.")
+SEQUENCES = counter("scorer_sequences", "Sequences that were scored.")
+TOKENS = counter("scorer_tokens", "Tokens of these sequences, those before the start too.")
+SECONDS = counter("scorer_seconds", "Time in calls.")
+ASKED = gauge("scorer_asked_sequences", "Sequences of the call that is running; 0 where none is.")
+
+SERIES = (CALLS, FAILED, SEQUENCES, TOKENS, SECONDS, ASKED)
+
+
+@dataclass(slots=True)
+class ScorerTally:
+    """Running sums of one scorer."""
+
+    calls: int = 0
+    failed: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    asked: int = 0
+
+    @contextmanager
+    def call(self, lengths: list[int]) -> Iterator[None]:
+        """Count one call that scores sequences of these lengths."""
+        began, self.asked = time.monotonic(), len(lengths)
+        try:
+            yield
+        except BaseException:
+            self.failed += 1
+            raise
+        else:
+            self.sequences += len(lengths)
+            self.tokens += sum(lengths)
+        finally:
+            self.calls += 1
+            self.seconds += time.monotonic() - began
+            self.asked = 0
+
+
+class ScorerCollector(Collector):
+    """Reads the sums when it is scraped. Called from the server's thread."""
+
+    def __init__(self, tally: ScorerTally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        tally = self._tally
+        yield CALLS.of(tally.calls)
+        yield FAILED.of(tally.failed)
+        yield SEQUENCES.of(tally.sequences)
+        yield TOKENS.of(tally.tokens)
+        yield SECONDS.of(tally.seconds)
+        yield ASKED.of(tally.asked)
+
 
 #: Most jobs of one scorer that are admitted and not yet collected.
 WINDOW = 64

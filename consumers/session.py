@@ -9,7 +9,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,26 +20,82 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import BatchReader
 from penstock.consumers.batch.stream import Stream
 from penstock.consumers.clock import Clock
-from penstock.consumers.engines import Engines
 from penstock.consumers.grpo.trackers.trackers import check_trackers
-from penstock.consumers.metrics.latest_record import LatestRecord
-from penstock.consumers.metrics.step_row import plain_figure
-from penstock.consumers.metrics.steps import StepRecorder, steps_file
+from penstock.consumers.metrics.recorder import LatestRecord
+from penstock.consumers.metrics.steps import StepRecorder, plain_figure, steps_file
 from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.metrics.trainer import TrainerCollector
 from penstock.consumers.subscription.agreement import agree
 from penstock.consumers.subscription.evaluation import Evaluations
 from penstock.consumers.subscription.evaluation_reader import EvaluationReader
 from penstock.consumers.subscription.progress import Progress
-from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights.publications import Publications, weights_dir_of
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.memory_control import change, check_tags, revive, watch
+from penstock.protocol.presence import WorkerPresence, live_workers
 from penstock.protocol.records.codec import pack
-from penstock.system.metrics.exporter import Exporter
+from penstock.system.metrics.server import Exporter
 from penstock.system.telemetry import NoSpans, Spans, open_spans
+
+# Commands of a trainer to the engines of its run: offload and onload GPU memory, pause health checks, restart.
+#
+# The leader rank sends them; on the others every call but ``workers`` returns at once.
+
+
+class Engines:
+    """The engines of one model, commanded through ``subscriber``.
+
+    Every call blocks until all workers have applied it, and reports which one it waits for; WaitTimeout names it.
+    """
+
+    def __init__(self, subscriber: Subscriber, model: str) -> None:
+        self._subscriber = subscriber
+        self._control = subscriber.control
+        self._keys = subscriber.keys
+        self._model = model
+        self._by = f"trainer {subscriber.name}"
+
+    def offload(self, tags: Iterable[str], timeout_s: float) -> None:
+        """Release memory of ``tags``, see ``Trainer.offload_engines``."""
+        given = set(check_tags(tags))
+        self._change(lambda offloaded: offloaded | given, timeout_s)
+
+    def onload(self, tags: Iterable[str], timeout_s: float) -> None:
+        """Restore memory of ``tags``, see ``Trainer.onload_engines``."""
+        given = set(check_tags(tags))
+        self._change(lambda offloaded: offloaded - given, timeout_s)
+
+    def watch(self, watched: bool, timeout_s: float) -> None:
+        """Enable or disable health checks, see ``Trainer.watch_engines``."""
+        if self._subscriber.seat.leads:
+            watch(self._control, self._keys, self._model, watched, by=self._by, timeout_s=timeout_s)
+
+    def revive(self, timeout_s: float) -> None:
+        """Restart lost engines at once, see ``Trainer.revive_engines``."""
+        if self._subscriber.seat.leads:
+            blocked_on = self._subscriber.waiting.blocked_on
+            revive(self._control, self._keys, self._model, by=self._by, timeout_s=timeout_s, blocked_on=blocked_on)
+
+    def workers(self) -> list[WorkerPresence]:
+        """Return the presence of each live worker. Blocks for a round trip."""
+        return self._control.do(lambda client: live_workers(client, self._keys))
+
+    def _change(self, change_tags: Callable[[set[str]], set[str]], timeout_s: float) -> None:
+        if self._subscriber.seat.leads:
+            blocked_on = self._subscriber.waiting.blocked_on
+            change(
+                self._control,
+                self._keys,
+                self._model,
+                change_tags,
+                by=self._by,
+                timeout_s=timeout_s,
+                blocked_on=blocked_on,
+            )
 
 
 class Session:

@@ -22,9 +22,9 @@ from penstock.config.subscription import Definition, SubscriptionConfig
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import check_reading
 from penstock.consumers.session import Session
-from penstock.consumers.subscription.batch_groups import check_groups, with_groups
+from penstock.consumers.subscription.manifests import check_groups, with_groups
 from penstock.consumers.subscription.progress import batch_of
-from penstock.consumers.subscription.seat import Seat, job_of
+from penstock.consumers.subscription.rank import Seat, job_of
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS

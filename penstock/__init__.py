@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from penstock.hooks.signatures import RolloutLogHook as RolloutLogHook
     from penstock.hooks.signatures import SampleHook as SampleHook
     from penstock.hooks.signatures import SamplesHook as SamplesHook
-    from penstock.producer.sources.row_source import RowSource as RowSource
-    from penstock.protocol.groups import CompletedGroup as CompletedGroup
+    from penstock.producer.sources.rows import RowSource as RowSource
     from penstock.protocol.records.job import Job as Job
     from penstock.protocol.records.sample import Sample as Sample
+    from penstock.protocol.records.sample_meta import CompletedGroup as CompletedGroup
     from penstock.workers.jobs.environments import Environment as Environment
     from penstock.workers.jobs.environments import Observation as Observation
     from penstock.workers.rewards.judges import Judge as Judge
@@ -65,7 +65,7 @@ _LAZY = {
     "SamplesHook": "penstock.hooks.signatures",
     "RewardsHook": "penstock.hooks.signatures",
     "Batch": "penstock.consumers.batch.batch",
-    "CompletedGroup": "penstock.protocol.groups",
+    "CompletedGroup": "penstock.protocol.records.sample_meta",
     "Config": "penstock.config",
     "ConfigError": "penstock.errors",
     "DataEnded": "penstock.errors",
@@ -86,7 +86,7 @@ _LAZY = {
     "RolloutDataset": "penstock.consumers.adapters.iterable",
     "RolloutHook": "penstock.hooks.signatures",
     "RolloutManager": "penstock.consumers.adapters.rollout_manager",
-    "RowSource": "penstock.producer.sources.row_source",
+    "RowSource": "penstock.producer.sources.rows",
     "Sample": "penstock.protocol.records.sample",
     "SampleHook": "penstock.hooks.signatures",
     "Score": "penstock.consumers.scorer",

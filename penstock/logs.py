@@ -19,9 +19,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, TextIO
 
-from penstock.redaction import redact
 from penstock.system.disk import is_full
-from penstock.text import printable, trace_of, utf8_safe
+from penstock.text import printable, redact, trace_of, utf8_safe
 
 #: Most characters of one entry: the user's code may raise with a text of any length.
 MAX_ENTRY = 128_000

@@ -1,9 +1,15 @@
 """Names chosen by users, and the lanes: parts of keys, paths and job ids."""
 
 import re
+import secrets
 from enum import StrEnum
 
 from penstock.errors import ConfigError
+
+
+def new_token() -> str:
+    """Return 96 random bits: a counter could repeat a value after a failover, but this cannot."""
+    return secrets.token_hex(12)
 
 
 class Lane(StrEnum):

@@ -9,7 +9,7 @@ from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.names import check_name
 from penstock.producer.prompt import LongPrompt, Prompt, Template, read_prompt
-from penstock.producer.sources.opening import open_rows
+from penstock.producer.sources.registry import open_rows
 from penstock.producer.sources.rows import BadLine
 from penstock.producer.sources.stream import Stream
 from penstock.protocol.records.job import Job

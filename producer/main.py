@@ -11,35 +11,38 @@
 | user code that fails too many jobs | a person who fixes it, and a start of the producer |
 
 The position of the source and the queue change in one verb, so a producer that is killed or duplicated neither skips
-a prompt nor admits it twice. Evaluation jobs have no gate (evaluations.py).
+a prompt nor admits it twice. Evaluation jobs have no gate (offers.py).
 """
 
 import hashlib
+import json
 import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavailable
 from penstock.names import Lane
 from penstock.producer.dataset import Dataset
-from penstock.producer.evaluations import Evaluations
-from penstock.producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
 from penstock.producer.held_out import HeldOut, check_overlap, is_small
-from penstock.producer.metrics import ProducerCollector, Tally
-from penstock.producer.offers import CHUNK, Offer, Offers, chunk, record_of
+from penstock.producer.mixture import Mixture, Weighted, mixture_of
+from penstock.producer.offers import CHUNK, Evaluations, Offer, Offers, chunk, record_of
 from penstock.producer.prompt import Template
-from penstock.producer.weighted import mixture_of
 from penstock.protocol import scripts, user_failures
-from penstock.protocol.attendance import Attendance
 from penstock.protocol.gate import read_gates, read_rooms
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import Attendance
 from penstock.protocol.records.causes import (
     Cause,
     DataExhausted,
@@ -50,19 +53,120 @@ from penstock.protocol.records.causes import (
     RedisEvicts,
     RedisFull,
 )
+from penstock.protocol.records.codec import count_of
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import Admission, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting
-from penstock.redis.commands import Client
+from penstock.redis.call import evicting_policy
+from penstock.redis.commands import Client, is_full
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
-from penstock.redis.loss import evicting_policy
-from penstock.redis.memory import is_full
 from penstock.system import telemetry
 from penstock.system.extras import check_installed
+from penstock.system.metrics.series import counter, gauge
 from penstock.system.metrics.server import serve
 from penstock.weights.tokenizer import read_tokenizer
+
+ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")
+POSITION = gauge("producer_position", "Prompts of the train data that were admitted, of all epochs and producers.")
+EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while the end of a stream is not known yet.")
+CLOSED = gauge("producer_waits", "1 while it has something to wait for; `penstock why` says for what.")
+WAITED = counter("producer_wait_seconds", "Time in which it admitted nothing, for the gate or for something else.")
+
+SERIES = (ADMITTED, POSITION, EPOCH, CLOSED, WAITED)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running sums of one producer, written by its loop and read by scrapes."""
+
+    epoch_prompts: int = 0
+    position: int = 0
+    admitted: Counter[str] = field(default_factory=Counter)
+    waits: bool = False
+    waited_s: float = 0.0
+
+
+class ProducerCollector(Collector):
+    """Reads the sums for each scrape. Called from the server's thread."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        tally = self._tally
+        yield ADMITTED.each(list(tally.admitted.items()))
+        yield POSITION.of(tally.position)
+        yield EPOCH.of(tally.epoch_prompts)
+        yield CLOSED.of(tally.waits)
+        yield WAITED.of(tally.waited_s)
+
+
+#: Prefix of fingerprints of content; the first ones were of rendered prompts, without a prefix.
+_OF_CONTENT = "2:"
+#: Keys of a dataset that affect its prompts, or their positions, besides those that every dataset has.
+_SHAPING = (
+    "chat_template_kwargs",
+    "image_key",
+    "shuffle_window",
+    "source_args",
+    "split",
+    "streaming",
+    "system_prompt",
+    "tools_key",
+    "weight",
+)
+
+
+def fingerprint(source: Mixture, held_out: Sequence[Dataset] = ()) -> str:
+    """Compute a fingerprint that changes whenever a position would refer to another job, in training or evaluation.
+
+    It covers the bytes of the sources, and the keys that affect prompts; no prompt is rendered.
+    """
+    held = [_of(dataset) for dataset in held_out]
+    trained = [_of(dataset) for dataset in source.datasets]
+    for dataset, of in zip(source.datasets, trained, strict=True):
+        if source.shuffles(dataset) != source.shuffle:
+            # Only added if the orders differ, so that fingerprints of older runs stay valid.
+            of.append("in its own order")
+    shape = [source.seed, source.shuffle, trained, held]
+    # YAML has dates, JSON does not.
+    text = json.dumps(shape, sort_keys=True, default=str)
+    return _OF_CONTENT + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _of(dataset: Dataset) -> list[Any]:
+    config = dataset.config
+    keys = [config.name, config.input_key, config.answer_key, config.apply_chat_template]
+    template = dataset.template.digest if dataset.template is not None and config.apply_chat_template else None
+    # Only given keys: a new key of a release must not change runs that do not use it.
+    given = {key: value for key in _SHAPING if (value := getattr(config, key))}
+    return [*keys, template, dataset.first, dataset.last, dataset.rows.digest(), given]
+
+
+def is_of_content(found: str) -> bool:
+    """Return whether a fingerprint is one of :func:`fingerprint`, not of :func:`fingerprint_of_prompts`."""
+    return found.startswith(_OF_CONTENT)
+
+
+def fingerprint_of_prompts(source: Mixture, held_out: Sequence[Dataset] = ()) -> str:
+    """Compute the fingerprint of runs begun when every prompt was rendered at the start. Blocks for rendering each.
+
+    Raises:
+        BadLine: a row has no prompt; such runs have none.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    if isinstance(source, Weighted):
+        digest.update(b"weights")  # such runs have none
+    digest.update(json.dumps([source.seed, source.shuffle, len(source.datasets)]).encode())
+    for dataset in (*source.datasets, *held_out):
+        digest.update(f"{dataset.config.name}\0{len(dataset)}\0".encode())
+        for prompt in dataset:
+            digest.update(b"%d\0" % prompt.index + prompt.digest)
+            if prompt.answers:
+                digest.update(json.dumps(prompt.answers).encode())
+    return digest.hexdigest()
+
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.config import EngineConfig
-from penstock.redaction import redact
-from penstock.system.backoff import pause_s
+from penstock.system.stop import pause_s
+from penstock.text import redact
 
 #: Lines of a log shown with a reason.
 SHOWN_LINES = 8

@@ -6,7 +6,7 @@
 | jobs | slot, engine, reward, Redis | see jobs/held_job.py |
 | heartbeat | time | - (see jobs/heartbeat.py: a thread renews the leases) |
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |
-| engine | the engine's death | see caretaker.py: its restart with the newest publication (I9) |
+| engine | the engine's death | see engine_supervisor.py: its restart with the newest publication (I9) |
 | members | the list of a router's engines | `penstock fleet` |
 | checks | verdicts of the verifier pool, with reward.pool.kind rq | see rewards/pool/client.py |
 | presence | time | - |
@@ -29,7 +29,7 @@ import uvloop
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
-from penstock.names import LANES
+from penstock.names import LANES, new_token
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import ensure_lanes
@@ -39,20 +39,19 @@ from penstock.system.log_files import keep_bounded
 from penstock.system.metrics.gpu_load import GpuWatch, visible_to
 from penstock.system.metrics.server import serve
 from penstock.system.telemetry import open_spans
-from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import format_exc
 from penstock.weights.tokenizer import load_tokenizer
-from penstock.workers.caretaker import Caretaker
 from penstock.workers.engine import Engine
+from penstock.workers.engine_supervisor import Caretaker
 from penstock.workers.hooks.generate import Generating
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
-from penstock.workers.jobs.endings import Endings
 from penstock.workers.jobs.environments import Environments, allowed_environments
 from penstock.workers.jobs.heartbeat import Heartbeat
 from penstock.workers.jobs.held_jobs import HeldJobs
 from penstock.workers.jobs.intake import Intake
+from penstock.workers.jobs.stops import Endings
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.metrics import WorkerCollector
 from penstock.workers.presence import Presence
@@ -60,8 +59,7 @@ from penstock.workers.rewards import keeper
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.frozen import FrozenModels
 from penstock.workers.rewards.score import Rewards
-from penstock.workers.router.choose import make_engine
-from penstock.workers.router.members import follow_members
+from penstock.workers.router.members import follow_members, make_engine
 from penstock.workers.services import Services
 from penstock.workers.sglang.server import engine_logs
 from penstock.workers.weights.updates import Updates

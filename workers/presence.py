@@ -12,13 +12,47 @@ from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.causes import EngineSilent
 from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import MOMENT_S, Waiting
-from penstock.redaction import redact
-from penstock.system.health.asked import ASKED, Responder
-from penstock.workers.capacity import Capacity
+from penstock.system.probes import ASKED, Responder
+from penstock.text import redact
 from penstock.workers.jobs.held_job import HeldJob
 from penstock.workers.rewards.keeper import started_pid
 from penstock.workers.services import Services
 from penstock.workers.weights.updates import Updates
+
+# Measure the capacity of a worker: its token rate while all its slots are taken, whatever the demand of trainers.
+
+#: Half-life of a measurement, in seconds with full slots.
+HALF_S = 120.0
+#: The rate is unknown below this many seconds with full slots.
+LEAST_S = 10.0
+
+
+class Capacity:
+    """Tokens per second with full slots, over the last minutes in which they were full.
+
+    A rate over all time would be the one the gate allows: a fleet that divides its trainers' demand by it would grow
+    without end.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+        #: Seconds with full slots so far, up to ``LEAST_S``.
+        self._known_s = 0.0
+
+    def add(self, seconds: float, tokens: float, *, full: bool) -> None:
+        """Add a measurement: ``tokens`` in the last ``seconds``; ``full``: no slot was free at any time in it."""
+        if not full or seconds <= 0:
+            return
+        kept = 0.5 ** (seconds / HALF_S)
+        self._tokens = kept * self._tokens + tokens
+        self._seconds = kept * self._seconds + seconds
+        self._known_s = min(LEAST_S, self._known_s + seconds)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The rate; 0 while it is unknown."""
+        return self._tokens / self._seconds if self._known_s >= LEAST_S else 0.0
+
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +143,7 @@ class Presence:
             return
         self._next_question = time.monotonic() + ASKED_S
         key = self._services.keys.looks
-        self._responder.heard(await self._services.control.do(lambda client: client.hget(key, ASKED)))
+        self._responder.received(await self._services.control.do(lambda client: client.hget(key, ASKED)))
 
     async def end(self) -> None:
         """Remove the record; a Redis that is down is not an error here."""

@@ -18,14 +18,14 @@ from penstock.redis.control import AsyncControl
 from penstock.system.telemetry import NoSpans, Spans
 from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
+from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.generate import Generating
 from penstock.workers.hooks.open_calls import OpenCalls
-from penstock.workers.hooks.repeats import Repeats
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
-from penstock.workers.jobs.endings import Endings
 from penstock.workers.jobs.environments import Environments
-from penstock.workers.jobs.repetition import is_repetitive
+from penstock.workers.jobs.sampling import is_repetitive
+from penstock.workers.jobs.stops import Endings
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.rewards.frozen import FrozenModels
 from penstock.workers.rewards.score import Rewards
@@ -47,7 +47,7 @@ class Tally:
     #: Rewards of whole groups, and their time, reading the samples included.
     group_rewards: int = 0
     group_reward_s: float = 0.0
-    #: Committed samples with repetitive text (``jobs/repetition.py``).
+    #: Committed samples with repetitive text (``jobs/sampling.py``).
     repetitive_samples: int = 0
     #: Answered requests that were sent again after an aborted answer.
     resent_requests: int = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.config.reading.dataset_path import code_name
-from penstock.console.cli.asking import many
+from penstock.console.cli.confirm import many
 from penstock.console.cli.doctor import tell
 from penstock.console.cli.history.samples import excerpt
 from penstock.console.launch.placement import place
@@ -23,9 +23,8 @@ from penstock.console.progress import Steps
 from penstock.console.read.health import look_at_jail
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
-from penstock.system.gpus import numbered, visible_gpus
-from penstock.system.health.finding import Check, Finding, Level, passes, run_checks
-from penstock.system.health.look import look_at_disk
+from penstock.system.metrics.gpu_load import numbered, visible_gpus
+from penstock.system.probes import Check, Finding, Level, look_at_disk, passes, run_checks
 from penstock.system.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def _passed(what: str, step: Callable[[], object]) -> list[Finding]:
 
 def _own_rows(config: Config) -> list[Finding]:
     """Check rows of user-defined sources, which a start leaves to the producer."""
-    from penstock.producer.sources.looking import check_sources
+    from penstock.producer.sources.validate import check_sources
 
     what = "rows of your own code"
     sources = [one for one in (*config.data.train, *config.data.eval) if code_name(one.path)]

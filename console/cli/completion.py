@@ -25,7 +25,7 @@ def runs(context: typer.Context, begun: str) -> list[str]:
 
 
 def _directory(context: typer.Context) -> Path:
-    from penstock.console.cli.options import DIRECTORY
+    from penstock.console.cli.confirm import DIRECTORY
 
     return Path(context.params.get("directory") or DIRECTORY)
 
@@ -72,14 +72,14 @@ def _of_run(read: Callable[[Any, str], Iterable[str]]) -> Completion:
 
 
 def _jobs(target: Any, begun: str) -> Iterable[str]:
-    from penstock.redis.scan import scan_keys
+    from penstock.redis.commands import scan_keys
 
     prefix = target.keys.group("")
     return (key.removeprefix(prefix) for key in scan_keys(target.client, prefix + begun))
 
 
 def _buried(target: Any, begun: str) -> Iterable[str]:
-    from penstock.console.read.dead import list_dead
+    from penstock.console.read.jobs import list_dead
 
     return (str(row["job"]) for row in list_dead(target.client, target.keys))
 

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, operator, told
-from penstock.console.cli.options import FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.confirm import (
+    DryRunOption,
+    FolderOption,
+    JsonOption,
+    RunArgument,
+    UrlOption,
+    YesOption,
+    goes_on,
+    operator,
+    told,
+)
 from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say, table, value_text
 from penstock.errors import EngineError

@@ -7,20 +7,24 @@ from typing import Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, many, told
-from penstock.console.cli.history.samples import clock
-from penstock.console.cli.lists import Choice, list_of_run, page, select, show
-from penstock.console.cli.options import (
+from penstock.console.cli.confirm import (
     DIRECTORY,
     OVERRIDES,
     ConfigOption,
+    DryRunOption,
     FolderOption,
     JsonOption,
     LogFormatOption,
     RedisOption,
     RunArgument,
     UrlOption,
+    YesOption,
+    goes_on,
+    many,
+    told,
 )
+from penstock.console.cli.history.samples import clock
+from penstock.console.cli.lists import Choice, list_of_run, page, select, show
 from penstock.console.cli.target import Target
 from penstock.console.cli.usage import overrides_of
 from penstock.console.terminal import print_json, say, table
@@ -66,7 +70,7 @@ def up(
 @list_of_run
 def list_(target: Target, choice: Choice) -> None:
     """List groups and processes of the running fleet, and the addresses of its models."""
-    from penstock.console.read.fleet import decisions_of
+    from penstock.console.read.workers import decisions_of
     from penstock.workers.fleet.state import read_state
 
     state = read_state(target.client, target.keys)

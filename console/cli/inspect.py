@@ -8,6 +8,7 @@ import typer
 
 from penstock.console.cli import doctor, top
 from penstock.console.cli import payloads as payloads_cli
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.engines import engines_app
 from penstock.console.cli.history.evals import eval_app
 from penstock.console.cli.history.export import export
@@ -18,10 +19,7 @@ from penstock.console.cli.nouns.data import data_app
 from penstock.console.cli.nouns.dead import dead_app
 from penstock.console.cli.nouns.jobs import jobs_app
 from penstock.console.cli.nouns.rewards import reward_app
-from penstock.console.cli.nouns.trainers import trainers_app
-from penstock.console.cli.nouns.weights import weights_app
-from penstock.console.cli.nouns.workers import show_workers, workers_app
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.nouns.workers import show_workers, trainers_app, weights_app, workers_app
 from penstock.console.cli.subs import subs_app
 from penstock.console.cli.target import Target
 from penstock.console.read.tokens import goodput_line

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError

@@ -14,21 +14,52 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from penstock.console.cli import inspect, web
+from penstock.console.cli import inspect
+from penstock.console.cli.confirm import (
+    DIRECTORY,
+    OVERRIDES,
+    ConfigOption,
+    FolderOption,
+    JsonOption,
+    LogFormatOption,
+    RedisOption,
+)
 from penstock.console.cli.fleet import fleet_app
 from penstock.console.cli.metrics import metrics_app
 from penstock.console.cli.nouns.buffer import buffer_app
-from penstock.console.cli.options import OVERRIDES, ConfigOption, JsonOption, LogFormatOption, RedisOption
 from penstock.console.cli.part import run_part
 from penstock.console.cli.usage import UsageMistake, overrides_of, sentence
 from penstock.console.terminal import flush, hush, reader_left, say
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
 from penstock.logs import say_end, without_a_log
-from penstock.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
-from penstock.system.extras import is_extra, needed
+from penstock.system.extras import check_installed, is_extra, needed
+from penstock.system.processes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
 
 if TYPE_CHECKING:
     from penstock.config import Config
+
+#: Default port of the page.
+PORT = 8420
+
+
+def web(
+    directory: FolderOption = DIRECTORY,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of loopback; 0: one that is free.")] = PORT,
+    actions: Annotated[
+        bool, typer.Option("--actions", help="Let the page requeue, purge and pause, for users with the token.")
+    ] = False,
+) -> None:
+    """Show the runs of a folder in a browser: waits, curves, queue, workers, weights, configuration."""
+    for package in ("fastapi", "uvicorn"):
+        check_installed(package, "`penstock web`")
+    from penstock.console.web.serve import serve
+
+    serve(directory, port, actions=actions)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``penstock``."""
+    app.command()(web)
 
 
 #: File system errors from a wrong path or missing permissions.
@@ -80,7 +111,7 @@ def run(
 ) -> None:
     """Start everything that a run needs on this machine, show it, and end when the trainer has finished."""
     from penstock.config.load import load_config
-    from penstock.system.gpus import numbered, visible_gpus
+    from penstock.system.metrics.gpu_load import numbered, visible_gpus
 
     if resume and fresh:
         raise ConfigError("--resume continues the run and --fresh starts over: give one of them.")
@@ -137,7 +168,7 @@ def check(
 def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Run the configuration's ``prepare`` command alone: it makes data and the first policy."""
     from penstock.config.load import load_config
-    from penstock.console.launch.prepare import prepare as prepare_
+    from penstock.console.launch.run_parts import prepare as prepare_
 
     prepare_(load_config(config, overrides_of(context)))
 
@@ -214,7 +245,7 @@ def trainer(
 
 app.add_typer(buffer_app, name="buffer")
 inspect.register(app)
-web.register(app)
+register(app)
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(metrics_app, name="metrics")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from penstock.system.exit_codes import EXIT_INTERRUPT
+from penstock.system.processes import EXIT_INTERRUPT
 
 if TYPE_CHECKING:
     from penstock.config import Config
@@ -30,7 +30,7 @@ def run_part(
     )
     from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config
-    from penstock.system.long_lived import settle
+    from penstock.system.garbage_collection import settle
 
     config = load_config(path, overrides)
     set_up(part, config.run, config.logs.format)

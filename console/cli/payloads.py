@@ -7,9 +7,18 @@ from typing import Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, told
+from penstock.console.cli.confirm import (
+    DIRECTORY,
+    DryRunOption,
+    FolderOption,
+    JsonOption,
+    RunArgument,
+    UrlOption,
+    YesOption,
+    goes_on,
+    told,
+)
 from penstock.console.cli.lists import Choice, list_of_run, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.console.terminal import say
 from penstock.errors import ConfigError
@@ -40,7 +49,7 @@ def _row(server: Any) -> dict[str, Any]:
 
     from penstock.errors import PenstockError
     from penstock.payloads.store import open_store
-    from penstock.redaction import redact
+    from penstock.text import redact
 
     row = {"name": server.name, "state": server.state, "url": redact(server.url), "answers": "yes"}
     try:
@@ -140,7 +149,7 @@ def lose(
 def _about(target: Target, name: str) -> str:
     """Describe the server. Raises ConfigError if it is unknown."""
     from penstock.payloads.servers import read
-    from penstock.redaction import redact
+    from penstock.text import redact
 
     server = read(target.client, target.keys).named(name)
     return f"payload server {name} at {redact(server.url)} ({server.state})"

@@ -6,9 +6,19 @@ from typing import Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.asking import DryRunOption, YesOption, goes_on, many, told
+from penstock.console.cli.confirm import (
+    DIRECTORY,
+    DryRunOption,
+    FolderOption,
+    JsonOption,
+    RunArgument,
+    UrlOption,
+    YesOption,
+    goes_on,
+    many,
+    told,
+)
 from penstock.console.cli.lists import Choice, list_of_run, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.console.terminal import say
 from penstock.errors import ConfigError

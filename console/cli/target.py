@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError, ProtocolError, QueueUnavailable
 from penstock.names import Lane
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.codec import name_shown
 from penstock.text import format_exc
 
 
@@ -29,9 +29,9 @@ class Target:
 
         from penstock.protocol import scripts
         from penstock.protocol.keys import Keys
-        from penstock.redaction import redact
         from penstock.redis.connect import TIMEOUT_S, connect
         from penstock.redis.server import read_address
+        from penstock.text import redact
 
         name = run or newest_run(directory)
         self.keys = Keys(name)

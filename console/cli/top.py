@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.console.cli.options import DIRECTORY, FolderOption, RunArgument, UrlOption
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.console.top.keyboard import Keyboard
-    from penstock.console.top.screen import Row, Screen
+    from penstock.console.top import Keyboard, Row, Screen
 
 #: Seconds between two reads of the job list, which may be long; the rest is read every ``--every``.
 JOBS_EVERY_S = 5.0
@@ -29,9 +28,7 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
-    from penstock.console.top.draw import AROUND, draw
-    from penstock.console.top.keyboard import Keyboard
-    from penstock.console.top.screen import Screen
+    from penstock.console.top import AROUND, Keyboard, Screen, draw
 
     console = Console()
     if not (sys.stdin.isatty() and console.is_terminal):

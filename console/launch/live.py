@@ -16,8 +16,7 @@ from penstock.console.progress import left_text
 from penstock.console.read.why import Chain, chains
 from penstock.console.terminal import Terminal
 from penstock.protocol.snapshot import jobs_to_train, main_trainer
-from penstock.redaction import redact
-from penstock.text import printable
+from penstock.text import printable, redact
 
 #: Seconds between two plain lines, and between two equal ones.
 LINE_EVERY_S = 5.0

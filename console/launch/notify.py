@@ -13,11 +13,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
-from penstock.config.net.watching import NotifyConfig
+from penstock.config.serving import NotifyConfig
 from penstock.errors import ConfigError
-from penstock.redaction import MASK, redact
 from penstock.system.extras import check_installed
 from penstock.system.run_folder import RunRecord
+from penstock.text import MASK, redact
 
 if TYPE_CHECKING:
     import aiohttp

@@ -11,22 +11,22 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
+from penstock.config.redis import is_folder, path_of
 from penstock.console.launch import weights
 from penstock.console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.errors import ConfigError, EngineError
-from penstock.payloads.addresses import is_folder, path_of
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
 from penstock.protocol.staleness import definition_of
-from penstock.redaction import redact
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
 from penstock.system.user_imports import check_user_code
+from penstock.text import redact
 from penstock.weights.pictures import place_id_of
 from penstock.weights.transport import transport
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.frozen import check_ids
-from penstock.workers.rewards.jail.asking import check_jail
+from penstock.workers.rewards.jail.probe import check_jail
 from penstock.workers.rewards.kinds.registry import check_packages, needs_jail
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"

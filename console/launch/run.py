@@ -15,8 +15,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -25,33 +26,94 @@ from rich.console import Console
 from penstock.config import Config
 from penstock.config.load import save_resolved, secret_environment, without_settings
 from penstock.console.launch.children import FINISHING, LAST, SERVING, kill_children, stop_children
-from penstock.console.launch.launcher_log import launcher_log
 from penstock.console.launch.live import Live
 from penstock.console.launch.metrics import RunMetrics
 from penstock.console.launch.notify import check_notify, message, notify
 from penstock.console.launch.observer import Observer
-from penstock.console.launch.old_keys import clear_keys, refuse_another_run
 from penstock.console.launch.own_redis import OwnRedis
 from penstock.console.launch.placement import Placement, place
 from penstock.console.launch.preflight import check, check_data
-from penstock.console.launch.prepare import prepare_logged
-from penstock.console.launch.run_parts import check_parts, parts_of
+from penstock.console.launch.run_parts import check_parts, parts_of, prepare_logged
 from penstock.console.launch.weights import check_ports
 from penstock.consumers.grpo.rows import read_rows
 from penstock.errors import ConfigError, QueueUnavailable
+from penstock.logs import formatter
+from penstock.payloads.servers import read
+from penstock.payloads.store import open_store
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import check_schema, run, span
-from penstock.redaction import redact
+from penstock.redis.commands import Client, delete_keys, holds_keys
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.redis.server import with_url, write_address
 from penstock.system import log_files
 from penstock.system.disk import until_room
-from penstock.system.gpus import visible_gpus
+from penstock.system.metrics.gpu_load import visible_gpus
 from penstock.system.processes import Child, python_command, python_environment
 from penstock.system.run_folder import RunFolder, RunRecord
 from penstock.system.stop import Stop
 from penstock.system.user_imports import check_user_code
+from penstock.text import redact
+
+
+def clear_keys(config: Config, client: Client, live: Live) -> None:
+    """Delete all keys of the run, on the servers that the configuration names. Blocks."""
+    keys, stores = Keys(config.run), config.redis.payload_servers
+    # Redis only names further servers; do not delete on the strength of that.
+    for name in sorted(read(client, keys).servers.keys() - stores):
+        live.event(
+            f"payload server {name} is not in redis.payload_servers, so the old run's payloads there remain: delete "
+            f"them manually, or name it there for `--fresh`"
+        )
+    for url in stores.values():
+        with contextlib.closing(open_store(url)) as store:
+            store.check()
+            store.delete(keys.prefix)
+            store.claim(keys.prefix)
+    delete_keys(client, keys.prefix)
+
+
+def refuse_another_run(config: Config, client: Client) -> None:
+    """Raise ConfigError if Redis holds a run of this name that the run's folder does not know."""
+    if holds_keys(client, Keys(config.run).prefix):
+        raise ConfigError(
+            f"Redis already holds a run {config.run}, and {config.run_dir} does not: "
+            "choose another --run=NAME, or delete it with --fresh."
+        )
+
+
+#: Packages whose log records belong to the launcher.
+LOGGERS = ("console", "penstock")
+
+
+@contextlib.contextmanager
+def launcher_log(folder: RunFolder, live: Live, config: Config) -> Iterator[None]:
+    """Write the log while the context lasts."""
+    file = logging.FileHandler(folder.logs / "launcher.log")
+    file.setFormatter(formatter("launcher", config.run, config.logs.format))
+    handlers, loggers = [file, _Events(live)], [logging.getLogger(name) for name in LOGGERS]
+    for logger, handler in product(loggers, handlers):
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, handler in product(loggers, handlers):
+            logger.removeHandler(handler)
+        for handler in handlers:
+            handler.close()
+
+
+class _Events(logging.Handler):
+    """Show warnings as events of the live view."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(logging.WARNING)
+        self.live = live
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.live.event(record.getMessage())
+
 
 Choice = Literal["resume", "fresh"] | None
 

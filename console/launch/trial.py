@@ -25,12 +25,12 @@ from penstock.hooks.slime import args_of
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import MAX_EARLY_LINES, HeldOut
 from penstock.producer.main import chat_template
+from penstock.producer.mixture import mixture_of
 from penstock.producer.offers import Offers
-from penstock.producer.weighted import mixture_of
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.redaction import redact
 from penstock.system.user_code import run_through, staying_alive
+from penstock.text import redact
 from penstock.weights.tokenizer import Tokenizer, load_tokenizer
 from penstock.workers.engine import Engine
 from penstock.workers.hooks.generate import Generating
@@ -39,7 +39,7 @@ from penstock.workers.jobs.environments import Environments, allowed_environment
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.score import Rewards
-from penstock.workers.router.choose import make_engine
+from penstock.workers.router.members import make_engine
 
 #: Seconds between two reports of the engine's start.
 LOOK_S = 0.5

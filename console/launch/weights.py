@@ -9,11 +9,10 @@ from pathlib import Path
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.redaction import redact
 from penstock.system.disk import check_own
-from penstock.text import printable
+from penstock.text import printable, redact
 from penstock.weights.deltas.objects import open_objects
-from penstock.weights.http.tls import client_context, server_context
+from penstock.weights.http.token import client_context, server_context
 
 _STORE = "trainer.delta_store"
 #: File that names the run whose trainer deletes in a folder; and the most characters of it that are read.

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.console.read.samples import listed
 from penstock.errors import ConfigError
-from penstock.history.eval_scores import NONE, Answer, by_category, pass_rates, scores_of
+from penstock.history.eval_rows import NONE, Answer, by_category, pass_rates, scores_of
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import WHOLE_JOB, SampleRow, id_of, place_of

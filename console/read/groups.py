@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.buffer.group import Group, read_group
-from penstock.buffer.sampling.samplers import make_pool
+from penstock.buffer.samplers import make_pool
 from penstock.buffer.view import View
 from penstock.config.subscription import Definition
 from penstock.console.read.jobs import reason_of
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
-from penstock.protocol.records.readable import readable
+from penstock.protocol.records.codec import count_of, name_in, name_shown
+from penstock.protocol.records.record import readable
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.protocol.records.small_maps import count_of, name_in, name_shown
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
 

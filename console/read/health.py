@@ -12,23 +12,27 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, live_workers, read_workers
-from penstock.redaction import redact
 from penstock.redis.append_only import EVERY_S, IDENT, Synced, read_synced
-from penstock.redis.commands import Client
+from penstock.redis.commands import FULL, Client, is_full
 from penstock.redis.connect import MIN_VERSION
-from penstock.redis.memory import FULL, is_full
 from penstock.redis.refusals import disk_trouble
-from penstock.system.health.asked import Answer, ask, read_answers
-from penstock.system.health.finding import Check, Finding, Level, passes
-from penstock.system.health.look import (
+from penstock.system.probes import (
     CLOCK_S,
+    Answer,
+    Check,
+    Finding,
+    Level,
+    ask,
     clock,
     in_mb,
     look_at_clock,
     look_at_disk,
     look_at_payloads,
     look_at_weights,
+    passes,
+    read_answers,
 )
+from penstock.text import redact
 
 #: Workers send a heartbeat twice a second; a worker whose record changes within this time is alive.
 BEAT_S = 1.5
@@ -243,7 +247,7 @@ def look_at_packages(config: Config) -> Iterator[Finding]:
 def look_at_jail(config: Config) -> Iterator[Finding]:
     """Report the jail for programs of answers; nothing if no reward runs one. Blocks for a second."""
     from penstock.console.launch.preflight import runs_programs
-    from penstock.workers.rewards.jail.asking import check_jail
+    from penstock.workers.rewards.jail.probe import check_jail
 
     if not runs_programs(config):
         return
@@ -274,7 +278,7 @@ def look_at_engine(config: Config) -> Iterator[Finding]:
 def look_at_gpus(config: Config) -> Iterator[Finding]:
     """Report GPUs visible to processes started here, and whether the trainer's device is one of them."""
     from penstock.console.launch.trainable import check_device
-    from penstock.system.gpus import visible_gpus
+    from penstock.system.metrics.gpu_load import visible_gpus
 
     found = visible_gpus()
     yield passes("gpus", lambda: check_device(config), f"{', '.join(found)} visible" if found else "none, none needed")

@@ -7,13 +7,44 @@ from itertools import chain
 from typing import Any
 
 from penstock.errors import ProtocolError
+from penstock.protocol import burials
 from penstock.protocol.audit import scan_groups
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import count_shown, name_shown, value_shown
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import Job, JobState
 from penstock.protocol.records.sample_meta import iter_metas
-from penstock.protocol.records.small_maps import name_shown, value_shown
-from penstock.redis.commands import Client
+from penstock.redis.commands import Client, Entry
+
+_LENGTHS = ("prompt_length", "prompt_unit", "max_new_tokens", "drawn")
+DEAD_FIELDS = ("job", "reason", "attempts", "crashes", "worker", "buried_ms", "detail", *_LENGTHS)
+#: Letters read per round trip.
+DEAD_CHUNK = 1000
+
+
+def list_dead(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Return every dead-lettered job with its lengths, oldest first. Blocks for two round trips per ``CHUNK``."""
+    rows: list[dict[str, Any]] = []
+    begin = "-"
+    while entries := client.xrange(keys.dead, begin, "+", DEAD_CHUNK):
+        found = burials.lengths(client, keys, [fields for _, fields in entries])
+        rows += [letter(entry) | one for entry, one in zip(entries, found, strict=True)]
+        begin = f"({name_shown(entries[-1][0])}"
+    return rows
+
+
+def letter(entry: Entry) -> dict[str, Any]:
+    """Return a dead letter; missing fields are '' or None, so that incomplete letters are listed too."""
+    texts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("id", "reason", "worker", "detail")}
+    return {
+        "job": texts["id"],
+        "reason": texts["reason"],
+        **{name: count_shown(entry[1].get(name.encode())) for name in ("attempts", "crashes")},
+        "worker": texts["worker"],
+        "buried_ms": int(entry[0].split(b"-")[0]),
+        "detail": texts["detail"],
+    }
+
 
 #: Field of the hash ``group:JOB`` -> field of a row.
 _NAMES = {

@@ -8,8 +8,8 @@ from penstock.console.read.jobs import show_record
 from penstock.names import LANES, Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import live_workers
+from penstock.protocol.records.codec import name_shown, value_shown
 from penstock.protocol.records.job import JobState
-from penstock.protocol.records.small_maps import name_shown, value_shown
 from penstock.redis.commands import Client, Entry
 
 FIELDS = ("job", "lane", "place", "not_before", "attempts", "crashes", "committed", "n", "prompt", "held_by")

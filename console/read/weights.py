@@ -2,19 +2,32 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import count_of, name_shown, unpack_map
-from penstock.protocol.records.whole import Whole
+from penstock.protocol.records.codec import count_of, name_shown, unpack_map
+from penstock.protocol.records.publication import Publication, Whole
+from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import whole_of
 from penstock.redis.commands import Client, Entry
+
+#: Most steps returned, the latest ones.
+MOST = 2000
+
+
+def list_published(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per step that was published, latest first: ``step``, ``took_s`` and ``time_s``."""
+    rows = [
+        {"step": step["step"], "took_s": step.get("publish_s"), "time_s": step.get("time_s")}
+        for step in steps[-MOST:]
+        if isinstance(step.get("publish_s"), int | float) and step["publish_s"] > 0
+    ]
+    return rows[::-1]
+
 
 FIELDS = (
     *("id", "model", "version", "step", "through", "transport", "path", "folder", "num_bytes", "write_s", "age_s"),

@@ -22,7 +22,10 @@
 Each read request runs in a thread of its own, so none blocks another.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,26 +35,185 @@ from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
-from penstock.console.read.fleet import read_fleet
+from penstock.config.reading.yaml_file import read_yaml
+from penstock.console.cli.target import Target
 from penstock.console.read.jobs import read_job
 from penstock.console.read.lanes import list_lanes
-from penstock.console.read.published import list_published
-from penstock.console.web import actions
-from penstock.console.web.assets import asset
+from penstock.console.read.samples import open_samples
+from penstock.console.read.trace.batch import trace_batch, trace_prompt
+from penstock.console.read.trace.job import trace_job
+from penstock.console.read.trace.sources import Sources, asked_of, sources_of
+from penstock.console.read.trace.stages import MEANING
+from penstock.console.read.weights import list_published
+from penstock.console.read.workers import read_fleet
 from penstock.console.web.curves import curves
-from penstock.console.web.events import MAX_STREAMS, Streams
 from penstock.console.web.guard import Guard
 from penstock.console.web.lists import Lists
-from penstock.console.web.looks import Looks
 from penstock.console.web.overview import overview, overview_of_files
-from penstock.console.web.replies import Json, NotThere, explain_errors, refusal
+from penstock.console.web.replies import MAX_STREAMS, Json, NotThere, Streams, explain_errors, refusal
+from penstock.console.web.run_snapshots import Looks
 from penstock.console.web.runs import Runs, sizes, state_of, summary_of
 from penstock.console.web.samples import Samples
-from penstock.console.web.settings import differences, setting, settings
-from penstock.console.web.traces import Traces
-from penstock.errors import PenstockError
-from penstock.redaction import redact
-from penstock.text import safe_repr
+from penstock.errors import ConfigError, PenstockError
+from penstock.names import LANES, Lane
+from penstock.protocol import scripts, user_failures
+from penstock.protocol.records.job import JobState
+from penstock.redis.saved_config import CONFIG_FILE
+from penstock.system.run_folder import RunFolder
+from penstock.text import redact, safe_repr
+
+_FOLDER = Path(__file__).parent / "assets"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+def asset(path: str) -> Response:
+    """Return the file at ``path`` (``views/curves.js``); raise NotThere if it does not exist."""
+    held = _all().get(path)
+    if held is None:
+        raise NotThere(f"The page has no file {path!r}.")
+    return Response(held, media_type=_TYPES[Path(path).suffix])
+
+
+@cache
+def _all() -> dict[str, bytes]:
+    files = (path for path in _FOLDER.rglob("*") if path.suffix in _TYPES)
+    return {path.relative_to(_FOLDER).as_posix(): path.read_bytes() for path in files}
+
+
+#: Most jobs of one request.
+MAX_ACTION_JOBS = 1000
+#: Recorded as the author of a pause.
+BY = "a person at the page"
+
+
+def requeue(target: Target, jobs: Sequence[str]) -> list[str]:
+    """Requeue dead-lettered jobs with all their attempts; return those that were. Blocks for a round trip each."""
+    model = next(iter(target.models()), "policy")
+    return [one for one in _few(jobs) if scripts.run(target.client, scripts.requeue(target.keys, one, model))]
+
+
+def purge(target: Target, jobs: Sequence[str]) -> list[str]:
+    """Purge dead-lettered jobs; return those that were. Blocks for a round trip each."""
+    subs = target.subs()
+    calls = ((one, scripts.cancel(target.keys, one, subs, only=JobState.DEAD)) for one in _few(jobs))
+    return [one for one, call in calls if scripts.run(target.client, call) == JobState.DEAD]
+
+
+def close_lane(target: Target, lane: str, closed: bool) -> bool:
+    """Pause or resume a lane; return False if it was so already. Blocks for a round trip."""
+    if lane not in LANES:
+        raise ConfigError(f"There is no lane {lane!r}: there are {', '.join(LANES)}.")
+    if closed:
+        return user_failures.pause(target.client, target.keys, Lane(lane), BY)
+    return user_failures.resume(target.client, target.keys, Lane(lane))
+
+
+def _few(jobs: Sequence[str]) -> Sequence[str]:
+    if len(jobs) > MAX_ACTION_JOBS:
+        raise ConfigError(f"These are {len(jobs):,} jobs: name at most {MAX_ACTION_JOBS:,} at once.")
+    return jobs
+
+
+#: Most samples, events and jobs shown, and characters of a prompt.
+MAX_SAMPLES, MAX_EVENTS, MAX_JOBS, MAX_TEXT = 64, 500, 500, 4000
+
+
+class Traces:
+    """Traces of the runs of one folder."""
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+
+    def trace(self, folder: RunFolder, of: str) -> dict[str, Any]:
+        """Return ``kind``: job, prompt or batch; and its trace as ``told``. Blocks for the disk and for Redis.
+
+        Raises:
+            ConfigError: ``of`` is not a valid target.
+            NotThere: it is unknown.
+        """
+        asked = asked_of(of)
+        try:
+            target = self._looks.target(folder.path.name)
+            live = target.client, target.keys
+        except PenstockError:
+            live = None
+        with closing(open_samples(folder.path, live)) as samples:
+            sources = sources_of(folder.path, samples, live)
+            kind, told = (
+                ("batch", trace_batch(sources, asked))
+                if asked.batch is not None
+                else ("job", _job(sources, asked.job, asked.sample))
+                if asked.job
+                else ("prompt", {"jobs": trace_prompt(sources, asked)})
+            )
+            if not told or told.get("jobs") == []:
+                raise NotThere(f"Run {folder.path.name} knows nothing of {safe_repr(of)}.")
+            return {"kind": kind, "of": of, "told": _cut(told), "problems": samples.problems}
+
+
+def _job(sources: Sources, job: str, sample: str) -> dict[str, Any] | None:
+    told = trace_job(sources, job, sample)
+    if told is None:
+        return None
+    stages = {stage["name"] for one in told["samples"] for stage in one["stages"]}
+    return told | {"sample": sample, "meaning": {name: text for name, text in MEANING.items() if name in stages}}
+
+
+def _cut(told: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(told)
+    for name, most in (("samples", MAX_SAMPLES), ("events", MAX_EVENTS), ("jobs", MAX_JOBS), ("prompt", MAX_TEXT)):
+        if name in found:
+            found[f"num_{name}"], found[name] = len(found[name]), found[name][:most]
+    return found
+
+
+def settings(folder: RunFolder) -> Mapping[str, Any]:
+    """Return every key of a run's ``config.yaml`` (``trainer.lr``) with its value; {} without the file.
+
+    Secrets were masked when it was written.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = folder.path / CONFIG_FILE
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _: int) -> Mapping[str, Any]:
+    return dict(_flat("", read_yaml(path)))
+
+
+def setting(folder: RunFolder, key: str) -> int | None:
+    """Return an integer setting; None if it is not set."""
+    try:
+        value = settings(folder).get(key)
+    except ConfigError:
+        return None
+    return value if type(value) is int else None
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return keys whose values differ, in order, with both; None if a run has no such key."""
+    keys = sorted(one.keys() | other.keys())
+    return [(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    below = [found for name, entry in inner for found in _flat(f"{key}.{name}" if key else str(name), entry)]
+    if below:
+        yield from below
+    else:
+        yield key, redact(value) if isinstance(value, str) else value
 
 
 def make_app(directory: Path, *, token: str | None = None) -> Guard:
@@ -215,12 +377,12 @@ class _Paths:
 
     def dead(self, run: str, wish: DeadWish) -> Response:
         target = self._looks.target(self._name(run))
-        act = actions.requeue if wish.do == "requeue" else actions.purge
+        act = requeue if wish.do == "requeue" else purge
         return Json({"done": act(target, wish.jobs)})
 
     def lane(self, run: str, wish: LaneWish) -> Response:
         target = self._looks.target(self._name(run))
-        return Json({"changed": actions.close_lane(target, wish.lane, wish.closed)})
+        return Json({"changed": close_lane(target, wish.lane, wish.closed)})
 
     def _name(self, run: str) -> str:
         """Return the name of an existing run."""

@@ -1,16 +1,18 @@
 """Responses of the page's server: JSON of any value, and errors as one sentence."""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from redis.exceptions import RedisError, ResponseError
+from starlette.concurrency import run_in_threadpool
 
 from penstock.console.json_text import json_bytes
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
-from penstock.redaction import redact
-from penstock.text import format_exc
+from penstock.text import format_exc, redact
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -65,3 +67,37 @@ def _not_taken(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
     where = [".".join(map(str, one["loc"][1:])) for one in exc.errors()[:3]]
     return refusal(400, f"This request cannot be read: {', '.join(where)} is not what it should be.")
+
+
+#: Seconds between two events, and most streams at once: more would mean that a page leaks them.
+EVERY_S = 1.0
+MAX_STREAMS = 64
+
+
+class Streams:
+    """The open streams."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+
+    def has_room(self) -> bool:
+        return self.num_open < MAX_STREAMS
+
+    async def follow(
+        self, name: str, read: Callable[[], dict[str, Any]], every_s: float = EVERY_S
+    ) -> AsyncIterator[bytes]:
+        """Yield an event ``name`` with the result of ``read`` whenever that has changed, else a comment; endless.
+
+        Args:
+            read: blocks; called in a thread.
+        """
+        self.num_open += 1
+        before = b""
+        try:
+            while True:
+                now = to_json(await run_in_threadpool(read))
+                yield b": as before\n\n" if now == before else b"event: %b\ndata: %b\n\n" % (name.encode(), now)
+                before = now
+                await asyncio.sleep(every_s)
+        finally:
+            self.num_open -= 1

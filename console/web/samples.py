@@ -7,8 +7,8 @@ from typing import Any, get_type_hints
 
 from penstock.console.read.evals import answers_to, list_categories, list_evals, prompts_over_versions
 from penstock.console.read.samples import listed, newest_batch, open_live, open_samples, shown, token_rows
-from penstock.console.web.looks import Looks
 from penstock.console.web.replies import NotThere
+from penstock.console.web.run_snapshots import Looks
 from penstock.errors import ConfigError, PenstockError
 from penstock.history.blocks import ARRAYS
 from penstock.history.eval_rows import FILE, read_rows

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from penstock.errors import EngineError
 from penstock.protocol.presence import WorkerPresence
 from penstock.system.engine_http import fetch
-from penstock.system.metrics.bounded_threads import STALL_S, BoundedThreads
+from penstock.system.metrics.server import STALL_S, BoundedThreads
 
 log = logging.getLogger(__name__)
 

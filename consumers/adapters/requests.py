@@ -24,7 +24,7 @@ from penstock.consumers.batch import behaviour
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import check_reading
 from penstock.consumers.session import Session
-from penstock.consumers.subscription.seat import job_of
+from penstock.consumers.subscription.rank import job_of
 from penstock.consumers.subscription.subscriber import ALONE
 from penstock.errors import ConfigError, DiskFull, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import FILE, add_rows, summarize

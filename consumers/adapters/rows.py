@@ -1,13 +1,49 @@
 """Iterate over this rank's samples of a batch without padding; adapters convert these."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.consumers.batch.batch import Batch
+from penstock.errors import ConfigError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.protocol.records.manifest import Row
+
+#: Deepest nesting of a value.
+MAX_DEPTH = 16
+
+
+def label(value: Any) -> dict[str, Any]:
+    """Return ``label`` and ``label_value`` of a ``Request``: text unchanged, anything else as JSON and as the value.
+
+    None becomes an empty label. Raises ConfigError for values that a record cannot hold.
+    """
+    found = plain(value, "the label")
+    if found is None or isinstance(found, str):
+        return {"label": found or ""}
+    return {"label": json.dumps(found, ensure_ascii=False), "label_value": found}
+
+
+def plain(value: Any, name: str, depth: int = 0) -> Any:
+    """Convert a value to plain types that msgpack can encode. Raises ConfigError for any other type."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{name} is nested more than {MAX_DEPTH} deep: it cannot be handed on to a reward.")
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, name, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(item, name, depth + 1) for item in value]
+    raise ConfigError(
+        f"{name} holds a {type(value).__name__}, which cannot be handed on to a reward: keep to numbers, text, lists "
+        "and maps."
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,11 +34,10 @@ from torch import Tensor
 from verl import DataProto
 
 from penstock.config import Config
-from penstock.consumers.adapters.handed_on import label, plain
 from penstock.consumers.adapters.inside_verl.images import add_images, check_text_alone, images_of
 from penstock.consumers.adapters.prompts import Request
 from penstock.consumers.adapters.requests import Requests, eval_sampling
-from penstock.consumers.adapters.rows import RowArrays, rows_of
+from penstock.consumers.adapters.rows import RowArrays, label, plain, rows_of
 from penstock.consumers.batch import behaviour
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.scorer import Scorer

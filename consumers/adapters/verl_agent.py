@@ -9,7 +9,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.utils.profiler import simple_timer
 
-from penstock.consumers.adapters.handed_on import plain
+from penstock.consumers.adapters.rows import plain
 from penstock.consumers.adapters.verl import HANDED_ON, label_of
 
 

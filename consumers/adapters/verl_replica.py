@@ -18,7 +18,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from penstock.consumers.adapters.inside_verl.weights import new_file
+from penstock.consumers.adapters.inside_verl.sampling import new_file
 from penstock.consumers.adapters.verl_server import PenstockServer, settings_of
 from penstock.errors import ConfigError
 

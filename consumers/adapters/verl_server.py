@@ -18,10 +18,9 @@ from typing import Any
 from safetensors.torch import load_file
 from verl.workers.rollout.replica import TokenOutput
 
-from penstock.consumers.adapters import handed_on
+from penstock.consumers.adapters import rows
 from penstock.consumers.adapters.asking import Answer, Asking
-from penstock.consumers.adapters.inside_verl.sampling import check_trained, lane_of, sampling_of
-from penstock.consumers.adapters.inside_verl.weights import remove_left
+from penstock.consumers.adapters.inside_verl.sampling import check_trained, lane_of, remove_left, sampling_of
 from penstock.consumers.adapters.prompts import Request
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
@@ -129,7 +128,7 @@ class PenstockServer:
         if lane == "train":
             check_trained(sampling, self._temperature)
         sampling["max_new_tokens"] = min(sampling.get("max_new_tokens", most), longest + most - len(ids))
-        said = handed_on.label(label)
+        said = rows.label(label)
         request = Request(prompt_ids=ids, metadata=dict(metadata or {}), sampling=sampling, **said)
         answer = await self._call(self._submit, lane, request)
         output = self._output(answer)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.consumers.batch import advantages, behaviour, column_values, columns, layout
-from penstock.consumers.batch.loss_tokens import LossTokens
-from penstock.consumers.batch.opened import OpenedPayloads, Payloads, ReadSides
-from penstock.consumers.batch.token_arrays import SIDE_KEYS, TokenArrays, wanted_keys
+from penstock.consumers.batch import advantages, behaviour, columns, layout
+from penstock.consumers.batch.fetch import OpenedPayloads, Payloads, ReadSides
+from penstock.consumers.batch.token_arrays import SIDE_KEYS, LossTokens, TokenArrays, wanted_keys
 from penstock.errors import ProtocolError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Manifest, Row
@@ -295,7 +294,7 @@ class Batch:
             OwnershipLost: the subscription was rewound or taken over meanwhile.
         """
         of = self._layout(micro)
-        self.store.write(name, column_values.split(array, of, self._lost, f"batch {self.n} of this rank", name))
+        self.store.write(name, columns.split(array, of, self._lost, f"batch {self.n} of this rank", name))
 
     def get(self, name: str, *, micro: Mapping[str, Any] | None = None, timeout: float = 600.0) -> NDArray[Any]:
         """Read a column put by another role; blocks, and reports the wait, until every row of this rank has a value.
@@ -314,9 +313,9 @@ class Batch:
         of = self._layout(micro)
         wanted = [row for row in of.rows if row >= 0]
         values = self.store.read(name, wanted, timeout) if wanted else {}
-        out = column_values.join(values, of, self.all_rows, self._lost, name)
+        out = columns.join(values, of, self.all_rows, self._lost, name)
         self._got.setdefault(name, set()).update(wanted)
-        if hollow := column_values.hollow(values) - self._lost:
+        if hollow := columns.hollow(values) - self._lost:
             self._hollow.setdefault(name, set()).update(hollow)
             self.store.tell_lost(name, sorted(hollow))
         return out
@@ -339,11 +338,11 @@ class Batch:
         missing = self._lost | self._hollow.get(name, set()) | {-1}
         return np.array([row in missing for row in rows])
 
-    def _layout(self, micro: Mapping[str, Any] | None) -> column_values.Layout:
+    def _layout(self, micro: Mapping[str, Any] | None) -> columns.Layout:
         if micro is None:
             lengths = [1 if payload is None else len(payload) for payload in self._opened.all] or [1]
-            return column_values.Layout(list(self._indices) or [-1], lengths)
-        of = column_values.Layout.of_micro(micro)
+            return columns.Layout(list(self._indices) or [-1], lengths)
+        of = columns.Layout.of_micro(micro)
         if foreign := set(of.rows) - set(self._indices) - {-1}:
             raise ProtocolError(f"micro holds rows {sorted(foreign)}, which are not of this rank of batch {self.n}.")
         return of

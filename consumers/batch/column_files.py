@@ -1,7 +1,7 @@
 """Store the columns that a rank read in a file next to that of its recorded batch, so that a replay reads the same.
 
     FILE.columns    records, one per value: bytes of what follows (uint32, little endian), its CRC-32, and as msgpack
-                    [column, row, value as consumers/batch/column_values.py makes it]
+                    [column, row, value as consumers/batch/columns.py makes it]
 
 Records are appended as columns are read. A torn record at the end (the trainer was killed) is ignored.
 """

@@ -13,7 +13,7 @@ from penstock.consumers.batch.fetch import Bytes, PayloadReader
 from penstock.consumers.batch.token_arrays import SIDE_KEYS
 from penstock.consumers.subscription.agreement import Circle, meet
 from penstock.consumers.subscription.manifests import Delivery
-from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.protocol.records.causes import RanksAbsent

@@ -20,6 +20,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.config.trainer import DistillConfig, KLEstimator
+from penstock.errors import ProtocolError
+
 Aggregation = Literal["token", "sample", "constant"]
 
 
@@ -226,3 +229,182 @@ def _clipped(
         loss = torch.where(losing, torch.minimum(loss, most), loss)
     never = torch.zeros_like(mask)
     return TokenLoss(torch.where(mask, loss, 0.0), stopped & losing, stopped & ~losing, dual, beyond, never)
+
+
+# Estimate the distance of the policy to a reference policy: Schulman's estimators of KL(π || reference), per token.
+#
+# With log r = log reference - log π of a token sampled from π:
+#
+# - ``k1``: -log r; unbiased, of high variance, negative at times. Its gradient has mean 0: in the loss it is noise
+# - ``k2``: (log r)^2 / 2; biased, never negative; its gradient is that of the KL, on policy
+# - ``k3``: r - 1 - log r; unbiased, never negative; GRPO's penalty (arXiv 2402.03300, equation 4)
+#
+# Source: Schulman 2020, "Approximating KL Divergence". Tokens of an older policy are treated as samples of π, as GRPO
+# does. Every log r is held within ±``losses.LOG_RATIO_LIMIT``; beyond, no gradient flows.
+#
+# Pure functions of tensors of one shape, [B, L] or [T].
+
+
+def estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, kind: KLEstimator) -> Tensor:
+    """Return the estimate of each token, 0 where the mask is False.
+
+    Args:
+        logprobs: log π; may carry a gradient.
+        reference: log-probabilities of the reference; carries none.
+    """
+    away, _ = log_ratio(reference.detach(), logprobs, mask)
+    if kind == "k1":
+        return -away
+    if kind == "k2":
+        return away.square() / 2
+    return away.expm1() - away
+
+
+# On-policy distillation: the advantage of a generated token is a teacher's judgement of it.
+#
+#     advantage_t = [A +] -weight * (log p_t - log teacher_t)
+#
+# with p the policy that the token's ratio is taken to: μ with correction ``bypass``, π_old with ``decoupled``, π_θ
+# without a gradient with ``truncated``. In expectation over samples of p, log p - log teacher is the reverse KL KL(p
+# || teacher) given the preceding tokens. A token is judged by itself, not by its successors (discount 0).
+#
+# Sources: Thinking Machines Lab 2025, "On-Policy Distillation" (advantages are the negated reverse KL per token, in
+# an importance-sampling loss); slime's on-policy distillation (``--use-opd``), which subtracts the coefficient times
+# it from the advantages of any estimator; GKD, arXiv 2306.13649, for learning from a teacher on what the student
+# draws.
+#
+# Pure functions of tensors of one shape, [B, L] or [T].
+
+
+def reverse_kl(policy: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """Return log p - log teacher per token within ±``losses.LOG_RATIO_LIMIT``, 0 outside the mask; no gradient."""
+    return log_ratio(policy.detach(), teacher, mask)[0]
+
+
+def distilled(advantages: Tensor, away: Tensor, config: DistillConfig) -> Tensor:
+    """Return advantages of tokens.
+
+    Args:
+        advantages: from the rewards.
+        away: ``reverse_kl``.
+    """
+    given = advantages if config.with_rewards else torch.zeros_like(advantages)
+    return given - config.weight * away
+
+
+def side_of(micro: dict[str, Tensor], name: str, key: str) -> Tensor:
+    """Return the side array of a micro-batch that a configuration key needs. Raises ProtocolError if it is missing."""
+    if name not in micro:
+        raise ProtocolError(
+            f"{key} needs the side array {name!r} of each sample, and those of this batch have none: they were "
+            "generated before the run asked for it, or come from a recording of such a run; begin the run anew."
+        )
+    return micro[name]
+
+
+# One correction for samples of another policy, never two (T9), around any loss of ``losses``.
+#
+# Notation: θ the policy being trained, old the policy at the batch's first optimizer step, μ the behaviour policy
+# (which generated the tokens, T6), A the advantage, sg stop-gradient. With L(r) a loss of ``losses`` whose ratio is
+# r:
+#
+# - ``bypass``: L(π_θ / μ), no other weight; the behaviour policy is the proximal one.
+# - ``decoupled``: w L(π_θ / π_old), w = sg(min(π_old / μ, C)). Decoupled PPO (Hilton et al. 2021, arXiv 2110.00641),
+#   used by AReaL (Fu et al. 2025, arXiv 2505.24298); with π_old and μ apart only by the rounding of engine and
+#   trainer, it is the truncated importance sampling that Yao et al. 2025 add to PPO ("Your Efficient RL Framework
+#   Secretly Brings You Off-Policy RL Training"). With one optimizer step per batch π_θ is π_old, so that r is 1, no
+#   clip acts, and the gradient of ``truncated`` remains: it takes several (``trainer.minibatches``,
+#   ``trainer.epochs``) to differ.
+# - ``truncated``: -w A log π_θ, w = sg(min(π_θ / μ, C)): truncated importance sampling of the plain policy gradient
+#   (Ionides 2008; the ρ of V-trace, Espeholt et al. 2018, arXiv 1802.01561). No π_old, no clip.
+#
+# Tokens that are too stale are masked before: at the cut (``staleness.on_expiry: mask``), or by ``Batch`` with
+# ``trainer.max_token_staleness``; both keep the denominators exact.
+#
+# Everything here is a pure function of tensors of one shape, [B, L] or [T].
+
+#: Default of C.
+DEFAULT_CAP = 2.0
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
+    """Return [B, L] float32 log-probability of each token given those before it, at its sampling temperature.
+
+    ``log_softmax(logits / T)`` of position t - 1 at ``tokens[t]``, so that index and length are those of ``tokens``
+    and of the behaviour logprobs (T6). Position 0 has nothing before it and is 0.
+
+    Args:
+        logits: [B, L, V], any float dtype.
+        tokens: [B, L] int64.
+        temperatures: [B], or [B, L] where it differs within a row.
+    """
+    if temperatures.dim() == 1:
+        temperatures = temperatures[:, None].expand(tokens.shape)
+    scaled = logits[:, :-1].float() / temperatures[:, 1:, None]
+    chosen = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    return torch.nn.functional.pad(chosen - scaled.logsumexp(-1), (1, 0))
+
+
+def bypass(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    *,
+    loss: RatioLoss = ppo,
+    segments: Tensor | None = None,
+    dual_clip: float | None = DUAL_CLIP,
+) -> TokenLoss:
+    """Return L(r) with r = π_θ / μ.
+
+    Args:
+        logprobs: log π_θ, carries the gradient.
+        behaviour: log μ.
+        mask: bool; where False, nothing is computed and the loss is 0.
+        loss, segments, dual_clip: see ``losses``.
+    """
+    return loss(logprobs, behaviour, advantages, mask, clip_low, clip_high, segments, dual_clip)
+
+
+def decoupled(
+    logprobs: Tensor,
+    old: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    cap: float,
+    *,
+    loss: RatioLoss = ppo,
+    segments: Tensor | None = None,
+    dual_clip: float | None = DUAL_CLIP,
+) -> TokenLoss:
+    """Return w L(r) with r = π_θ / π_old and w = min(π_old / μ, cap), through which no gradient flows.
+
+    Args:
+        old: log π_old, from one pass over the whole batch before its first optimizer step.
+        The others are as for ``bypass``.
+
+    Returns:
+        ``capped`` marks the tokens whose weight the cap changed.
+    """
+    away, beyond = log_ratio(old.detach(), behaviour.detach(), mask)
+    weight = away.exp()
+    of = loss(logprobs, old.detach(), advantages, mask, clip_low, clip_high, segments, dual_clip)
+    capped = (weight > cap) & mask
+    return of._replace(loss=weight.clamp(max=cap) * of.loss, clamped=of.clamped | beyond, capped=capped)
+
+
+def truncated(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, cap: float) -> TokenLoss:
+    """Return -w A log π_θ with w = min(π_θ / μ, cap), through which no gradient flows.
+
+    Returns:
+        ``high`` and ``capped`` mark the tokens whose weight the cap changed.
+    """
+    away, beyond = log_ratio(logprobs.detach(), behaviour, mask)
+    plain, of = away.exp(), reinforce(logprobs, advantages, mask)
+    capped = (plain > cap) & mask
+    return of._replace(loss=plain.clamp(max=cap) * of.loss, high=capped, clamped=beyond, capped=capped)

@@ -19,9 +19,8 @@ from penstock.consumers.grpo.loop import make_loop
 from penstock.consumers.weights.transports.sender import sender_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.logs import set_up
-from penstock.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPT
 from penstock.system.out_of_memory import trainer_error
-from penstock.system.processes import die_with_parent
+from penstock.system.processes import EXIT_CONFIG, EXIT_INTERRUPT, die_with_parent
 from penstock.system.stop import watched_signals
 
 log = logging.getLogger(__name__)

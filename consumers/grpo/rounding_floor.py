@@ -16,13 +16,13 @@ from torch.func import functional_call
 
 from penstock.config import Config
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo.corrections import token_logprobs
-from penstock.consumers.grpo.pictures import add_images, inputs_of
+from penstock.consumers.grpo.losses import token_logprobs
+from penstock.consumers.grpo.rows import add_images, inputs_of
 from penstock.consumers.grpo.step import GRPO, to_device
 from penstock.consumers.grpo.totals import mean
 from penstock.consumers.weights.sources import float32_names
 from penstock.system.out_of_memory import is_out_of_memory
-from penstock.weights.model_folder import read_config
+from penstock.weights.index import read_config
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ The split into ranks and micro-batches therefore changes nothing but rounding.
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,16 +19,75 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.config import TrainerConfig
+from penstock.config.trainer import KLEstimator
+from penstock.consumers.batch import layout
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo import corrections, distillation, kl, losses, penalty, precision, process
-from penstock.consumers.grpo.losses import TokenLoss
-from penstock.consumers.grpo.pictures import add_images, inputs_of
+from penstock.consumers.grpo import losses, process
+from penstock.consumers.grpo.losses import TokenLoss, side_of
 from penstock.consumers.grpo.ranks import Ranks
-from penstock.consumers.grpo.totals import Figures, Totals
+from penstock.consumers.grpo.rows import add_images, inputs_of
+from penstock.consumers.grpo.totals import Figures, Totals, mean
 from penstock.consumers.grpo.train_rows import Ask, postprocess
 from penstock.consumers.grpo.weight_changes import WeightChanges
 from penstock.errors import PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+
+# Subtract the distance to the reference policy from each reward of a batch (T11).
+#
+#     every rank, its own rows ─> distances ─> added up over the ranks ─> take_off ─> advantages of whole groups, on all
+#
+# The distance of a sample is the sum over all its generated tokens, whether or not they bear loss, including masked,
+# expired and removed ones. Its reward is compared with those of its group, and was given for the complete answer; a
+# distance over the loss tokens would favour answers of which more is masked.
+
+
+def check_reference(batch: Batch) -> None:
+    """Raise PayloadError if a row whose reward counts has no logprobs of a reference, and others have.
+
+    Uses the rows of all ranks, so that all of them stop. If no row has any, ``side_of`` raises.
+    """
+    if batch.has_side(REFERENCE_LOGPROBS):
+        layout.check_sides(batch.all_rows, [not row.masked for row in batch.all_rows], REFERENCE_LOGPROBS, batch.n)
+
+
+def distances(
+    batch: Batch, micros: Iterable[dict[str, Any]], kind: KLEstimator, device: torch.device | None = None
+) -> Tensor:
+    """Return [3, N] for this rank's rows among the N of the complete batch, float64 on ``device``, 0 for other rows.
+
+    Summed estimate over the generated tokens, the same over the loss tokens, and 1 if the payload is lost.
+
+    Args:
+        micros: all rows of this rank on that device, with the logprobs of the reference.
+    """
+    found = torch.zeros(3, len(batch.all_rows), dtype=torch.float64, device=device)
+    for micro in micros:
+        reference = side_of(micro, REFERENCE_LOGPROBS, "trainer.kl")
+        away = losses.estimate(micro["logprobs"], reference, micro["generated"], kind).double()
+        real = micro["rows"] >= 0
+        sums = torch.stack([away.sum(-1), (away * micro["loss_mask"]).sum(-1)])[:, real]
+        found[:2].index_add_(1, micro["rows"][real], sums)
+    lost = set(batch.lost)
+    found[2, [i for i, row in zip(batch.indices, batch.rows, strict=True) if row.sample in lost]] = 1
+    return found
+
+
+def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
+    """Set advantages from the reduced rewards; the same on every rank.
+
+    The distance of a sample with a lost payload is unknown: it is not compared with others.
+
+    Args:
+        found: ``distances``, added up over all ranks.
+
+    Returns:
+        ``ref_kl``: mean of the estimate over the loss tokens.
+    """
+    drawn, of_loss, lost = found.tolist()
+    rewards = [row.reward - weight * one for row, one in zip(batch.all_rows, drawn, strict=True)]
+    batch.set_rewards(rewards, unknown={i for i, one in enumerate(lost) if one})
+    return {"ref_kl": mean(sum(of_loss), batch.counts["loss_tokens"])}
+
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +147,7 @@ class GRPO:
         #: ``hooks.postprocess``: asked with the rows of each batch before its first optimizer step (``train_rows``).
         self.postprocess: Ask | None = None
         #: Type of the forward and backward pass.
-        self.compute_dtype = precision.compute_dtype(config.dtype, self.device)
+        self.compute_dtype = process.compute_dtype(config.dtype, self.device)
         self._changes = WeightChanges(one for one in model.parameters() if one.requires_grad)
         self._ranks = Ranks(dp_size, process_group, self.device)
         #: Metrics of a step beside those of every run.
@@ -210,9 +269,9 @@ class GRPO:
         return self._logprobs_by(self.model, micro)
 
     def _logprobs_by(self, model: CausalLM, micro: Micro) -> Tensor:
-        with precision.autocast(self.compute_dtype, self.device):
+        with process.autocast(self.compute_dtype, self.device):
             logits = model(**inputs_of(model, micro), use_cache=False).logits
-        return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
+        return losses.token_logprobs(logits, micro["tokens"], micro["temperatures"])
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
         """Return [B, L] loss per token by the configured loss and correction, and the penalty if it is in the loss.
@@ -227,18 +286,18 @@ class GRPO:
 
     def _policy_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
         config = self.config
-        cap = config.weight_cap or corrections.DEFAULT_CAP
+        cap = config.weight_cap or losses.DEFAULT_CAP
         behaviour, mask = micro["logprobs"], micro["loss_mask"]
         advantages = self.advantages(micro, logprobs, old)
         if config.correction == "truncated":
-            return corrections.truncated(logprobs, behaviour, advantages, mask, cap)
+            return losses.truncated(logprobs, behaviour, advantages, mask, cap)
         # Only reinforce has none.
         clips = (config.clip_low or 0.0, config.clip_high or 0.0)
         how: Any = {"loss": losses.RATIO_LOSSES[config.loss], "dual_clip": config.dual_clip}
         if config.correction == "bypass":
-            return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, **how)
+            return losses.bypass(logprobs, behaviour, advantages, mask, *clips, **how)
         old = logprobs.detach() if old is None else old
-        return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
+        return losses.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
 
     def advantages(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
         """Return [B, L] advantage of each token: that of its sample's reward, or the teacher's.
@@ -251,12 +310,12 @@ class GRPO:
         given: Tensor = micro["advantages"]
         if self.config.distill is None:
             return given
-        return distillation.distilled(given, self._from_teacher(micro, logprobs, old), self.config.distill)
+        return losses.distilled(given, self._from_teacher(micro, logprobs, old), self.config.distill)
 
     def _from_teacher(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
         policy = self.proximal(micro, logprobs, old)
-        teacher = distillation.side_of(micro, TEACHER_LOGPROBS, "trainer.distill")
-        return distillation.reverse_kl(policy, teacher, micro["loss_mask"])
+        teacher = losses.side_of(micro, TEACHER_LOGPROBS, "trainer.distill")
+        return losses.reverse_kl(policy, teacher, micro["loss_mask"])
 
     def proximal(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
         """Return [B, L] log-probabilities of the proximal policy of the correction's ratio, without a gradient."""
@@ -271,8 +330,8 @@ class GRPO:
     def _estimate(self, micro: Micro, logprobs: Tensor) -> Tensor:
         """Return [B, L] distance of ``logprobs`` to those of the reference, on the tokens that bear loss."""
         assert self.config.kl is not None
-        reference = distillation.side_of(micro, REFERENCE_LOGPROBS, "trainer.kl")
-        return kl.estimate(logprobs, reference, micro["loss_mask"], self.config.kl.estimator)
+        reference = losses.side_of(micro, REFERENCE_LOGPROBS, "trainer.kl")
+        return losses.estimate(logprobs, reference, micro["loss_mask"], self.config.kl.estimator)
 
     @torch.no_grad()
     def _with_reference(self, micro: Micro) -> Micro:
@@ -289,11 +348,11 @@ class GRPO:
         """
         assert self.config.kl is not None
         if self.reference is None:
-            penalty.check_reference(batch)
+            check_reference(batch)
         micros, kind = self._micros_with_reference(batch), self.config.kl.estimator
-        found = self._ranks.all_or_none(lambda: penalty.distances(batch, micros, kind, self.device), f"batch {batch.n}")
+        found = self._ranks.all_or_none(lambda: distances(batch, micros, kind, self.device), f"batch {batch.n}")
         self._ranks.add_up(found)
-        return penalty.take_off(batch, found, self.config.kl.weight)
+        return take_off(batch, found, self.config.kl.weight)
 
     def _micros_with_reference(self, batch: Batch) -> Iterator[Micro]:
         for micro in batch.micro_batches(self.config.max_tokens, self.max_samples):

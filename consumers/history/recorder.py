@@ -17,37 +17,139 @@ acknowledged as recorded are written again under the same key.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from penstock.config import Config
 from penstock.consumers.batch.fetch import PayloadReader
-from penstock.consumers.history import burials
 from penstock.consumers.history.all_samples import AllSamples
-from penstock.consumers.history.burials import Burials
-from penstock.consumers.history.pace import FULL, Pace
 from penstock.consumers.history.retired import Retired, read_retired, read_trained
 from penstock.consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
 from penstock.consumers.history.texts import Choice, Texts
 from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
-from penstock.errors import ConfigError, DiskFull, QueueUnavailable, RecordingLost
+from penstock.errors import ConfigError, DiskFull, ProtocolError, QueueUnavailable, RecordingLost
 from penstock.history.part import newest_epoch
-from penstock.history.row import SampleRow, Use
+from penstock.history.row import WHOLE_JOB, Fate, SampleRow, Use
 from penstock.history.writer import HistoryWriter
+from penstock.names import new_token
 from penstock.protocol import scripts
-from penstock.protocol.attendance import Attendance
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import Attendance
 from penstock.protocol.records.causes import LeaseHeld
+from penstock.protocol.records.codec import count_shown, name_shown
+from penstock.protocol.records.job import Job, tries_of
 from penstock.protocol.records.sample_meta import SampleMeta
-from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.scripts import Recording, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting
+from penstock.redis.commands import Client, Entry, is_full
 from penstock.redis.control import Control
-from penstock.redis.memory import is_full
 from penstock.system.disk import until_room
 from penstock.system.metrics.server import serve
 from penstock.system.run_folder import RunFolder
-from penstock.system.tokens import new_token
+
+#: Dead letters per read.
+CHUNK = 32
+#: Most characters of a dead letter's prompt, and of its label.
+MAX_TEXT = 1024 * 1024
+
+
+class Burials:
+    """Follows the stream of dead letters from its beginning: letters recorded before are written again."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._after = "-"
+
+    def take(self) -> list[SampleRow]:
+        """Return rows of the jobs that were dead-lettered since. Blocks for two round trips."""
+        entries = self._client.xrange(self._keys.dead, self._after, "+", count=CHUNK)
+        if entries:
+            self._after = f"({entries[-1][0].decode()}"
+        jobs = [name_shown(fields.get(b"id", b"")) for _, fields in entries]
+        pipe = self._client.pipeline(transaction=False)
+        for job in jobs:
+            pipe.hget(self._keys.group(job), "tr")
+        tries = pipe.execute(raise_on_error=False) if jobs else []
+        return [_row_of(entry, job, _tries(raw)) for entry, job, raw in zip(entries, jobs, tries, strict=True)]
+
+
+def _tries(raw: object) -> str:
+    """Return '' if the group is gone, or the field is invalid: the dead letter is recorded all the same."""
+    try:
+        text = raw.decode() if isinstance(raw, bytes) else ""
+        tries_of(text, "a group")
+    except (ProtocolError, UnicodeDecodeError):
+        return ""
+    return text
+
+
+def _row_of(entry: Entry, name: str, tries: str) -> SampleRow:
+    _, fields = entry
+    job = _job_of(fields.get(b"body", b""))
+    return SampleRow(
+        name,
+        WHOLE_JOB,
+        lane=job.lane if job else "",
+        prompt=(job.prompt or "")[:MAX_TEXT] if job else "",
+        label=job.label[:MAX_TEXT] if job else "",
+        worker=name_shown(fields.get(b"worker", b"")),
+        attempts=count_shown(fields.get(b"attempts")) or 0,
+        crashes=count_shown(fields.get(b"crashes")) or 0,
+        tries=tries,
+        fate=Fate.BURIED,
+        reason=name_shown(fields.get(b"reason", b""))[:200],
+    )
+
+
+def _job_of(body: bytes) -> Job | None:
+    """Return None if the job cannot be read, which may be why it is dead."""
+    try:
+        return Job.from_bytes(body)
+    except ProtocolError:
+        return None
+
+
+#: Share of a core to use if cores are contended, while the backlog is no fuller than ``FULL``.
+SHARE, FULL = 0.05, 0.75
+#: Cores are contended if this thread waited for one for more than this share of its runnable time.
+CONTENDED = 0.1
+#: Longest rest, in seconds.
+MAX_REST_S = 5.0
+
+#: CPU seconds of this thread so far, and seconds in which it was runnable without a core.
+Ran = Callable[[], tuple[float, float]]
+
+
+def ran() -> tuple[float, float]:
+    """Return the kernel's account of the calling thread; without waiting times on other systems than Linux."""
+    try:
+        cpu_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return time.process_time(), 0.0
+    return int(cpu_ns) / 1e9, int(waited_ns) / 1e9
+
+
+class Pace:
+    """Computes how long to rest after some work, so that a burst of groups is recorded after it is over.
+
+    Args:
+        ran: the kernel's account of this thread.
+    """
+
+    def __init__(self, ran: Ran = ran) -> None:
+        self._ran = ran
+        self._last = ran()
+
+    def rest_s(self) -> float:
+        """Return seconds to rest after the work since the last call; 0: continue. Returns at once."""
+        before, self._last = self._last, self._ran()
+        cpu_s, waited_s = (now - then for now, then in zip(self._last, before, strict=True))
+        if waited_s <= CONTENDED * (cpu_s + waited_s):
+            return 0.0
+        return max(0.0, min(MAX_REST_S, cpu_s * (1 / SHARE - 1)))
+
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +299,7 @@ class Recorder:
         buried = self._control.do(lambda _: self._burials.take())
         self._write(buried, [])
         most = self._groups
-        return self._record_groups(recording, most) == most or len(buried) == burials.CHUNK
+        return self._record_groups(recording, most) == most or len(buried) == CHUNK
 
     def _record_groups(self, recording: Recording, most: int) -> int:
         """Record the groups that have waited longest; return their number."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import count_of, count_shown, name_shown
+from penstock.protocol.records.job import tries_of
+from penstock.protocol.records.sample import BatchUse, uses_of
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.protocol.records.small_maps import count_of, count_shown, name_shown
-from penstock.protocol.records.tries import tries_of
-from penstock.protocol.records.use import BatchUse, uses_of
 from penstock.redis.commands import Client
 
 
@@ -28,7 +28,7 @@ class Retired:
     checkpoints: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     crashes: int = 0
-    #: Its leases, as parsed by ``penstock.protocol.records.tries``.
+    #: Its leases, as parsed by ``penstock.protocol.records.job``.
     tries: str = ""
     #: Unix seconds; 0: unknown or never.
     admitted_s: float = 0.0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from penstock.config import HistoryConfig
 from penstock.consumers.history.retired import Retired
 from penstock.errors import ConfigError
-from penstock.history.pieces import Piece, Spelling
+from penstock.history.packing import Piece, Spelling
 from penstock.weights.tokenizer import TokenTexts, load_token_texts
 
 log = logging.getLogger(__name__)

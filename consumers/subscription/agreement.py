@@ -7,7 +7,7 @@ a disk is waited for without a limit: a full disk must not end a run.
 import time
 from dataclasses import dataclass, replace
 
-from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.protocol import scripts

@@ -27,8 +27,8 @@ from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
 from penstock.protocol.records.causes import EvaluationSizeUnknown
+from penstock.protocol.records.codec import count_of
 from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.small_maps import count_of
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.system.disk import until_room

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from penstock.config import Config
+from penstock.config.subscription import Definition, Unit
 from penstock.consumers.subscription.ownership import Ownership
-from penstock.consumers.subscription.seat import Seat
-from penstock.errors import DataEnded, ProtocolError, WaitTimeout
+from penstock.consumers.subscription.rank import Seat
+from penstock.errors import ConfigError, DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
 from penstock.protocol.records.causes import BatchNotCut, NotReported
@@ -21,7 +23,24 @@ from penstock.protocol.waits import Waiting, read_wait
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
-from penstock.system.collecting import collecting_later
+from penstock.system.garbage_collection import collecting_later
+
+
+def with_groups(config: Config, batch_groups: int | None) -> Config:
+    """Return ``config`` with another number of groups per batch; None: unchanged."""
+    if batch_groups is None:
+        return config
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"batch_groups": batch_groups})})
+
+
+def check_groups(batch_groups: int | None, definition: Definition) -> None:
+    """Raise ConfigError if a subscription has another size than the argument."""
+    if batch_groups is not None and (definition.size, definition.unit) != (batch_groups, Unit.GROUPS):
+        raise ConfigError(
+            f"Trainer(batch_groups={batch_groups}) contradicts its subscription, whose batches have {definition.size} "
+            f"{definition.unit}: leave batch_groups out, or the size of the subscription."
+        )
+
 
 #: Longest blocking read in seconds: delay of a stop, of a lost ownership or a timeout.
 BLOCK_S = 0.5

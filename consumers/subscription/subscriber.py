@@ -14,16 +14,15 @@ from collections.abc import Callable, Sequence
 from penstock.config.subscription import Definition
 from penstock.consumers.subscription.manifests import Delivery, Manifests
 from penstock.consumers.subscription.ownership import Ownership
-from penstock.consumers.subscription.seat import Seat, missing
+from penstock.consumers.subscription.rank import Seat, missing
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
-from penstock.names import check_name
+from penstock.names import check_name, new_token
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import RanksAbsent
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.control import Control
-from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from penstock.consumers.weights.sources import Place
 from penstock.errors import PublishError
-from penstock.weights.model_folder import count_experts
+from penstock.weights.index import count_experts
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 #: What is in a layer of multi-token prediction, its transformer layer by the name of megatron-core 0.16 or a later one.

@@ -18,13 +18,13 @@ from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights.http.serving import Serving
 from penstock.errors import ProtocolError, PublishError, WeightsNotFinite
-from penstock.protocol.records.field_checks import LEAST
+from penstock.protocol.records.codec import LEAST
 from penstock.protocol.records.publication import Publication
 from penstock.text import safe_repr
 
 if TYPE_CHECKING:
     from penstock.consumers.weights.behind import Behind
-    from penstock.consumers.weights.copy_files import ServedCopy
+    from penstock.consumers.weights.copies import ServedCopy
     from penstock.consumers.weights.publisher import Publisher
     from penstock.consumers.weights.sources import Source, Weights
 

@@ -26,8 +26,17 @@ from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.system.disk import fsync, is_full, remove_whole
 from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
-from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
-from penstock.weights.tensor_file import FILES_JSON, file_names, files_json, header_of, order_of
+from penstock.weights.safetensors_files import (
+    FILES_JSON,
+    as_safetensors,
+    compare_layouts,
+    file_names,
+    files_json,
+    has_tied_embeddings,
+    header_of,
+    order_of,
+    read_folder,
+)
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from penstock.errors import PublishError
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import WorkerNotReady
+from penstock.protocol.records.codec import name_shown
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.transfers import Decision, Enrollment, Word
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control

@@ -21,7 +21,7 @@ from transformers.utils import logging
 from penstock import Batch, Trainer
 from penstock.config import Config
 from penstock.config.load import load_config
-from penstock.consumers.grpo import checkpoint, corrections
+from penstock.consumers.grpo import checkpoint, losses
 from penstock.errors import OwnershipLost, RolesApart, WaitTimeout
 from penstock.redis.await_redis import await_redis
 
@@ -63,7 +63,7 @@ def inside(tokens: Tensor, lengths: Tensor) -> Tensor:
 def policy_logprobs(model: nn.Module, data: dict[str, Any]) -> Tensor:
     """[B, L] log-probability of each token under the policy."""
     logits = model(input_ids=data["tokens"], attention_mask=inside(data["tokens"], data["lengths"])).logits
-    return corrections.token_logprobs(logits, data["tokens"], data["temperatures"])
+    return losses.token_logprobs(logits, data["tokens"], data["temperatures"])
 
 
 def act(model: nn.Module, batch: Batch) -> tuple[Tensor, Figures]:
@@ -72,7 +72,7 @@ def act(model: nn.Module, batch: Batch) -> tuple[Tensor, Figures]:
     mask = data["loss_mask"]
     advantages = data["rewards"][:, None] - values
     advantages = advantages / (advantages[mask].std() + 1e-6)
-    of = corrections.bypass(policy_logprobs(model, data), data["logprobs"], advantages, mask, 0.2, 0.2)
+    of = losses.bypass(policy_logprobs(model, data), data["logprobs"], advantages, mask, 0.2, 0.2)
     return of.loss.sum() / max(1, batch.counts["loss_tokens"]), {"reward": float(data["rewards"].mean())}
 
 

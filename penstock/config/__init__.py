@@ -3,14 +3,12 @@
 from penstock.config.buffer import BufferConfig, FilterConfig
 from penstock.config.data import DataConfig, DatasetConfig
 from penstock.config.engine import EngineConfig, FaultsConfig
-from penstock.config.history import HistoryConfig
 from penstock.config.hooks import HooksConfig
-from penstock.config.model import ModelConfig
-from penstock.config.net.serving import ServingConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig
 from penstock.config.rollout import RolloutConfig
-from penstock.config.run import Config, DebugConfig
+from penstock.config.run import Config, DebugConfig, HistoryConfig, ModelConfig
+from penstock.config.serving import ServingConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.worker import WorkerConfig

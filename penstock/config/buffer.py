@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.config.code_names import FilterName
+from penstock.config.hooks import FilterName
 from penstock.config.section import Positive, Seconds, Section
 
 

@@ -1,15 +1,39 @@
 """Section ``data``: prompts to train on and to evaluate."""
 
+from collections.abc import Sequence
+from fractions import Fraction
+from math import gcd, lcm
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.code_names import EnvironmentName, RewardName
+from penstock.config.hooks import EnvironmentName, RewardName
 from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
-from penstock.config.reading.shares import shares_of
 from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.names import MAX_ANSWERS
+
+#: Most places after which the order of a mixture repeats: it is kept in memory.
+MAX_PLACES = 100_000
+
+
+def shares_of(weights: Sequence[float]) -> list[int]:
+    """Convert ``[0.7, 0.3]`` to ``[7, 3]``: exact, as the numbers are written.
+
+    Raises:
+        ValueError: their sum is more than ``MAX_PLACES``.
+    """
+    exact = [Fraction(str(weight)) for weight in weights]
+    whole = lcm(*(one.denominator for one in exact))
+    shares = [int(one * whole) for one in exact]
+    shares = [one // gcd(*shares) for one in shares]
+    if sum(shares) > MAX_PLACES:
+        raise ValueError(
+            f"the weights {', '.join(f'{one:g}' for one in weights)} come out even after {sum(shares)} prompts only, "
+            f"and may after {MAX_PLACES}: write rounder ones, such as 2 and 1 for two thirds and one"
+        )
+    return shares
+
 
 Share = Annotated[float, Field(ge=0, le=1)]
 #: Default number of rows of a stream that are read, and shuffled, together.
@@ -171,7 +195,7 @@ class DatasetConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _curriculum_is_of_what_is_drawn(self) -> Self:
+    def _curriculum_has_sampled_answers(self) -> Self:
         if self.curriculum is not None and self.answer_key is not None:
             raise ValueError("curriculum goes by answers that the policy draws, and answer_key gives them: remove one")
         return self

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from penstock.config.fleet import RouterConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.config.section import Positive, Seconds, Section
-from penstock.redaction import MASK
+from penstock.text import MASK
 
 #: How SGLang reads ``ORIGINAL_LOGPROB``.
 _IS_ORIGINAL = {"1": True, "true": True, "0": False, "false": False}

@@ -1,14 +1,29 @@
 """Section ``redis``: the control Redis, and the payload servers."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.section import Section
-from penstock.payloads.addresses import is_folder, path_of
-from penstock.redaction import MASK
 from penstock.redis import sentinel
+from penstock.text import MASK
+
+SCHEME = "file://"
+
+
+def is_folder(url: str) -> bool:
+    """Return whether this is the address of a folder, not of a Redis."""
+    return url.startswith(SCHEME)
+
+
+def path_of(url: str) -> Path:
+    """Return the folder of an address; raise ValueError that says what to write if it names none."""
+    path = Path(unquote(url.removeprefix(SCHEME)))
+    if not path.is_absolute():
+        raise ValueError(f"names no folder: write {SCHEME}/FOLDER, an absolute path that all machines share")
+    return path
 
 
 def check_url(url: str) -> str:
@@ -43,8 +58,8 @@ def _port_of(url: str) -> int | None:
 class RedisConfig(Section):
     """The control Redis, and the payload servers beside it."""
 
-    #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a server
-    #: of our own in the run's folder.
+    #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a
+    #: server in the run's folder.
     url: str | None = None
     #: Port of our own server; 0 takes a free one. Only without ``url``, or as that names it.
     port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -1,15 +1,82 @@
 """Section ``reward``: how a sample is scored."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from penstock.config.code_names import BOXED, CODE, REMOTE, GroupRewardName, RewardName
 from penstock.config.fleet import checked_url
-from penstock.config.net.addresses import can_be_posted_to
+from penstock.config.hooks import BOXED, CODE, REMOTE, GroupRewardName, RewardName
 from penstock.config.section import Positive, Seconds, Section, checked_name
-from penstock.config.verifying.jail import CodeConfig, JailConfig
-from penstock.config.verifying.pool import PoolConfig
+from penstock.config.serving import can_be_posted_to
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"it should be an absolute path, not {path!r}")
+    return path
+
+
+class JailConfig(Section):
+    """The jail: where programs written by a model run."""
+
+    #: auto: the first of bwrap, namespaces and filters (docs/rewards.md) that holds on this machine, which is tried
+    #: before it is used; where none holds the start is refused. One of them: that one, or the start is refused.
+    #: none: no jail; answers may do what the worker's user may.
+    kind: Literal["auto", "bwrap", "namespaces", "filters", "none"] = "auto"
+    #: Address space of a process in bytes; where a cgroup may be made, also the memory of all of them together.
+    memory_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
+    #: Most processes and threads.
+    processes: Positive = 16
+    #: Most bytes in its temporary folder.
+    files_bytes: Positive = 16 * 1024**2
+    #: Most bytes that a program prints.
+    output_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
+    #: Folders that programs may read, beside the system's libraries and the interpreter: absolute paths.
+    readable: list[Annotated[str, AfterValidator(_absolute)]] = Field(default_factory=list)
+
+
+class CodeConfig(Section):
+    """The reward ``code``: an answer's program against the tests in its label."""
+
+    #: all: 1 where all tests pass, else 0. share: the share of tests that pass.
+    score: Literal["all", "share"] = "all"
+    #: Time of one test, the wait for a free core left out.
+    test_s: Seconds = 4.0
+    #: Time of an answer's tests together; those that are left then count as failed.
+    total_s: Seconds = 20.0
+    #: Only so many tests of a label are run, from its first on; null: all of them.
+    max_tests: Positive | None = None
+    #: Largest difference of two numbers that still counts as none, relative to the larger or to 1.
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    #: Interpreter of answers: a path; what is installed there can be imported. null: penstock's own, with Python's
+    #: library alone.
+    python: str | None = None
+
+
+class PoolConfig(Section):
+    """Processes that compute rewards."""
+
+    #: process: in the worker (async functions in its loop, others in a thread, slow ones by name in
+    #: processes of their own).
+    #: rq: by ``penstock verifiers``, on this machine or others, a process for each check; rewards of
+    #: penstock's own that take a moment (exact_match, f1) stay in the worker.
+    kind: Literal["process", "rq"] = "process"
+    #: rq: checks that one ``penstock verifiers`` makes at once; `penstock run` starts one.
+    workers: Positive = 2
+    #: rq: rewards that jobs may name beside those of this configuration. No other is run.
+    functions: list[RewardName] = Field(default_factory=list)
+    #: rq: most bytes of a sample on its way to a verifier, and of the answer, as JSON.
+    max_bytes: Annotated[int, Field(ge=1024, le=32 * 1024**2)] = 4 * 1024**2
+    #: rq: address space of a check in bytes; None: no limit but that of math_verify.
+    memory_bytes: Positive | None = None
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        given = [key for key in ("workers", "max_bytes", "memory_bytes") if not self.is_default(key)]
+        if given and self.kind != "rq":
+            names, are = ", ".join(given), "are" if given[1:] else "is"
+            raise ValueError(f"{names} {are} of kind rq, and kind is {self.kind}: set it, or remove {names}")
+        return self
 
 
 class RemoteConfig(Section):

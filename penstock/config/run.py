@@ -10,24 +10,61 @@ from penstock.config.buffer import BufferConfig
 from penstock.config.data import DataConfig
 from penstock.config.engine import EngineConfig, FaultsConfig
 from penstock.config.fleet import FleetConfig
-from penstock.config.history import HistoryConfig
 from penstock.config.hooks import HooksConfig
-from penstock.config.model import ModelConfig
-from penstock.config.net.serving import ServingConfig
-from penstock.config.net.watching import MetricsConfig, NotifyConfig, TelemetryConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.sampling import is_temperature, temperature_of
-from penstock.config.section import Section, checked_name
+from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.serving import MetricsConfig, NotifyConfig, ServingConfig, TelemetryConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.worker import WorkerConfig
 from penstock.errors import ConfigError
 from penstock.logs import LogFormat
 from penstock.names import ROUTED_EXPERTS, STEP_REWARDS
-from penstock.redaction import MASK
+from penstock.text import MASK
 from penstock.weights.transport import TRANSPORTS, transport
+
+
+class HistoryConfig(Section):
+    """The rows of the history, in the folder ``history`` of the run; the recorder (`penstock recorder`) writes them."""
+
+    #: Whether `penstock run` starts a recorder.
+    enabled: bool = True
+    #: Answers and tokens are kept of every so manieth group, in the order of admission; 1: of all. The samples of the
+    #: others have a row without them.
+    keep_every: Positive = 1
+    #: Answers and tokens are kept of at most so many groups of each version; None: of all.
+    keep_per_version: Annotated[int, Field(ge=0)] | None = None
+    #: Most groups that stay in Redis to be recorded; more are deleted without rows, and counted. At least those
+    #: between two checkpoints, which retire together.
+    backlog: Positive = 4096
+    #: Groups wait so long for a recorder that is not running; then they are deleted without rows, and counted.
+    patience_s: Seconds = 60.0
+    #: Most bytes of the files; the oldest go first.
+    max_bytes: Annotated[int, Field(ge=16 * 2**20)] = 16 * 2**30
+
+
+#: Types that torch and SGLang both accept.
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+
+
+class ModelConfig(Section):
+    #: Name of the weights stream.
+    name: str = "policy"
+    #: Hugging Face folder of the first policy: config, tokenizer, weights.
+    path: str
+    #: Type of the engines' weights: auto (that of the folder), bfloat16, float16 or float32. The reference trainer
+    #: publishes in this type (auto: float32) and trains float32 weights (``trainer.dtype``).
+    dtype: str = "auto"
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_is_known(cls, dtype: str) -> str:
+        if dtype not in _DTYPES:
+            raise ValueError(f"{dtype!r} is not a dtype of weights: write {', '.join(_DTYPES)}")
+        return dtype
 
 
 class LogsConfig(Section):
@@ -153,7 +190,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _scoring_models_are_there(self) -> Self:
+    def _scoring_models_exist(self) -> Self:
         frozen = {one.name: one for one in self.fleet.models if one.name != self.model.name}
         for key, model in self.rollout.scoring_models().items():
             if model.url is None and model.name not in frozen:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.buffer import FilterConfig
-from penstock.config.code_names import TransportName
-from penstock.config.net.addresses import checked_host
+from penstock.config.hooks import TransportName
 from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.serving import checked_host
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import SubscriptionConfig, Unit
 from penstock.weights.transport import TRANSPORTS, transport
@@ -33,7 +33,7 @@ LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-#: Schulman's estimators of KL(π || reference) per token (consumers/grpo/kl.py).
+#: Schulman's estimators of KL(π || reference) per token (consumers/grpo/losses.py).
 KLEstimator = Literal["k1", "k2", "k3"]
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
@@ -67,8 +67,8 @@ class KLConfig(Section):
 
     #: Factor of the estimate.
     weight: Annotated[float, Field(gt=0)]
-    #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/kl.py). k1 in the loss has a gradient of
-    #: mean 0.
+    #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/losses.py). k1 in the loss has a
+    #: gradient with mean 0.
     estimator: KLEstimator = "k3"
     #: loss: added to the loss of each token, of π_θ. reward: the sum over all generated tokens of a sample, of
     #: the policy that generated them, is subtracted from its reward before advantages are computed.

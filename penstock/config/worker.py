@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.config.code_names import EnvironmentName, RewardName
+from penstock.config.hooks import EnvironmentName, RewardName
 from penstock.config.rollout import STREAM_TOKENS
 from penstock.config.section import Positive, Seconds, Section
 

@@ -2,12 +2,10 @@
 
 | file | content |
 |---|---|
-| `row.py` | a row for each sample, and the batches that used a sample |
-| `packing.py`, `logprobs.py` | compression of arrays |
-| `pieces.py` | texts of token ids |
+| `row.py` | a row for each sample, the batches that used it, and the words of its texts that are indexed |
+| `packing.py`, `blocks.py` | compression of arrays and of token texts |
 | `bodies.py`, `blocks.py` | the fields of a row that are not searched; those of several rows together, as bytes |
-| `text.py` | words of texts, as they are indexed |
-| `part.py`, `open_part.py`, `read_part.py` | one SQLite file of a history: its schema; writing it, and reading it |
+| `part.py`, `read_part.py` | one SQLite file of a history: its schema; writing it, and reading it |
 | `writer.py`, `reader.py` | all files of one recorder; of all recorders |
-| `filters.py`, `cursor.py` | which rows are requested, and the page after which they begin |
+| `filters.py` | which rows are requested, and the page after which they begin |
 """

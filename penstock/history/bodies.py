@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.history.packing import pack_integers, squeeze, unpack_integers, unsqueeze
-from penstock.history.pieces import Spelling
+from penstock.history.packing import Spelling, pack_integers, squeeze, unpack_integers, unsqueeze
 from penstock.history.row import TIMES, SampleRow
 from penstock.payloads.format import Array
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, pack, unpack
-from penstock.protocol.records.field_checks import checks_of
+from penstock.protocol.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, checks_of, pack, unpack
 from penstock.protocol.records.record import Record, defaults_of, values_of
 from penstock.text import utf8_safe
 

@@ -9,13 +9,143 @@ Token ids of a text are usually small and repeat, so varints deflate well. The l
 all: planes separate these.
 """
 
+import sqlite3
 import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import ProtocolError
 from penstock.payloads.format import MAX_TOKENS, Array
+
+# Texts of token ids, so that a text which its tokens spell is not stored besides them.
+#
+# A file of a history has the pieces of all ids that occur in it, so it can be read without the model's tokenizer.
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text of one token id."""
+
+    #: UTF-8; a character may be spread over several pieces.
+    text: bytes
+    #: Part of the text of a prompt but not of an answer: the end of a turn, for example.
+    is_special: bool = False
+
+
+#: Returns the pieces of the token ids that are known. May block for a disk.
+LookUp = Callable[[Collection[int]], Mapping[int, Piece]]
+
+#: Most ids whose pieces are cached.
+MOST_PIECES = 2**18
+
+
+class Spelling:
+    """Spells token ids; looks up each piece once."""
+
+    def __init__(self, look_up: LookUp) -> None:
+        self._look_up = look_up
+        #: Including the text of special tokens, and without it.
+        self._whole: dict[int, bytes] = {}
+        self._plain: dict[int, bytes] = {}
+        self._unknown: set[int] = set()
+
+    def text(self, tokens: Sequence[int], *, special: bool) -> str | None:
+        """Return their text; None if the piece of one is not known. ``special``: include special tokens."""
+        pieces = self._whole if special else self._plain
+        try:
+            return b"".join(map(pieces.__getitem__, tokens)).decode("utf-8", "replace")
+        except KeyError:
+            pass
+        if not self._learn(set(tokens)):
+            return None
+        return b"".join(map(pieces.__getitem__, tokens)).decode("utf-8", "replace")
+
+    def pieces(self, tokens: Collection[int]) -> dict[int, Piece]:
+        """Return the pieces of the ids that are known."""
+        self._learn(set(tokens))
+        return {
+            one: Piece(self._whole[one], self._plain[one] != self._whole[one])
+            for one in set(tokens)
+            if one in self._whole
+        }
+
+    def _learn(self, tokens: set[int]) -> bool:
+        """Cache the pieces of these ids; return whether all are known."""
+        # One by one: subtracting the keys of a map from a set iterates over the complete map.
+        missing = {one for one in tokens if one not in self._whole and one not in self._unknown}
+        if missing:
+            if len(self._whole) + len(self._unknown) + len(missing) > MOST_PIECES:
+                self._whole, self._plain, self._unknown, missing = {}, {}, set(), tokens
+            found = self._look_up(missing)
+            self._whole |= {one: piece.text for one, piece in found.items()}
+            self._plain |= {one: b"" if piece.is_special else piece.text for one, piece in found.items()}
+            self._unknown |= missing - found.keys()
+        return all(one in self._whole for one in tokens)
+
+
+def nothing_known(tokens: Collection[int]) -> Mapping[int, Piece]:
+    """Look up pieces in a run without a tokenizer: none are known."""
+    return {}
+
+
+# Blocks stored back to back in chunks of one page each: stored one by one they would leave half of each page empty.
+
+#: Bytes of a chunk: a page of ``part.PAGE_BYTES`` fits one, as a row.
+CHUNK_BYTES = 16_344
+
+
+class ChunkWriter:
+    """Appends to the chunks of a file, within its commits."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        #: Bytes written; content of the last chunk; bytes that the next ``flush`` writes.
+        self._end = 0
+        self._tail = b""
+        self._pending: list[bytes] = []
+
+    def append(self, data: bytes) -> int:
+        """Append ``data``; return the position where it begins."""
+        place = self._end
+        self._pending.append(data)
+        self._end += len(data)
+        return place
+
+    def flush(self) -> None:
+        """Write what was appended."""
+        if not self._pending:
+            return
+        data = b"".join((self._tail, *self._pending))
+        first = (self._end - len(data)) // CHUNK_BYTES
+        chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO chunks(n, data) VALUES(?, ?)", list(enumerate(chunks, first))
+        )
+        self._pending = []
+        self._tail = chunks[-1] if len(chunks[-1]) < CHUNK_BYTES else b""
+
+    def recover(self) -> None:
+        """Continue after the last commit."""
+        found = self._connection.execute("SELECT n, data FROM chunks ORDER BY n DESC LIMIT 1").fetchone()
+        number, data = found or (0, b"")
+        self._pending, self._end = [], number * CHUNK_BYTES + len(data)
+        self._tail = data if len(data) < CHUNK_BYTES else b""
+
+
+def read_chunks(connection: sqlite3.Connection, begin: int, length: int) -> bytes:
+    """Return bytes that were appended. Raises ProtocolError if they are missing, or sqlite3.Error."""
+    first, last = begin // CHUNK_BYTES, (begin + max(length, 1) - 1) // CHUNK_BYTES
+    rows = connection.execute("SELECT n, data FROM chunks WHERE n BETWEEN ? AND ? ORDER BY n", (first, last)).fetchall()
+    if [number for number, _ in rows] != list(range(first, last + 1)) or not all(type(one) is bytes for _, one in rows):
+        raise ProtocolError("the bytes of its block are missing.")
+    data = b"".join(one for _, one in rows)[begin - first * CHUNK_BYTES :][:length]
+    if len(data) != length:
+        raise ProtocolError("some bytes of its block are missing.")
+    return data
+
 
 _STORED, _DEFLATED = b"\0", b"\1"
 _VARINTS, _PLANES = b"\0", b"\1"

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 from penstock.errors import ProtocolError
 from penstock.history.blocks import Block, read_block
 from penstock.history.bodies import Group
-from penstock.history.cursor import Place, beyond
-from penstock.history.filters import COLUMNS, Clause, Filters, Query, Sort, counting, num_rows, queries
+from penstock.history.filters import COLUMNS, Clause, Filters, Place, Query, Sort, beyond, counting, num_rows, queries
+from penstock.history.packing import Piece, Spelling
 from penstock.history.part import PartName
-from penstock.history.pieces import Piece, Spelling
 from penstock.history.row import SampleRow, Use
 
 #: Most words whose numbers are cached.

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.errors import HistoryError, ProtocolError
-from penstock.history.cursor import Place, place_of
-from penstock.history.filters import Filters, Sort
-from penstock.history.open_part import OpenPart
-from penstock.history.part import LIVE, PartName, in_memory, open_to_read, parts_of, translated
+from penstock.history.filters import Filters, Place, Sort, place_of
+from penstock.history.part import LIVE, OpenPart, PartName, in_memory, open_to_read, parts_of, translated
 from penstock.history.read_part import Key, ReadPart
-from penstock.history.row import SampleRow, Use, key_of
-from penstock.history.text import folded
+from penstock.history.row import SampleRow, Use, folded, key_of
 
 #: Rows read at once: the file is locked against its writer meanwhile.
 CHUNK = 256

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import HistoryError
-from penstock.history.open_part import OpenPart
-from penstock.history.part import PartName, begin, journal_of, open_to_read, parts_of, size_of, translated
-from penstock.history.pieces import LookUp, nothing_known
+from penstock.history.packing import LookUp, nothing_known
+from penstock.history.part import OpenPart, PartName, begin, journal_of, open_to_read, parts_of, size_of, translated
 from penstock.history.row import SampleRow, Use
 
 #: Number of files in a history of ``max_bytes``; smallest and largest size of a file.

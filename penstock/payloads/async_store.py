@@ -9,15 +9,14 @@ from typing import Protocol, TypeVar
 
 from redis.exceptions import ConnectionError as NoAnswer
 
+from penstock.config.redis import is_folder
 from penstock.errors import QueueFull
-from penstock.payloads.addresses import is_folder
 from penstock.payloads.daemon_threads import DaemonThreads, Step
 from penstock.payloads.folder import ANSWER_S, CLOSE_S, PayloadFolder
 from penstock.payloads.run_files import file_of, renew
 from penstock.redis.call import translate
-from penstock.redis.commands import AsyncClient
+from penstock.redis.commands import AsyncClient, is_full
 from penstock.redis.control import AsyncControl, raise_passing, until_answered_async
-from penstock.redis.memory import is_full
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, bytes]]

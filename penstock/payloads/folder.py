@@ -21,8 +21,10 @@ import errno
 import itertools
 import logging
 import os
+import queue
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,11 +35,10 @@ from urllib.parse import unquote
 
 from redis.exceptions import ConnectionError as NoAnswer
 
+from penstock.config.redis import path_of
 from penstock.errors import ConfigError, QueueFull
-from penstock.payloads.addresses import path_of
 from penstock.payloads.daemon_threads import DaemonThreads, Step
-from penstock.payloads.freed_files import FreedFiles
-from penstock.payloads.read_file import Pick, part, read_file, whole
+from penstock.payloads.read_file import Pick, WriteBack, part, read_file, whole
 from penstock.payloads.run_files import (
     FREED,
     MARK,
@@ -55,9 +56,55 @@ from penstock.payloads.run_files import (
     unkeep,
     write_all,
 )
-from penstock.payloads.write_back import WriteBack
 from penstock.protocol.records.causes import PayloadFolderFull
 from penstock.system.disk import FULL
+
+log = logging.getLogger(__name__)
+
+
+class FreedFiles:
+    """Unlinks files of one folder in a thread, which may block for the file system. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        #: Files to unlink; None ends the thread.
+        self._files: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, file: str) -> None:
+        """Enqueue a file for deletion. Returns at once."""
+        self._files.put(file)
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._unlink_all, name="payload folder frees", daemon=True)
+                    self._thread.start()
+
+    def _unlink_all(self) -> None:
+        while (file := self._files.get()) is not None:
+            try:
+                os.unlink(file)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                # ``PayloadFolder.expire`` finds it again.
+                log.warning("a payload that is not needed any more stays in %s: %s", self._folder, exc)
+
+    def close(self, silent_s: float) -> None:
+        """Unlink the remaining files. Blocks for at most ``silent_s`` after the last file."""
+        if self._thread is None:
+            return
+        self._files.put(None)
+        left = -1
+        while self._thread.is_alive() and (there := self._files.qsize()) != left:
+            left = there
+            self._thread.join(silent_s)
+        if self._thread.is_alive():
+            # ``PayloadFolder.expire`` finds them again.
+            log.warning("payloads that are not needed any more stay in %s: it does not answer", self._folder)
+        self._thread = None
+
 
 #: Errors of a file system whose server does not answer; other errors of creating a folder are mistakes of the user.
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, *FULL}
@@ -72,7 +119,6 @@ CLOSE_S = 10.0
 FULL_SHARE = 0.97
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 class PayloadFolder:

@@ -22,10 +22,9 @@ from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.presence import GONE_S, parse_workers
-from penstock.protocol.records.codec import pack
+from penstock.protocol.records.codec import name_in, name_shown, pack, unpack_map
 from penstock.protocol.records.job import JobState
-from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import name_in, name_shown, unpack_map
+from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.text import safe_repr

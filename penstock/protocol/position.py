@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from penstock.protocol.records.small_maps import count_of, text_of
+from penstock.protocol.records.codec import count_of, text_of
 from penstock.protocol.staleness import Lineage
 
 #: Sums of rewards are limited to this on both sides of 0, as in ``judge``.

@@ -1,6 +1,8 @@
 """A worker's presence: the record by which it reports its state twice a second, and functions that read it."""
 
 import math
+import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,12 +12,53 @@ from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
-from penstock.protocol.records.field_checks import checks_of
-from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import name_in, name_shown
+from penstock.protocol.records.codec import checks_of, name_in, name_shown, pack, unpack
+from penstock.protocol.records.record import readable
+from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
+from penstock.redis.control import PASSING
 from penstock.text import safe_repr
+
+#: Interval of confirmation; a record older than ``presence.FRESH_S`` is ignored.
+CONFIRM_S = 2.0
+
+
+class Attendance:
+    """The presence record of one process. Methods block for at most one round trip; an unreachable Redis is ignored.
+
+    Args:
+        part: kind of the process: producer, buffer, ...
+        name: name of the process, if one machine may run several that have names.
+        metrics: address of its metrics; '' if it serves none.
+    """
+
+    def __init__(self, client: Client, keys: Keys, part: str, *, name: str = "", metrics: str = "") -> None:
+        self._client = client
+        self._keys = keys
+        host, pid = socket.gethostname(), os.getpid()
+        self._name = ":".join(filter(None, (part, host, str(pid), name)))
+        self._shown: dict[str, str | int] = {"part": part, "host": host, "pid": pid}
+        self._shown |= {key: value for key, value in (("name", name), ("metrics", metrics)) if value}
+        self._told = 0.0
+
+    def confirm(self) -> None:
+        """Confirm the record if that is due. Cheap to call in a loop."""
+        if time.monotonic() - self._told < CONFIRM_S:
+            return
+        if self._write(pack({**self._shown, "at": time.time()})):
+            self._told = time.monotonic()
+
+    def end(self) -> None:
+        """Delete the record: this process exits normally."""
+        self._write(b"")
+
+    def _write(self, record: bytes) -> bool:
+        try:
+            run(self._client, note(self._keys, self._keys.parts, self._name, record))
+        except PASSING:
+            return False
+        return True
+
 
 #: A process whose record is older is ignored: no trainer waits for such a worker or keeps weights for it.
 FRESH_S = 10.0

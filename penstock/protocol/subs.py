@@ -12,8 +12,8 @@ from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
-from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import count_in, name_in, name_shown, unpack_map
+from penstock.protocol.records.codec import count_in, name_in, name_shown, unpack_map
+from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 

@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import name_in
 from penstock.protocol.records.record import Record
-from penstock.protocol.records.small_maps import name_in
 from penstock.protocol.scripts import Call, Value, script
 
 #: How long the record of a transfer is kept after it.

@@ -11,9 +11,8 @@ from typing import Any
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, WorkerPresence, parse_workers
 from penstock.protocol.records.causes import Cause, decode
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import count_in, name_shown, number_in, unpack_map
+from penstock.protocol.records.codec import count_in, name_shown, number_in, pack, unpack_map
+from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING

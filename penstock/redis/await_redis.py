@@ -8,7 +8,7 @@ from penstock.config import Config
 from penstock.errors import QueueRefused, QueueUnavailable
 from penstock.redis.connect import connect
 from penstock.redis.server import ADDRESS_FILE, read_address
-from penstock.system.backoff import pause_s
+from penstock.system.stop import pause_s
 
 #: Waits between attempts; the address in the run's folder is read each time, as our own server may move.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0

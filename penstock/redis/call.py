@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
-from penstock.protocol.records.causes import RedisFull
+from penstock.names import LANES
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import RedisFull, RedisKeysLost
 from penstock.redis.commands import AsyncClient, Client, Encodable
-from penstock.redis.refusals import KeysLost, is_demoted, is_wrong_type, passing
-
-if TYPE_CHECKING:
-    from penstock.redis.loss import Loss
+from penstock.redis.refusals import RECOVERY, KeysLost, is_demoted, is_wrong_type, passing
 
 T = TypeVar("T")
 #: Prefix of a run's keys.
@@ -93,7 +92,6 @@ def _look_for_loss(call: Call[Any], error: Exception) -> "Call[Loss] | None":
     """Return the call that reads what the run lost, if that may be why a verb failed; else None."""
     # Imported here: it imports this module.
     from penstock.protocol.keys import Keys
-    from penstock.redis.loss import loss
 
     run_name = _RUN.match(call.keys[0]) if call.keys else None
     may_be = isinstance(error, KeysLost) or (isinstance(error, ResponseError) and "user_script" in str(error))
@@ -129,3 +127,59 @@ def version_field(model: str) -> str:
 def numbers(gates: Sequence[Sequence[str]]) -> str:
     """Return the number of its gate for every subscription, separated by commas."""
     return ",".join(str(number) for number, names in enumerate(gates, 1) for _ in names)
+
+
+# Loss of a run's data in Redis: keys that were deleted or evicted, and admitted jobs that are in no queue.
+#
+# Processes that need such a key wait (``KeysLost`` passes as soon as it is back), and `penstock why` names it.
+
+#: Most keys that are named; the others are counted.
+NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The missing keys and jobs; false if nothing is missing."""
+
+    #: Names of keys, without the prefix of the run.
+    keys: tuple[str, ...] = ()
+    #: Admitted jobs that are in no lane and no other container, and jobs admitted.
+    jobs: int = 0
+    admitted: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.jobs)
+
+    def error(self) -> KeysLost:
+        """Return the error of a verb that fails because of it."""
+        return KeysLost(f"Redis lost {self}, as after FLUSHALL, a deletion or an eviction. {RECOVERY}", self.cause)
+
+    @property
+    def cause(self) -> RedisKeysLost:
+        """The cause of a wait because of it."""
+        more = len(self.keys) - NAMED
+        return RedisKeysLost(
+            (*self.keys[:NAMED], *([f"{more} more keys"] if more > 0 else [])), self.jobs, self.admitted
+        )
+
+    def __str__(self) -> str:
+        """Name what was lost."""
+        return self.cause.lost
+
+
+def loss(keys: Keys) -> Call[Loss]:
+    """Make the call that reads what Redis lost of a run, in one instant. Takes some microseconds; reads only."""
+    names = [keys.schema, keys.counters, keys.subs, keys.source, keys.delayed, keys.bodies, keys.dead, keys.ready]
+    arguments = [keys.prefix, *LANES]
+    return Call(
+        script("missing_keys"),
+        [*names, *map(keys.jobs, LANES)],
+        arguments,
+        lambda answer: Loss(tuple(dict.fromkeys(texts(answer[2:]))), int(answer[0]), int(answer[1])),
+    )
+
+
+def evicting_policy(client: Client) -> str:
+    """Return the policy by which Redis may delete keys of a run; '' if it deletes none. Blocks for a round trip."""
+    policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
+    return "" if policy == "noeviction" else policy

@@ -4,8 +4,23 @@ redis-py's own annotations have ``bytes | str`` for every answer. Its clients ma
 protocols; answers that depend on flags are annotated for the flags in use.
 """
 
+import re
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, Protocol, Self, overload
+
+#: The share. The buffer and the trainers need the rest to free memory.
+FULL = 0.85
+
+
+def is_full(info: Mapping[str, Any]) -> bool:
+    """Return whether the limit is reached.
+
+    Args:
+        info: answer of ``INFO memory``; without a maxmemory it is never full.
+    """
+    return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+
 
 Field = str | bytes | int
 #: Values that can be sent without encoding.
@@ -169,3 +184,25 @@ class AsyncClient(Protocol):
         self, name: str, max: Field = "+", min: Field = "-", count: int | None = None
     ) -> list[Entry]: ...
     async def zrange(self, name: str, start: int, end: int) -> list[bytes]: ...
+
+
+def scan_keys(client: Client, prefix: str) -> Iterator[str]:
+    """Yield all keys that begin with ``prefix``, each at least once, in any order. Blocks at every step.
+
+    Names that are not text, which no verb writes, are escaped; no key has such a name.
+    """
+    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", prefix) + "*"
+    return (key.decode(errors="backslashreplace") for key in client.scan_iter(match=pattern, count=1000))
+
+
+def holds_keys(client: Client, prefix: str) -> bool:
+    """Return whether any key begins with ``prefix``. Blocks."""
+    return next(scan_keys(client, prefix), None) is not None
+
+
+def delete_keys(client: Client, prefix: str) -> int:
+    """Delete all keys that begin with ``prefix``; return their number. Blocks for a SCAN over the server."""
+    count, keys = 0, scan_keys(client, prefix)
+    while batch := list(islice(keys, 500)):
+        count += client.unlink(*batch)
+    return count

@@ -25,13 +25,13 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
+from penstock.config.redis import is_folder
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLost, QueueRefused, QueueUnavailable
-from penstock.payloads.addresses import is_folder
 from penstock.protocol.records.causes import RedisFull
-from penstock.redaction import know_url, redact
 from penstock.redis import sentinel
 from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.refusals import AsyncParser, DiskRefused, KeysLost, NamingRedis, Parser
+from penstock.text import know_url, redact
 
 #: Oldest supported Redis, that of the embedded server.
 MIN_VERSION = (6, 2)

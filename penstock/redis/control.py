@@ -19,7 +19,7 @@ from penstock.redis import connect
 from penstock.redis.call import Call, run, run_async
 from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.refusals import DiskRefused, KeysLost, passing
-from penstock.system.backoff import pause_s
+from penstock.system.stop import pause_s
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -99,8 +99,8 @@ def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
 def _addresses(folder: Path) -> dict[str, str]:
     """Return settings that restore the passwords of Redis which ``config.yaml`` masks."""
     from penstock.config.reading.yaml_file import read_yaml
-    from penstock.redaction import redact
     from penstock.redis.server import read_addresses
+    from penstock.text import redact
 
     if "PENSTOCK_REDIS" in os.environ:
         return {}

@@ -25,8 +25,7 @@ from penstock.redis.append_only import IDENT, AppendOnlySync, ToldByKeeper
 from penstock.redis.connect import MIN_VERSION, connect
 from penstock.system.disk import own_file, put
 from penstock.system.log_files import mark
-from penstock.system.ports import free_port
-from penstock.system.processes import die_with
+from penstock.system.processes import die_with, free_port
 
 #: Written into the run's folder, so that commands find the server of a run.
 ADDRESS_FILE = "redis.json"

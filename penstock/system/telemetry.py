@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError
-from penstock.redaction import know, redact
 from penstock.system.extras import check_installed
-from penstock.text import format_exc
+from penstock.text import format_exc, know, redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

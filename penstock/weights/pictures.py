@@ -23,7 +23,7 @@ from penstock.protocol.records.images import check_images, decoded
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.extras import check_installed
-from penstock.weights.model_folder import read_config
+from penstock.weights.index import read_config
 
 #: Jobs whose images are read at a time.
 _THREADS = 2

@@ -1,14 +1,88 @@
 """Names, dtypes and shapes in safetensors files, read from their headers."""
 
+import json
+import math
+import operator
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import PublishError
 from penstock.system.disk import open_plain
-from penstock.weights.model_folder import read_config
-from penstock.weights.safetensors_header import MAX_HEADER_BYTES, METADATA_BYTES, parse_header, take_header
+from penstock.weights.index import DTYPE_BYTES, TensorEntry, read_config
+
+#: The format's own bound.
+MAX_HEADER_BYTES = 100 * 1024 * 1024
+#: Room in a header beside its tensors.
+METADATA_BYTES = 64 * 1024
+
+
+class TensorInfo(NamedTuple):
+    """What a header says of one tensor."""
+
+    #: Safetensors' name.
+    dtype: str
+    shape: tuple[int, ...]
+    #: Of its bytes, from the end of the header on.
+    start: int
+    end: int
+
+
+def header_rooms(entries: Iterable[TensorEntry]) -> dict[str, int]:
+    """File -> most bytes of its safetensors header, whoever wrote it: once it is read it takes thirty times as many."""
+    rooms: dict[str, int] = defaultdict(lambda: METADATA_BYTES)
+    for entry in entries:
+        # Of a name every byte may be escaped by six characters; a number of a shape has no more than 15 digits.
+        rooms[entry.file] += 6 * len(entry.name.encode(errors="replace")) + 20 * len(entry.shape) + 160
+    return {name: min(room, MAX_HEADER_BYTES) for name, room in rooms.items()}
+
+
+def take_header(file: BinaryIO, path: Path, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
+    """The header of an open file, from its 8 bytes of length on; its tensors are next. Blocks for the disk.
+
+    Raises:
+        PublishError: there is none, or it is longer than the file or ``max_bytes``; nothing of it was read. OSError.
+    """
+    size, length = os.fstat(file.fileno()).st_size, file.read(8)
+    num_bytes = int.from_bytes(length, "little")
+    if not 0 < num_bytes <= min(max_bytes, size - 8):
+        raise PublishError(
+            f"{path} is not a whole safetensors file (a header of {num_bytes} bytes in a file of {size}): "
+            "publish it again."
+        )
+    return length + file.read(num_bytes)
+
+
+def parse_header(header: bytes, file: Path | str) -> dict[str, TensorInfo]:
+    """Tensors in the order of their bytes; a header is parsed here alone.
+
+    Args:
+        header: from its 8 bytes of length on, held to a bound by whoever took it.
+        file: named in the error.
+
+    Raises:
+        PublishError: it is no header, or its tensors do not lie end to end, as the format has them.
+    """
+    try:
+        claimed: dict[str, Any] = dict(json.loads(header[8:]))
+        claimed.pop("__metadata__", None)
+        infos = sorted(((name, _info(claim)) for name, claim in claimed.items()), key=lambda one: one[1][2:])
+        at = 0
+        for name, info in infos:
+            if not info.start == at <= info.end:
+                raise ValueError(f"{name!r:.200} is not at byte {at}, where what is before it ends")
+            at = info.end
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
+        raise PublishError(f"{file} is not a whole safetensors file ({exc}): publish it again.") from exc
+    return dict(infos)
+
+
+def _info(claim: dict[str, Any]) -> TensorInfo:
+    start, end = map(operator.index, claim["data_offsets"])
+    return TensorInfo(str(claim["dtype"]), tuple(map(operator.index, claim["shape"])), start, end)
+
 
 #: Name -> (safetensors dtype, shape).
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -94,3 +168,51 @@ def compare_layouts(
             raise PublishError(f"{what}: {name} has shape {list(shape)}, {other} has {list(other_shape)}.")
         if dtype != other_dtype and not (cast and {dtype, other_dtype} <= _PLAIN_FLOATS):
             raise PublishError(f"{what}: {name} is {dtype}, {other} has {other_dtype}.")
+
+
+# The bytes of a safetensors file: a header, then the tensors end to end. Knows no torch.
+#
+# One function makes them for whoever writes a file and for whoever serves it out of memory, so that both have the
+# same.
+
+#: Name -> dtype (torch's, without ``torch.``) and shape.
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+
+#: Which file has which tensor, where there are several.
+FILES_JSON = "model.safetensors.index.json"
+#: What the length of a header is a multiple of, so that tensors are aligned.
+_ALIGN_BYTES = 8
+
+
+def order_of(layout: Layout) -> list[str]:
+    """Names in the order of the file: those of larger elements first, so that each is aligned to its own."""
+    return sorted(layout, key=lambda name: -DTYPE_BYTES.get(layout[name][0], 0))
+
+
+def header_of(layout: Layout) -> bytes:
+    """What comes before the tensors, which follow in ``order_of``. Raises PublishError on an unknown dtype."""
+    if unknown := {dtype for dtype, _ in layout.values()} - DTYPE_BYTES.keys():
+        raise PublishError(f"There are tensors of {min(unknown)}, which no engine loads: publish another dtype.")
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in order_of(layout):
+        dtype, shape = layout[name]
+        end = at + math.prod(shape) * DTYPE_BYTES[dtype]
+        header[name] = {"dtype": as_safetensors(dtype), "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGN_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
+def file_names(count: int) -> list[str]:
+    """Of the files of a version that has so many."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{number:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def files_json(entries: Sequence[TensorEntry]) -> bytes:
+    """What ``FILES_JSON`` of a version of several files holds."""
+    where, total = {one.name: one.file for one in entries}, sum(one.num_bytes for one in entries)
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1).encode()

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
-from penstock.weights.model_folder import read_vocab_size
+from penstock.weights.index import read_vocab_size
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from penstock.config.verifying.jail import JailConfig
+from penstock.config.reward import JailConfig
+from penstock.workers.rewards.jail.backends import WARDENS
 from penstock.workers.rewards.jail.jail import Jail
+from penstock.workers.rewards.jail.mounts import walls
 from penstock.workers.rewards.jail.task import Ended, Limits, Task
-from penstock.workers.rewards.jail.walls import walls
-from penstock.workers.rewards.jail.wardens import WARDENS
 from tests.missing import lack
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import read_waits
-from penstock.system.metrics.targets import targets
+from penstock.system.metrics.server import targets
 from tests.integration import play
 
 C = TypeVar("C", bound=Cause)

@@ -8,12 +8,11 @@ import redis
 
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.offer import Offer
+from penstock.protocol.records.publication import Copied, Whole
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.protocol.records.whole import Whole
 from penstock.protocol.scripts import Leadership, RawLease, run
 from penstock.protocol.tokens import LaneTokens, of_training, tokens_of
 

@@ -16,10 +16,9 @@ from typing import Any
 from penstock.consumers.clock import Clock
 from penstock.consumers.trainer import Trainer
 from penstock.consumers.weights import publish
-from penstock.consumers.weights.behind import Behind
-from penstock.consumers.weights.folder_writer import FolderWriter
+from penstock.consumers.weights.behind import Behind, FolderWriter
 from penstock.consumers.weights.transfer import Transfer
-from penstock.weights.http.rate import Rate
+from penstock.weights.http.server import Rate
 from tests.integration.test_transfers import load
 
 #: Point -> what is called there, and whether that is done before.

@@ -9,7 +9,7 @@ import redis
 
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
-from penstock.system.ports import free_port
+from penstock.system.processes import free_port
 from tests.integration.parts import until
 
 NAME = "control"

@@ -15,7 +15,7 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note, run
 from penstock.redis.server import RedisServer
-from penstock.system.health.asked import ASKED, KEEP_S, MAX_FINDINGS, MAX_TEXT, ask, read_answers
+from penstock.system.probes import ASKED, KEEP_S, MAX_FINDINGS, MAX_TEXT, ask, read_answers
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import presence, until, working
 
@@ -37,7 +37,7 @@ async def test_a_worker_that_reaches_neither_weights_nor_payloads_says_so_from_w
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # However full the disk is that this runs on.
-    monkeypatch.setattr("penstock.system.health.look.NEARLY", 2.0)
+    monkeypatch.setattr("penstock.system.probes.NEARLY", 2.0)
     made = config()
     async with working(made):
         await until(lambda: presence(client, keys)["state"] == "serving")

@@ -15,7 +15,7 @@ from penstock.console.read.health import look_at_jail
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.workers.rewards.jail.asking import check_jail
+from penstock.workers.rewards.jail.probe import check_jail
 from penstock.workers.rewards.score import Rewards
 from tests.integration.worker_play import until
 

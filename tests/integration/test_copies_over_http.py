@@ -25,11 +25,11 @@ from penstock.consumers.weights.http.serving import Serving
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import WeightsFetched
-from penstock.protocol.records.copied import Copied
+from penstock.protocol.records.publication import Copied
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
 from penstock.weights.http.blobs import object_name
-from penstock.weights.http.rate import Rate
+from penstock.weights.http.server import Rate
 from penstock.workers.main import Worker
 from penstock.workers.weights.fetch import nearby, swarm
 from penstock.workers.weights.receive.arrival import Arrival

@@ -12,7 +12,7 @@ from penstock.config import Config, ModelConfig
 from penstock.errors import PublishError
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
-from penstock.workers.weights.proof import prove
+from penstock.workers.weights.file_hashes import prove
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import until
 from tests.integration.saved import saved

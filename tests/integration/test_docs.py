@@ -28,15 +28,15 @@ from typer.testing import CliRunner
 
 from penstock.config.load import load_config
 from penstock.console.cli import main as cli
-from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.trainer import Trainer
 from penstock.history.row import Fate, SampleRow
 from penstock.hooks.signatures import check_hook
 from penstock.hooks.slime import SlimeSample
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.system.ports import free_port
-from penstock.workers.rewards import steps
+from penstock.system.processes import free_port
+from penstock.workers.rewards import score
 from tests.integration.docs_blocks import ROOT, Block, blocks
 from tests.missing import need
 from tests.tiny_model import make_tiny_model
@@ -401,7 +401,7 @@ def test_rewards_of_lines() -> None:
     found = lines(sample)
 
     assert found == {"score": 1.0, "step_rewards": [[1, 1.0], [4, 0.0]]}
-    assert steps.take_out(found, sample, "lines") == {1: 1.0, 4: 0.0}
+    assert score.take_out(found, sample, "lines") == {1: 1.0, 4: 0.0}
 
 
 def test_a_group_of_ones_own() -> None:
@@ -493,15 +493,15 @@ def test_the_loop_of_a_rollout_manager(running: Place, monkeypatch: pytest.Monke
 
 def test_the_loop_of_the_readme(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     take_up(running, monkeypatch)
-    steps: list[Any] = []
+    score: list[Any] = []
 
     execute(
         block("README.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, model=policy(running),
-        step=steps.append, checkpoint=times(3), restore=lambda: None,
+        step=score.append, checkpoint=times(3), restore=lambda: None,
     )  # fmt: skip
 
-    assert len(steps) == 3
-    assert steps[0]["tokens"].shape[0] == 16
+    assert len(score) == 3
+    assert score[0]["tokens"].shape[0] == 16
 
 
 def test_the_loop_of_the_page_on_consumers(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:

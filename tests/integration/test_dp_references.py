@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.config import TrainerConfig
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo import penalty
+from penstock.consumers.grpo import step
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.train_rows import Ask, TrainRow
 from penstock.errors import PayloadError, PenstockError
@@ -237,14 +237,14 @@ def test_T11_what_a_rank_takes_for_the_whole_is_seen(ranks: list[Any], name: str
 def test_T11_penalties_over_the_loss_tokens_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["KL in the reward, masks"]
     wanted, _ = gradient_of(case)
-    real = penalty.distances
+    real = step.distances
 
     def over_loss_tokens(*values: Any) -> Tensor:
         found = copy.copy(real(*values))
         found[0] = found[1]
         return found
 
-    monkeypatch.setattr(penalty, "distances", over_loss_tokens)
+    monkeypatch.setattr(step, "distances", over_loss_tokens)
     found, _ = gradient_of(case)
     assert difference(found, wanted) > 1e-2
 

@@ -15,10 +15,10 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.generate import generate_sample
-from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
 from penstock.workers.jobs.valves import Valves
-from penstock.workers.sglang.capabilities import release_of
 from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.server_info import release_of
 from penstock.workers.weights.apply import Policy, apply_publication
 from tests.integration import oracle
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only

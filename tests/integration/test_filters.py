@@ -10,7 +10,7 @@ from penstock import payloads
 from penstock.buffer.filters import Filters
 from penstock.config import Config
 from penstock.console.cli.inspect import ledger_lines
-from penstock.consumers.batch.ledger import Ledger
+from penstock.consumers.metrics.tally import Ledger
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.protocol import scripts

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from penstock.buffer.chores.holdings import HeldForHistory
+from penstock.buffer.housekeeping import HeldForHistory
 from penstock.errors import LeadershipLost, RecordingLost
 from penstock.protocol import scripts
+from penstock.protocol.audit import missing_jobs
 from penstock.protocol.keys import Keys
-from penstock.protocol.missing_jobs import missing_jobs
-from penstock.protocol.records.use import uses_of
+from penstock.protocol.records.sample import uses_of
 from penstock.protocol.scripts import Backlog, Leadership, Recording, run
-from penstock.redis.scan import scan_keys
+from penstock.redis.commands import scan_keys
 from tests.integration import play
 
 LEASE_MS = 60_000

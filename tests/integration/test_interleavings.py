@@ -17,9 +17,9 @@ from penstock.protocol import scripts
 from penstock.protocol.audit import audit, scan_groups
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import PayloadServersAway
-from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.offer import Offer
+from penstock.protocol.records.publication import Copied
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.connect import connect

@@ -13,11 +13,11 @@ import pytest
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.redis.server import RedisServer
-from penstock.workers.rewards.jail import finding, wardens
+from penstock.workers.rewards.jail import backends, detect
+from penstock.workers.rewards.jail.backends import NO_WARDEN, WARDENS
 from penstock.workers.rewards.jail.jail import Jail, JailError
+from penstock.workers.rewards.jail.mounts import walls
 from penstock.workers.rewards.jail.task import End, Limits, Task
-from penstock.workers.rewards.jail.walls import walls
-from penstock.workers.rewards.jail.wardens import NO_WARDEN, WARDENS
 from tests.integration.jails import LIMITS, TEST_S, Tried, bwrap_on_path, need_kernel
 
 SECRET = "a password in the environment of a worker"
@@ -237,30 +237,30 @@ def reward(kind: str, **jail: Any) -> RewardConfig:
 def test_the_first_that_holds_is_taken_and_says_what_it_is(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_kernel("namespaces", "root" if os.geteuid() == 0 else "plain")
     with bwrap_on_path(open_folder, monkeypatch):
-        finding._found.cache_clear()
-        assert finding.find_jail(reward("auto")).describe().startswith("bwrap: namespaces by bubblewrap")
+        detect._found.cache_clear()
+        assert detect.find_jail(reward("auto")).describe().startswith("bwrap: namespaces by bubblewrap")
     monkeypatch.setenv("PATH", "/nowhere")
-    finding._found.cache_clear()
-    assert finding.find_jail(reward("auto")).describe().startswith("namespaces: ")
+    detect._found.cache_clear()
+    assert detect.find_jail(reward("auto")).describe().startswith("namespaces: ")
     with pytest.raises(ConfigError, match="bwrap: the program bwrap is not installed"):
-        finding.find_jail(reward("bwrap"))
-    assert finding.find_jail(reward("none")).describe().startswith("none: no isolation")
+        detect.find_jail(reward("bwrap"))
+    assert detect.find_jail(reward("none")).describe().startswith("none: no isolation")
     with pytest.raises(ConfigError, match="there is no /no/such/folder"):
-        finding.find_jail(reward("auto", readable=["/no/such/folder"]))
-    finding._found.cache_clear()
+        detect.find_jail(reward("auto", readable=["/no/such/folder"]))
+    detect._found.cache_clear()
 
 
 def test_a_jail_that_is_not_tight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is believed because it could be made."""
 
-    class Open(wardens.NoWarden):
+    class Open(backends.NoWarden):
         name = "bwrap"
 
-    monkeypatch.setattr(finding, "WARDENS", (Open(),))
-    finding._found.cache_clear()
+    monkeypatch.setattr(detect, "WARDENS", (Open(),))
+    detect._found.cache_clear()
     with pytest.raises(ConfigError, match=r"it is not tight: .*it reads files of ours.*it connects to this machine"):
-        finding.find_jail(reward("auto"))
-    finding._found.cache_clear()
+        detect.find_jail(reward("auto"))
+    detect._found.cache_clear()
 
 
 def test_a_jail_that_cannot_be_made_is_no_answers_fault() -> None:

@@ -24,8 +24,8 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
 from penstock.protocol.snapshot import snapshot
+from penstock.redis.call import loss
 from penstock.redis.control import Control
-from penstock.redis.loss import loss
 from penstock.redis.refusals import KeysLost
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -9,7 +9,7 @@ import redis
 
 from penstock.console.cli.main import execute
 from penstock.names import Lane
-from penstock.protocol import pauses, scripts
+from penstock.protocol import scripts, user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import BatchNotCut, GroupsMissing, NoJobs
 from penstock.protocol.records.codec import pack
@@ -49,8 +49,8 @@ def test_a_paused_lane_hands_out_nothing_until_it_is_resumed_and_why_says_by_who
 def test_a_lane_is_paused_and_resumed_while_redis_is_full(client: redis.Redis, keys: Keys) -> None:
     client.config_set("maxmemory", 1)
     try:
-        assert pauses.pause(client, keys, Lane.EVAL, "anna")
-        assert pauses.resume(client, keys, Lane.EVAL)
+        assert user_failures.pause(client, keys, Lane.EVAL, "anna")
+        assert user_failures.resume(client, keys, Lane.EVAL)
     finally:
         client.config_set("maxmemory", 0)
 

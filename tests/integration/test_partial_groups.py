@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.consumers.batch.ledger import Ledger
+from penstock.consumers.metrics.tally import Ledger
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.buffer.chores.forgotten_payloads import ForgottenPayloads
+from penstock.buffer.housekeeping import ForgottenPayloads
 from penstock.buffer.payload_servers import PayloadServers
 from penstock.config import RedisConfig
 from penstock.consumers.batch.fetch import PayloadReader
@@ -19,9 +19,8 @@ from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadStore, open_async_store
 from penstock.payloads.folder import PayloadFolder
-from penstock.payloads.redis_store import PayloadRedis
 from penstock.payloads.run_files import PENDING, file_of
-from penstock.payloads.store import PayloadStore, open_store
+from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack

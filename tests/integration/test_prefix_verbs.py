@@ -13,7 +13,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
-from penstock.workers.jobs.partial import partial_from_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.integration import play
 from tests.integration.fake_engine import FIRST, FakeEngine
 from tests.integration.worker_play import IDS, admit, all_in, job, make_config, metas, publish, states, until, working

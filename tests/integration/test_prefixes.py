@@ -19,7 +19,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
-from penstock.workers.jobs.partial import partial_from_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.integration import oracle, play
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.worker_play import (

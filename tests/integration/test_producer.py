@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.producer.evaluations import Evaluations
 from penstock.producer.main import Producer
+from penstock.producer.offers import Evaluations
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

@@ -10,7 +10,7 @@ from penstock.errors import LeadershipLost, PublishError, QueueFull
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.drawn import Drawn
+from penstock.protocol.records.sample import Drawn
 from penstock.protocol.scripts import RawLease, run
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -17,8 +17,8 @@ import redis
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.redis import server as redis_server
+from penstock.redis.commands import delete_keys, holds_keys
 from penstock.redis.connect import check_async, connect, connect_async, connect_blocking, translate
-from penstock.redis.scan import delete_keys, holds_keys
 from penstock.redis.server import (
     PASSWORD_FILE,
     RedisServer,
@@ -28,7 +28,7 @@ from penstock.redis.server import (
     with_url,
     write_address,
 )
-from penstock.system.ports import free_port
+from penstock.system.processes import free_port
 from tests.integration.servers import NAMES, binary_of
 
 

@@ -27,7 +27,7 @@ import torch, torch.distributed as dist
 from penstock.consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import PenstockError
-from penstock.payloads.redis_store import PayloadRedis
+from penstock.payloads.store import PayloadRedis
 
 settings = json.loads(sys.argv[1])
 rank, steps = settings["rank"], settings["steps"]

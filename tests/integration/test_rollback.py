@@ -2,7 +2,7 @@
 
 import redis
 
-from penstock.buffer.rollback import Rollback
+from penstock.buffer.main import Rollback
 from penstock.protocol.keys import Keys
 from tests.integration import play
 

@@ -29,7 +29,7 @@ from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
-from penstock.workers.jobs.partial import partial_from_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes
 from penstock.workers.router.engine import RoutedEngine
 from penstock.workers.router.members import write_members
 from penstock.workers.router.process import Router

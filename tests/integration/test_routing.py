@@ -19,7 +19,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
-from penstock.workers.router.choose import make_engine
+from penstock.workers.router.members import make_engine
 from penstock.workers.sglang.routed_experts import FLAG, read_routing
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, opened, up

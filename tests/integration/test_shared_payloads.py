@@ -9,7 +9,7 @@ import redis
 from penstock import payloads
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
-from penstock.payloads.redis_store import PayloadRedis
+from penstock.payloads.store import PayloadRedis
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workers.weights.fetch import download, pace
+from penstock.workers.weights.fetch import download, progress
 from tests.integration.fetch_parts import Version, make_version
 from tests.integration.spoiling_proxy import SpoilingProxy
 from tests.integration.test_fetching import Play, fetched, play, version
@@ -64,7 +64,7 @@ class Dripping:
 def dripping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dripping]:
     """It is never given up for what it gives in the mean: a range of it would take weeks."""
     monkeypatch.setattr(download, "SLOWEST_BYTES_PER_S", 0.01)
-    monkeypatch.setattr(pace, "GRACE_S", 0.1)
+    monkeypatch.setattr(progress, "GRACE_S", 0.1)
     with Dripping().up() as peer:
         yield peer
 

@@ -14,8 +14,8 @@ from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.sample import Drawn
 from penstock.protocol.scripts import Leadership, RawLease, run
 from penstock.protocol.tokens import LaneTokens
 from penstock.redis.call import Call, Script

@@ -17,7 +17,7 @@ from penstock.config import Config
 from penstock.consumers.subscription import ownership
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishError, WaitTimeout
-from penstock.payloads.redis_store import PayloadRedis
+from penstock.payloads.store import PayloadRedis
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys

@@ -8,7 +8,7 @@ import redis
 from penstock.consumers.history.retired import read_retired
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.tries import Try, tries_of
+from penstock.protocol.records.job import Try, tries_of
 from penstock.protocol.scripts import RawLease, run
 from tests.integration import play
 

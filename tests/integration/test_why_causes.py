@@ -13,7 +13,7 @@ import redis
 
 from penstock.console.read.why import chains
 from penstock.names import Lane
-from penstock.protocol import pauses, scripts, snapshot
+from penstock.protocol import scripts, snapshot, user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.causes import (
@@ -145,7 +145,7 @@ def payload_server_dead(one: Run) -> None:
 def lane_paused(one: Run) -> None:
     one.admits()
     one.works()
-    pauses.pause(one.client, one.keys, Lane.TRAIN, "operator anna")
+    user_failures.pause(one.client, one.keys, Lane.TRAIN, "operator anna")
 
 
 #: What happened -> who stands in the chain, from the trainer on where it waits, and the cause that it ends in.

@@ -20,7 +20,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
-from penstock.workers.jobs.partial import partial_from_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import descendants, open_pidfds, wait_gone

@@ -120,7 +120,7 @@ async def test_I8_a_request_that_hangs_is_named_long_before_its_time_is_over(
 async def test_I8_a_request_that_hangs_is_named_by_the_rate_of_others_without_a_limit_of_ones_own(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workers.sglang.under_way.SHORTEST_S", 0.5)
+    monkeypatch.setattr("penstock.workers.sglang.controls.SHORTEST_S", 0.5)
     fake.behaviour[IDS["z"]] = "hang"
     good = admit(client, keys, [job(1)])
     async with working(config(engine={"request_timeout_s": 3600.0})):

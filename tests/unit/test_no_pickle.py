@@ -34,7 +34,7 @@ from penstock.protocol.records.codec import pack
 from penstock.system.checksum import file_crc32
 from penstock.system.engine_http import check_weights
 from penstock.weights.safetensors_files import read_header
-from penstock.workers.jobs.partial import partial_from_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes
 from penstock.workers.rewards.pool.wire import Verdict, sample_from_json
 from penstock.workers.rewards.pool.worker import _NOTHING, _unpacked
 from penstock.workers.sglang.engine import SglangEngine

@@ -6,7 +6,7 @@ import yaml
 from penstock.config import Config
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.workers.rewards.groups.ranking import ranks
+from penstock.workers.rewards.group_reward import ranks
 from tests.unit.example_parts import EXAMPLES, load
 
 FOLDER = EXAMPLES / "ranking"

@@ -9,10 +9,10 @@ import pytest
 
 import penstock.protocol
 from penstock.config import TrainerConfig
-from penstock.config.code_names import REWARDS
+from penstock.config.hooks import REWARDS
 from penstock.config.trainer import TRACKERS
 from penstock.console.read.trace.stages import MEANING
-from penstock.protocol.records.tries import TryEnd
+from penstock.protocol.records.job import TryEnd
 from penstock.protocol.tokens import HEARD
 from penstock.weights.transport import TRANSPORTS
 

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import yaml
 
-from penstock.system.ports import free_port
+from penstock.system.processes import free_port
 from tests.missing import lack
 
 ROOT = Path(__file__).parents[2]

@@ -23,22 +23,20 @@ from penstock.errors import ConfigError, EngineError, PenstockError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
 from penstock.protocol.scripts import check_schema
-from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
-from penstock.system.metrics.exporter import Exporter
+from penstock.system.metrics.server import Exporter
 from penstock.system.stop import Stop
+from penstock.text import redact
 from penstock.workers.fleet.kept import ProcessState, Spec, Status
 from penstock.workers.fleet.launcher import Launcher
 from penstock.workers.fleet.local import LocalLauncher
-from penstock.workers.fleet.metrics import FleetCollector
 from penstock.workers.fleet.models import groups_of
 from penstock.workers.fleet.nodes import Node, local_nodes
-from penstock.workers.fleet.plan import Plan, engine_name, plan
+from penstock.workers.fleet.plan import Plan, ReservedPlans, engine_name, plan
 from penstock.workers.fleet.pressure import Scaling
-from penstock.workers.fleet.reserved_plans import ReservedPlans
 from penstock.workers.fleet.specs import engine_process, specs_of
-from penstock.workers.fleet.state import clear_wanted, read_wanted, write_state
+from penstock.workers.fleet.state import FleetCollector, clear_wanted, read_wanted, write_state
 from penstock.workers.rewards.keeper import KILL_S
 from penstock.workers.router.members import write_members
 from penstock.workers.sglang.args import check_arguments

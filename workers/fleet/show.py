@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from penstock.redaction import MASK, is_secret
+from penstock.text import MASK, is_secret
 from penstock.workers.fleet.plan import EngineProcess, Plan
 
 

@@ -1,19 +1,52 @@
 """The state of a fleet in Redis, and requests to scale it: fields of the hash ``fleet``."""
 
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
-from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.field_checks import checks_of
-from penstock.protocol.records.small_maps import number_in, unpack_map
+from penstock.protocol.records.codec import checks_of, number_in, pack, unpack, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
+from penstock.system.metrics.series import counter, gauge
 from penstock.text import safe_repr
+
+PROCESSES = gauge("fleet_processes", "Processes of the fleet, by kind and state.", "kind", "state")
+STARTS = counter("fleet_process_starts", "Starts of a process, the first one included.", "process")
+ENGINES = gauge("fleet_engines", "Engines of a group, starting and draining ones included.", "group")
+LEAVING = gauge("fleet_leaving_engines", "Engines of a group that are being drained.", "group")
+REFUSED = gauge("fleet_refused", "1 if the group could not be scaled as requested.", "group")
+
+SERIES = (PROCESSES, STARTS, ENGINES, LEAVING, REFUSED)
+
+
+class FleetCollector(Collector):
+    """Read the fleet's published state. Called in the server's thread.
+
+    Args:
+        shown: returns the last record, which is never changed.
+    """
+
+    def __init__(self, shown: Callable[[], Mapping[str, Any]]) -> None:
+        self._shown = shown
+
+    def collect(self) -> Iterator[Metric]:
+        record = self._shown()
+        processes, groups = record.get("processes", []), record.get("groups", {})
+        yield PROCESSES.each(Counter((one["kind"], str(one["state"])) for one in processes))
+        yield STARTS.each([(one["name"], one["starts"]) for one in processes])
+        yield ENGINES.each({name: one["engines"] for name, one in groups.items()})
+        yield LEAVING.each({name: one["leaving"] for name, one in groups.items()})
+        yield REFUSED.each({name: float(bool(one["refused"])) for name, one in groups.items()})
+
 
 STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
 #: Most engines of a group that may be requested.

@@ -4,14 +4,23 @@ Code that works for others creates ``OpenCalls`` and enters ``hears`` around tha
 recorded in it. Without it, nothing is recorded.
 """
 
+import asyncio
+import contextlib
+import inspect
 import itertools
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
+from penstock.errors import HookError
 from penstock.protocol.records.causes import CodeCalled, ServiceCalled
+from penstock.protocol.records.job import JobFailure
+from penstock.system.user_code import Raised, bounded
+from penstock.text import format_exc
 
 Call = CodeCalled | ServiceCalled
 
@@ -96,3 +105,59 @@ def note_trouble(kind: str, trouble: str) -> None:
     """Record that an attempt of such a call failed, and how; '': one succeeded."""
     if (recorder := _recorder.get()) is not None:
         recorder.fail(kind, trouble)
+
+
+async def called(work: Callable[[], Any], limit_s: float, call: CodeCalled) -> Any:
+    """Return the result of a user function. A plain one is called in a new thread, an async one in this loop.
+
+    Args:
+        work: calls it.
+        call: the function and the sample or group, named in waits and errors.
+
+    Raises:
+        HookError: it raised, tried to exit, or took longer than ``limit_s``; then its thread keeps running.
+    """
+    what = call.label
+    try:
+        with calling(CODE, call):
+            return await bounded(lambda: _answer(work, what), limit_s, what)
+    except TimeoutError as exc:
+        raise HookError(
+            JobFailure.HOOK_TIMEOUT, f"{what} took longer than {limit_s:g} s; a thread of it still runs."
+        ) from exc
+    except Raised as exc:
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} {exc}.") from exc
+
+
+async def _answer(work: Callable[[], Any], what: str) -> Any:
+    value = await _in_thread(work, what)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _in_thread(work: Callable[[], Any], what: str) -> Any:
+    """Call ``work`` in a new daemon thread: one that hangs cannot be killed, and must block neither pool nor exit.
+
+    An async function returns its coroutine here, which then runs in the loop.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(set_: Callable[[Any], None], value: Any) -> None:
+        # The caller may have timed out.
+        if not future.done():
+            set_(value)
+
+    def run() -> None:
+        set_: Callable[[Any], None]
+        try:
+            value, set_ = work(), future.set_result
+        # SystemExit too: it would end the thread without a result.
+        except BaseException as exc:
+            value, set_ = Raised(f"raised {format_exc(exc)}"), future.set_exception
+            value.__cause__ = exc
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, set_, value)
+
+    threading.Thread(target=run, name=what, daemon=True).start()
+    return await future

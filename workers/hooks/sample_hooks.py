@@ -11,7 +11,7 @@ from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.text import safe_repr
-from penstock.workers.hooks.calls import called
+from penstock.workers.hooks.open_calls import called
 from penstock.workers.hooks.read_back import field_of, read_mask, read_seen
 from penstock.workers.rewards.outcomes import number_of
 

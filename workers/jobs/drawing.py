@@ -6,14 +6,13 @@ from contextlib import contextmanager
 
 from penstock.errors import EngineDied, MemberDied
 from penstock.names import Lane
-from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample, SampleStatus
+from penstock.protocol.records.sample import Drawn, Sample, SampleStatus
 from penstock.weights.pictures import Pictures, image_reader, no_pictures, reading_threads
 from penstock.workers.jobs.generate import prompt_ids
-from penstock.workers.jobs.given import give_sample
 from penstock.workers.jobs.prefixes import Prefix
 from penstock.workers.jobs.scoring import score_sample
+from penstock.workers.jobs.supervised import give_sample
 from penstock.workers.services import Services
 
 

@@ -11,10 +11,9 @@ from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.causes import CodeCalled
-from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import is_abandoned
-from penstock.protocol.records.sample import MAX_PAUSES, FinishReason, Sample, SampleStatus
+from penstock.protocol.records.sample import MAX_PAUSES, Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr
 from penstock.weights.pictures import Pictures
 from penstock.weights.tokenizer import Tokenizer

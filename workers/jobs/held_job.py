@@ -1,7 +1,7 @@
 """One leased job from its lease to its end: generate, reward, commit; or fail, crash, release.
 
 lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k separately, commits coalesced)
-           │ all committed, and the group has a reward: that comes next (rewards/groups/phase.py)
+           │ all committed, and the group has a reward: that comes next (rewards/groups/group_phase.py)
            │ engine died: write prefixes, report, requeue (crash)
            │ reward has no number, answer is garbage: retry later, then dead letter (fail); the other samples finish
            │   first, and prefixes are kept, so that a retried reward scores the same answer
@@ -16,10 +16,11 @@ A failed sample ends its job only when its siblings are done, unless the failure
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.config import DatasetConfig
 from penstock.errors import (
     ConfigError,
     EngineDied,
@@ -33,21 +34,54 @@ from penstock.errors import (
 from penstock.logs import of_job
 from penstock.names import Lane
 from penstock.protocol import scripts
-from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample, SampleStatus
+from penstock.protocol.records.sample import Drawn, Sample, SampleStatus
 from penstock.protocol.scripts import Committed, RawLease
 from penstock.system.telemetry import name_of
-from penstock.text import format_exc
+from penstock.text import format_exc, utf8_safe
 from penstock.weights.pictures import Pictures
-from penstock.workers.jobs.charge import Charge, failure_of
 from penstock.workers.jobs.drawing import Drawing
-from penstock.workers.jobs.evaluated import note
-from penstock.workers.jobs.given import check_answers
+from penstock.workers.jobs.failure import Charge, failure_of
 from penstock.workers.jobs.prefixes import Prefix, read_prefixes
 from penstock.workers.jobs.sampling import sampling_for
-from penstock.workers.rewards.groups.phase import GroupPhase
+from penstock.workers.jobs.supervised import check_answers
+from penstock.workers.rewards.group_phase import GroupPhase
+from penstock.workers.rewards.kinds.boxed import last_box
 from penstock.workers.services import Services
+
+#: Entries of ``reward_info``. A reward that reports which answer it read sets the first itself.
+PRED, CATEGORY = "pred", "category"
+#: Longest of either, in characters: a longer text is no final answer.
+MAX_PRED, MAX_CATEGORY = 256, 64
+
+
+def note(sample: Sample, datasets: Iterable[DatasetConfig]) -> None:
+    """Add both to a scored sample of lane ``eval``; the final answer only if its prompt has several samples, to vote.
+
+    Args:
+        datasets: the held-out ones.
+    """
+    job = sample.job
+    if job.lane != Lane.EVAL:
+        return
+    if job.n > 1 and PRED not in sample.reward_info:
+        sample.reward_info[PRED] = result_of(sample.text)
+    key = next((one.category_key for one in datasets if one.name == job.dataset), None)
+    if key is not None and (category := _name(job.metadata.get(key))):
+        sample.reward_info[CATEGORY] = category
+
+
+def result_of(text: str) -> str:
+    r"""Return the final answer: the content of the last ``\boxed{}``, else all of a short answer; '' if none."""
+    found = last_box(text)
+    spelled = " ".join((text if found is None else found).split())
+    return utf8_safe(spelled) if len(spelled) <= MAX_PRED else ""
+
+
+def _name(value: Any) -> str:
+    """Return a category as text; '' if it is neither text nor a number."""
+    return utf8_safe(str(value))[:MAX_CATEGORY].strip() if isinstance(value, str | int | float) else ""
+
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import QueueFull
-from penstock.names import LANES
+from penstock.names import LANES, new_token
 from penstock.protocol import scripts
 from penstock.protocol.records.causes import Cause, EngineRestarting, NoJobs, NoPublication
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl
-from penstock.system.tokens import new_token
 from penstock.workers.jobs.held_jobs import HeldJobs
 from penstock.workers.services import Services
 

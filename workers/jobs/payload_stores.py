@@ -15,8 +15,8 @@ from penstock.errors import ConfigError, PenstockError, QueueFull, QueueUnavaila
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadRedis, AsyncPayloadStore, open_async_store
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.redaction import redact
 from penstock.redis.control import AsyncControl
+from penstock.text import redact
 
 log = logging.getLogger(__name__)
 

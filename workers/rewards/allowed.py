@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.config import Config
-from penstock.config.code_names import REWARDS
+from penstock.config.hooks import REWARDS
 from penstock.errors import ConfigError
 from penstock.hooks.signatures import Form, check_hook, is_async
 from penstock.hooks.slime import seen

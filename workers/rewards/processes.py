@@ -22,11 +22,10 @@ from typing import IO, Any
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.system.processes import die_with, python_command, python_environment
-from penstock.workers.rewards.jail.finding import find_jail
+from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.jail.jail import JailError
 from penstock.workers.rewards.kinds.code import Workshop
-from penstock.workers.rewards.kinds.kind import Kind
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 
 #: Address space of a process; an answer such as 9**9**9 must not exhaust the machine.

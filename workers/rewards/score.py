@@ -9,40 +9,209 @@ import logging
 import time
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.config import RewardConfig
-from penstock.config.code_names import BOXED
+from penstock.config.hooks import BOXED
+from penstock.config.reward import OverlongConfig, RemoteConfig
 from penstock.errors import ConfigError, RewardError
-from penstock.names import Lane
+from penstock.names import STEP_REWARDS, Lane
+from penstock.payloads.format import are_step_rewards
 from penstock.protocol.records.causes import CodeCalled
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
-from penstock.redaction import MASK
 from penstock.system.user_code import bounded
-from penstock.text import safe_repr
+from penstock.text import MASK, safe_repr
+from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.hooks.read_back import read_seen
-from penstock.workers.hooks.repeats import Repeats
-from penstock.workers.rewards import steps
 from penstock.workers.rewards.allowed import import_reward
 from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
 from penstock.workers.rewards.child.client import RewardProcess
-from penstock.workers.rewards.choice import chosen
-from penstock.workers.rewards.groups.reward import GroupReward
-from penstock.workers.rewards.jail.asking import check_jail
+from penstock.workers.rewards.group_reward import GroupReward
+from penstock.workers.rewards.jail.probe import check_jail
 from penstock.workers.rewards.judges import Judges, takes_judges
-from penstock.workers.rewards.kinds.box import last_box
-from penstock.workers.rewards.kinds.kind import Kind
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.boxed import last_box
+from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of, needs_jail
-from penstock.workers.rewards.outcomes import keyed, number_of, too_long, words
+from penstock.workers.rewards.outcomes import MAX_REWARD, keyed, number_of, too_long, words
 from penstock.workers.rewards.processes import CheckProcesses
-from penstock.workers.rewards.remote import RemoteReward
-from penstock.workers.rewards.shaping import overlong
+from penstock.workers.rewards.service import Service, ServiceFailed
 
 if TYPE_CHECKING:
     from penstock.workers.rewards.pool.client import Checks
+
+# Rewards of steps: what a reward gives for tokens of the response, besides its number for the whole answer.
+#
+#     {"score": 1.0, "step_rewards": [[12, 0.5], [40, 1.0]]}     steps that end with tokens 12 and 40 of the response
+#     {"score": 1.0, "token_rewards": [0.0, 0.1, ...]}           every token of the response is a step
+#
+# They become the side array ``step_rewards`` of the sample.
+
+TOKEN_REWARDS = "token_rewards"
+
+#: Index of a token of the response -> the reward of the step that ends with it.
+Steps = dict[int, float]
+
+
+def take_out(info: dict[str, Any], sample: Sample, name: str) -> Steps | None:
+    """Remove the step rewards from ``info``, a reward's entries, and return them; None if it has none.
+
+    Raises:
+        RewardError: reward_not_a_number if they are not finite numbers for tokens of the response, in order.
+    """
+    found = {key: info.pop(key) for key in (STEP_REWARDS, TOKEN_REWARDS) if key in info}
+    if not found:
+        return None
+    what = f"sample {sample.id}: reward {name} gave"
+    if len(found) == 2:
+        raise RewardError(
+            JobFailure.REWARD_NOT_A_NUMBER, f"{what} {STEP_REWARDS} and {TOKEN_REWARDS}: give one of them."
+        )
+    length = len(sample.tokens) - sample.prompt_length
+    ((key, value),) = found.items()
+    pairs = _pairs_of_tokens(value, length) if key == TOKEN_REWARDS else _pairs(value, length)
+    if pairs is None:
+        like = f"one finite number for each of the {length} tokens of its response"
+        if key == STEP_REWARDS:
+            like = f"pairs of a token's index in its response, below {length} and rising, and a finite number"
+        raise RewardError(JobFailure.REWARD_NOT_A_NUMBER, f"{what} {key} {safe_repr(value)}, which are not {like}.")
+    return dict(pairs)
+
+
+def keep(sample: Sample, steps: Steps | None) -> None:
+    """Set the sample's side array of step rewards; if ``steps`` is None, check the one user code may have set.
+
+    Raises:
+        RewardError: reward_not_a_number if it is invalid: a trainer would stop at its whole batch.
+    """
+    if steps is not None:
+        sample.sides[STEP_REWARDS] = as_array(steps)
+    if (side := sample.sides.get(STEP_REWARDS)) is None:
+        return
+    length = len(sample.tokens) - sample.prompt_length
+    array = np.asarray(side)
+    if not are_step_rewards(array, length):
+        raise RewardError(
+            JobFailure.REWARD_NOT_A_NUMBER,
+            f"sample {sample.id}: its side array {STEP_REWARDS!r} of shape {array.shape} is not [steps, 2], the "
+            f"index of a token of its response, below {length} and rising, and a finite number.",
+        )
+
+
+def added(steps: Steps, more: Steps, weight: float) -> Steps:
+    """Return the sum of ``steps`` and ``weight`` times those of another part of the reward."""
+    return steps | {at: steps.get(at, 0.0) + weight * number for at, number in more.items()}
+
+
+def as_array(steps: Steps) -> NDArray[np.float32]:
+    """[S, 2] Return index and reward of each step, in order."""
+    with np.errstate(over="ignore"):  # infinite then, and refused
+        return np.array(sorted(steps.items()), np.float32).reshape(len(steps), 2)
+
+
+def _pairs_of_tokens(value: Any, length: int) -> list[tuple[int, float]] | None:
+    if not isinstance(value, list) or len(value) != length or not all(map(_is_number, value)):
+        return None
+    return [(at, float(number)) for at, number in enumerate(value)]
+
+
+def _pairs(value: Any, length: int) -> list[tuple[int, float]] | None:
+    if not isinstance(value, list) or not all(isinstance(one, list) and len(one) == 2 for one in value):
+        return None
+    indices = [one[0] for one in value]
+    if not all(type(at) is int and 0 <= at < length for at in indices) or not all(_is_number(one[1]) for one in value):
+        return None
+    if any(later <= earlier for earlier, later in pairwise(indices)):
+        return None
+    return [(at, float(number)) for at, number in value]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= MAX_REWARD  # nan is not, nor is a huge integer
+
+
+def overlong(num_tokens: int, config: OverlongConfig) -> float:
+    """Return the Soft Overlong Punishment, from 0 to ``-factor``, of an answer of ``num_tokens`` generated tokens.
+
+    With L = ``max_tokens`` and C = ``buffer_tokens``: 0 up to L - C, ((L - C) - num_tokens) / C up to L, then -1; times
+    ``factor``. Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", equation 13.
+    """
+    if config.max_tokens is None:
+        return 0.0
+    over = num_tokens - (config.max_tokens - config.buffer_tokens)
+    return -config.factor * min(max(over / config.buffer_tokens, 0.0), 1.0)
+
+
+# ``remote_rm``: a reward computed by an HTTP service.
+#
+# The address comes from the run's own configuration alone.
+
+
+class RemoteReward:
+    """Client of the service, for one worker."""
+
+    def __init__(self, config: RemoteConfig) -> None:
+        self.config = config
+        self._service = Service(config, "reward.remote")
+
+    async def ask(self, sample: Sample, response: str) -> Any:
+        """Return the service's result for ``response``. Waits for ``max_attempts`` and the pauses between them.
+
+        Raises:
+            RewardError: reward_too_large (the request, or the answer), reward_timeout (the last attempt timed out),
+                reward_raised (the last attempt failed, the service redirects, or the label has NaN or an infinity).
+        """
+        assert self.config.url is not None
+        job = sample.job
+        prompt = job.prompt if job.prompt is not None else job.prompt_ids
+        try:
+            return await self._service.ask(
+                self.config.url, {"prompt": prompt, "response": response, "label": job.raw_label}
+            )
+        except ServiceFailed as exc:
+            raise RewardError(exc.outcome, f"sample {sample.id}: remote_rm: {exc}.") from exc
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._service.close()
+
+
+#: Metadata entry of a prompt that names its reward (slime's).
+BY_METADATA = "rm_type"
+
+
+def chosen(job: Job, config: RewardConfig) -> Mapping[str, float]:
+    """Return reward -> weight for samples of a job: the job's own; else the run's if it is a user function; else the
+    one named in the metadata (``reward.by_metadata``); else the run's. Imports nothing.
+
+    Raises:
+        ConfigError: the metadata name a reward that is not built in.
+    """
+    if job.reward:
+        return {job.reward: 1.0}
+    if config.by_metadata and all(name in NAMES for name in config.names) and (named := _named(job)):
+        return {named: 1.0}
+    return config.parts or {config.function: 1.0}
+
+
+def _named(job: Job) -> str:
+    """Return the reward named in the metadata; '' if there is no such entry."""
+    found = job.metadata.get(BY_METADATA)
+    name = found.strip() if isinstance(found, str) else found
+    if name is None or name == "":
+        return ""
+    if not isinstance(name, str) or name not in NAMES:
+        raise ConfigError(
+            f"job {job.id}: {BY_METADATA} {safe_repr(found)} of its metadata is no reward of penstock's "
+            "own: correct it, "
+            "or name a function of yours as the dataset's reward, or set reward.by_metadata: false."
+        )
+    return name
 
 
 #: Scores one sample: a number, or a dict with one under ``RewardConfig.key``.
@@ -56,7 +225,7 @@ class _Found(NamedTuple):
 
     number: float
     info: dict[str, Any]
-    of_steps: steps.Steps | None
+    of_steps: Steps | None
 
 
 class Rewards:
@@ -133,7 +302,7 @@ class Rewards:
         try:
             found = await self._sum(sample, chosen(sample.job, self.config))
             number, info = self._shaped(sample, found.number, found.info)
-            steps.keep(sample, found.of_steps)
+            keep(sample, found.of_steps)
             sample.reward, sample.reward_info = number, info
         finally:
             sample.reward_s = time.monotonic() - started
@@ -147,7 +316,7 @@ class Rewards:
         what = "that was set on it"
         number, info = number_of(sample.reward, sample.id, what, self.config.key)
         info = sample.reward_info | info
-        steps.keep(sample, steps.take_out(info, sample, what))
+        keep(sample, take_out(info, sample, what))
         sample.reward, sample.reward_info = number, info
 
     async def close(self) -> None:
@@ -169,17 +338,17 @@ class Rewards:
         total = sum(weight * found[name].number for name, weight in parts.items())
         said = {name: one.info for name, one in found.items() if one.info}
         about = {"parts": {name: one.number for name, one in found.items()}, **({"said": said} if said else {})}
-        of_steps: steps.Steps | None = None
+        of_steps: Steps | None = None
         for name, weight in parts.items():
             if (more := found[name].of_steps) is not None:
-                of_steps = steps.added(of_steps or {}, more, weight)
+                of_steps = added(of_steps or {}, more, weight)
         key = self.config.key
         return _Found(*number_of({**about, key: total}, sample.id, "+".join(parts), key), of_steps)
 
     async def _one(self, sample: Sample, name: str) -> _Found:
         value = await self._try(self._functions[name], sample, name)
         number, info = number_of(value, sample.id, name, self.config.key)
-        return _Found(number, info, steps.take_out(info, sample, name))
+        return _Found(number, info, take_out(info, sample, name))
 
     def _shaped(self, sample: Sample, number: float, info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         if self.config.overlong.max_tokens is None or sample.job.lane != Lane.TRAIN:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.protocol.records.causes import ServiceCalled
 from penstock.protocol.records.job import JobFailure
-from penstock.redaction import redact
-from penstock.text import format_exc, safe_repr
+from penstock.text import format_exc, redact, safe_repr
 from penstock.workers.hooks.open_calls import calling, note_trouble
 
 if TYPE_CHECKING:

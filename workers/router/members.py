@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pydantic import ValidationError
 
-from penstock.config import Config
+from penstock.config import Config, EngineConfig
 from penstock.config.fleet import MemberConfig
 from penstock.config.reading.validation_errors import explain
 from penstock.errors import ConfigError, ProtocolError
@@ -18,8 +19,15 @@ from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.redis.control import AsyncControl
 from penstock.text import safe_repr
+from penstock.workers.engine import Engine
+from penstock.workers.router.engine import RoutedEngine
 from penstock.workers.router.process import PASSED_SAMPLING, dropped_fields
-from penstock.workers.sglang.routed_experts import ASK
+from penstock.workers.sglang.args import with_switch
+from penstock.workers.sglang.client import SglangClient
+from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.routed_experts import ASK, read_routing
+from penstock.workers.sglang.routed_experts import FLAG as ROUTING_FLAG
+from penstock.workers.sglang.server_info import TABLE
 
 log = logging.getLogger(__name__)
 
@@ -102,3 +110,37 @@ def refuse_dropped(config: Config) -> None:
                 f"{where}: sglang-router drops {names} silently, so engines behind engine.router never see it; "
                 f"leave it out, or feed engines without a router. It passes {', '.join(sorted(PASSED_SAMPLING))}."
             )
+
+
+def engine_config(config: Config) -> EngineConfig:
+    """Return the configuration of this worker's engine: if answers are streamed, each token is sent once."""
+    engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
+    if not config.worker.stream_interval:
+        return engine
+    return with_switch(engine, TABLE[-1].incremental_streaming_flag)
+
+
+def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
+    """Return the engine of this worker; nothing is started.
+
+    Raises:
+        ConfigError: a router would drop sampling parameters or faults of the run.
+    """
+    engine: SglangClient = (
+        SglangEngine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
+        if config.engine.router is None
+        else make_routed(config, name, log_dir)
+    )
+    if ROUTED_EXPERTS in config.rollout.sides:
+        engine.routing = read_routing(config.model.path)
+    engine.seed = config.seed
+    engine.changes_in_place = config.worker.apply == "in_place"
+    return engine
+
+
+def make_routed(config: Config, name: str, log_dir: Path) -> RoutedEngine:
+    """Return the client of engines behind a router; raises as :func:`make_engine`."""
+    refuse_dropped(config)
+    if config.faults.any:
+        raise ConfigError("faults fail the requests of one engine, and engine.router has several: remove one of them.")
+    return RoutedEngine(config.engine, config.model, name=name, log_dir=log_dir)

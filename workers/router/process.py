@@ -17,9 +17,9 @@ import orjson
 
 from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
-from penstock.system.backoff import pause_s
-from penstock.system.ports import free_port
-from penstock.workers.sglang.command import check_python
+from penstock.system.processes import free_port
+from penstock.system.stop import pause_s
+from penstock.workers.sglang.args import check_python
 from penstock.workers.sglang.http import open_session
 from penstock.workers.sglang.server import Server, supervise
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, read_body

@@ -1,8 +1,10 @@
 """One SGLang server, spawned or at a URL: start, health checks and stop."""
 
 import asyncio
+import math
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,20 +15,72 @@ from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol.records.causes import EngineStarting
 from penstock.protocol.records.publication import Publication
-from penstock.redaction import redact
+from penstock.protocol.records.sample import LogprobKind
 from penstock.system.out_of_memory import engine_advice
-from penstock.text import safe_repr
-from penstock.weights.model_folder import read_config
+from penstock.text import redact, safe_repr
+from penstock.weights.index import read_config
 from penstock.workers.sglang import server as servers
-from penstock.workers.sglang.args import check_arguments
+from penstock.workers.sglang.args import check_arguments, refuse_hiding
 from penstock.workers.sglang.client import SglangClient
-from penstock.workers.sglang.external import check_external
 from penstock.workers.sglang.faults import FaultyPath
-from penstock.workers.sglang.logprob_kind import NUM_TOKENS, kind_of
-from penstock.workers.sglang.logprob_kind import TEMPERATURE as PROBE_TEMPERATURE
 from penstock.workers.sglang.routed_experts import FLAG
 from penstock.workers.sglang.segment import read_drawn
 from penstock.workers.sglang.server_info import read_info
+
+# Detect which logprobs a server returns: those it samples by (scaled), or those before temperature (original).
+#
+# Servers do not report it. At a temperature as high as ``TEMPERATURE`` sampling is uniform over the vocabulary, so
+# scaled logprobs are those of a uniform distribution. Original ones are so only if the model itself is uniform: then
+# the two hardly differ.
+
+#: Far above any spread of logits: these then differ by less than 0.1.
+TEMPERATURE = 1000.0
+#: Number of tokens to compare.
+NUM_TOKENS = 16
+#: Largest difference of a scaled logprob from that of a uniform distribution.
+TOLERANCE = 0.5
+
+
+def kind_of(logprobs: Sequence[float], vocab_size: int) -> LogprobKind:
+    """Return the kind of the ``logprobs`` [T] of tokens sampled at ``TEMPERATURE``."""
+    uniform = -math.log(vocab_size)
+    return "scaled" if all(abs(logprob - uniform) < TOLERANCE for logprob in logprobs) else "original"
+
+
+def check_external(url: str, info: Mapping[str, Any], served: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Refuse an external server with another model, or with options that do not fit.
+
+    Host, devices, paths and parallelism may differ from the worker's.
+
+    Args:
+        info: its /server_info.
+        served: its /model_info.
+        model: config.json of ``model.path``.
+
+    Raises:
+        ConfigError: it cannot serve this run; the message says what to change.
+    """
+    server = f"engine.url {redact(url)}"
+    ours, theirs = (set(map(str, one.get("architectures") or ())) for one in (model, served))
+    if ours and theirs and not ours & theirs:
+        raise ConfigError(
+            f"{server} serves {', '.join(sorted(theirs))} from {served.get('model_path')}, and model.path holds "
+            f"{', '.join(sorted(ours))}: name the model that is served."
+        )
+    if served.get("is_generation") is False:
+        raise ConfigError(f"{server} serves a model that does not generate: start it without is-embedding.")
+    for name, why in _MUST_BE_OFF.items():
+        if info.get(name) or served.get(name):
+            raise ConfigError(f"{server} was started with {name.replace('_', '-')}, {why}: start it without.")
+    refuse_hiding(server, info)
+
+
+_MUST_BE_OFF = {
+    "skip_tokenizer_init": "and cannot see stop strings",
+    "allow_auto_truncate": "and would answer other prompts than it was given",
+    "preferred_sampling_params": "and would not sample as requested",
+}
+
 
 _NO_FAULTS = FaultsConfig()
 
@@ -163,7 +217,7 @@ class SglangEngine(SglangClient):
             return
         if self.version < 0:
             await self.resume()  # a previous worker may have left it frozen
-        sampling = {"temperature": PROBE_TEMPERATURE, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+        sampling = {"temperature": TEMPERATURE, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
         rid = self.under_way.wire_rid("proof")
         body = {"input_ids": [0], "sampling_params": sampling, "rid": rid, "return_logprob": True}
         answer = await self.call("POST", "/generate", body, self.config.start_timeout_s)

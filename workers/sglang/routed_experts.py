@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
-from penstock.weights.model_folder import count_experts, read_config
+from penstock.weights.index import count_experts, read_config
 from penstock.workers.engine import Rows
 
 #: Server argument without which it returns no routing.

@@ -3,11 +3,14 @@
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
@@ -16,9 +19,31 @@ from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.protocol.records.causes import EngineStarting
 from penstock.system.log_files import Mark, mark
 from penstock.system.out_of_memory import engine_advice
-from penstock.system.ports import free_port
-from penstock.workers.sglang.command import build_command, build_environment, check_python
-from penstock.workers.sglang.phases import phase_of
+from penstock.system.processes import free_port
+from penstock.workers.sglang.args import build_command, build_environment, check_python
+
+#: Text in the log that begins a phase -> the phase.
+_BEGINS: Final = (
+    ("server_args=", EngineStarting("processes")),
+    ("Load weight begin", EngineStarting("weights")),
+    ("Load weight end", EngineStarting("kv_cache")),
+    ("Memory pool end", EngineStarting("setup")),
+    ("Capture cuda graph begin", EngineStarting("cuda_graphs")),
+    ("Capture cuda graph end", EngineStarting("setup")),
+    ("Started server process", EngineStarting("port")),
+)
+#: Progress bars of loading shards and capturing graphs.
+_SHARE = re.compile(r"\b([0-9]{1,3})% ?(?:Completed)? ?\|")
+
+
+def phase_of(written: str) -> EngineStarting:
+    """Return the phase of a server that has written this since it was started."""
+    at, phase = max(((written.rfind(begins), phase) for begins, phase in _BEGINS), key=lambda found: found[0])
+    if at < 0:
+        return EngineStarting("imports")
+    share = next(reversed(_SHARE.findall(written, at)), "100")
+    return replace(phase, percent=min(int(share), 100))
+
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,8 @@ from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
 from penstock.system.disk import check_own, own_folder
 from penstock.system.processes import die_with_parent, python_command, python_environment
+from penstock.weights.file_errors import as_publish_error
+from penstock.weights.index import INDEX_FILE, read_index
 from penstock.workers.weights.machine_lock import alone_in
 
 log = logging.getLogger(__name__)
@@ -210,3 +212,30 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def prove(folder: Path, digest: str) -> None:
+    """See that a folder holds the version whose index has this digest, and nothing else. Blocks while it reads it.
+
+    Raises:
+        PublishError: it does not.
+        OSError: this process is short of handles or memory, or there is no room.
+    """
+    index = read_index(folder, digest)
+    with as_publish_error(f"{folder} cannot be read"):
+        found = {entry.name for entry in folder.iterdir()}
+        if other := found ^ {*index.files, INDEX_FILE}:
+            raise PublishError(
+                f"{folder} has other files than its index names, such as {min(other)!r}: it is fetched again."
+            )
+        for name in differing(folder, index.files, digest):
+            raise PublishError(f"{folder / name} is not the file that its index names: it is fetched again.")
+
+
+def is_whole(folder: Path, digest: str) -> bool:
+    """Return whether :func:`prove` succeeds, for callers with an alternative. Raises OSError."""
+    try:
+        prove(folder, digest)
+    except PublishError:
+        return False
+    return True

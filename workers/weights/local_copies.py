@@ -8,25 +8,27 @@
     COPIES/.fetched/GROUP/      an anchor or a delta that came over HTTP (fetch/spool.py)
     COPIES/.making-PID-.../     one that is being made: what a killed worker left is removed by the next
     COPIES/.lock                held while one is made, so that a machine makes each version once (machine_lock.py)
-    COPIES/.holds/DIGEST        of the copies that engines may read, which are not deleted (copy_holds.py)
+    COPIES/.holds/DIGEST        of the copies that engines may read, which are not deleted (local_copies.py)
 
 A copy is believed when its index is the announced one and its files have their checksums. Whatever goes wrong on a way
 is logged, and the next best way is tried; at the end of them the error is the caller's.
 """
 
+import fcntl
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.causes import Cause, WeightsOverLimit
 from penstock.protocol.records.publication import Publication
-from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
+from penstock.system.disk import free_bytes, fsync, is_full, own_file, own_folder, remove, remove_whole
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Catalog, Delta, Way, catalog_of, ways
 from penstock.weights.deltas.folder import WeightsFolder, checked_name
@@ -34,10 +36,79 @@ from penstock.weights.deltas.head import MAX_HEAD_BYTES
 from penstock.weights.deltas.objects import Objects, fetch, listed
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
-from penstock.workers.weights.copy_holds import CopyHolds
 from penstock.workers.weights.fetch.store import FETCHING, size_of
-from penstock.workers.weights.machine_lock import Stopped, alone_in
-from penstock.workers.weights.proof import is_whole, prove
+from penstock.workers.weights.file_hashes import is_whole, prove
+from penstock.workers.weights.machine_lock import Stopped, alone_in, locks
+
+# Copies of a machine that engines may read.
+#
+# FOLDER/DIGEST   locked, shared, by every process whose engine may read that copy: it is not deleted;
+#                 alone by whoever deletes it
+
+#: Versions that one engine may have to read: what it has, and what it is about to load.
+HELD = 2
+
+
+class CopyHolds:
+    """Holds of one process, which end with it; ``folder`` exists and is accessible to its user alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: Digest -> open file of its hold.
+        self._held: OrderedDict[str, int] = OrderedDict()
+
+    def hold(self, digest: str) -> None:
+        """Hold a copy, and the one that was held before it. Raises OSError."""
+        if digest not in self._held:
+            handle = own_file(self.folder / digest)
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            self._held[digest] = handle
+        self._held.move_to_end(digest)
+        while len(self._held) > HELD:
+            os.close(self._held.popitem(last=False)[1])
+
+    @contextmanager
+    def meanwhile(self, digest: str) -> Iterator[None]:
+        """Hold a copy while it is proven. Raises OSError if it is being deleted."""
+        file = self.folder / digest
+        handle = own_file(file)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), file.stat()):
+                raise FileNotFoundError(f"{file} was deleted")
+            yield
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def alone(self, digest: str) -> Iterator[bool]:
+        """Return whether no live process holds the copy; none can start to meanwhile. Raises OSError."""
+        try:
+            handle = own_file(self.folder / digest)
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            yield True  # nobody can begin to, for want of room
+            return
+        try:
+            yield locks(handle)
+        finally:
+            os.close(handle)
+
+    def forget(self, copies: Collection[str]) -> None:
+        """Delete the files of holds of all but ``copies``, and of what is held. Raises OSError."""
+        for file in self.folder.iterdir():
+            if file.name not in copies and file.name not in self._held:
+                # Nobody's hold is a link.
+                with nullcontext(True) if file.is_symlink() else self.alone(file.name) as may_go:
+                    if may_go:
+                        file.unlink()
+
+    def close(self) -> None:
+        """Release all holds."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+
 
 log = logging.getLogger(__name__)
 

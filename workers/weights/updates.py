@@ -6,28 +6,58 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock.config.staleness import Mode
-from penstock.errors import EngineDied, EngineError, ProtocolError, PublishError
+from penstock.errors import EngineDied, EngineError, ProtocolError, PublishError, QueueFull
 from penstock.protocol.memory_control import parse_wish
 from penstock.protocol.records.causes import MemoryOffloaded, VersionRefused, VersionSetAside
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import note
+from penstock.protocol.scripts import note, translate
 from penstock.protocol.waits import Waiting
+from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from penstock.text import MAX_SAID, utf8_safe
 from penstock.workers.health import shorten
 from penstock.workers.services import Services
-from penstock.workers.weights.adoption import Adoption
-from penstock.workers.weights.apply import ApplyReport, Policy, apply_publication, unless_lost
+from penstock.workers.weights.apply import Adoption, ApplyReport, Policy, apply_publication, unless_lost
 from penstock.workers.weights.choice import Choice
-from penstock.workers.weights.costs import count_update
+from penstock.workers.weights.copies import Here
 from penstock.workers.weights.ends import Ends
 from penstock.workers.weights.folders import Folders, FolderToCome
-from penstock.workers.weights.here import Here
 from penstock.workers.weights.memory import Memory
 from penstock.workers.weights.receive.transfers import Transfers
 
 log = logging.getLogger(__name__)
+
+
+async def count_update(services: Services, report: ApplyReport) -> None:
+    """Count an update, here and in Redis. Blocks for a round trip."""
+    log.info(
+        "version %d loaded (%s): paused %.1f ms, %d aborted",
+        report.version,
+        report.policy,
+        report.pause_s * 1000,
+        report.num_aborted,
+    )
+    tally, counters = services.tally, services.keys.counters
+    tally.weight_updates += 1
+    tally.weight_pause_s += report.pause_s
+    tally.weight_load_s += report.load_s
+    tally.weight_wait_s += report.wait_s
+
+    async def add(client: AsyncClient) -> None:
+        pipe = client.pipeline(transaction=False)
+        pipe.hincrby(counters, "weight_updates", 1)
+        pipe.hincrby(counters, "weight_pause_us", int(report.pause_s * 1e6))
+        try:
+            await pipe.execute()
+        except Exception as exc:
+            raise translate(exc, "count") from exc
+
+    try:
+        await services.control.do(add)
+    except QueueFull as exc:
+        log.warning("an update of weights is not counted: %s", exc)
+
 
 #: Longest blocking read of the stream.
 BLOCK_MS = 1000

@@ -12,8 +12,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.text import safe_repr
 from penstock.weights.file_errors import is_folder, shown_path
 from penstock.weights.index import read_index
-from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, read_folder
-from penstock.weights.safetensors_header import header_rooms
+from penstock.weights.safetensors_files import Tensors, as_safetensors, compare_layouts, header_rooms, read_folder
 from penstock.workers.weights.file_hashes import differing
 
 

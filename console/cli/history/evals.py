@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.console.cli.history.asked import DatasetOption, open_run
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.console.cli.history.filters import DatasetOption, open_run
 from penstock.console.cli.history.samples import excerpt
 from penstock.console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 from penstock.history.eval_rows import FILE, read_rows

@@ -1,13 +1,15 @@
 """``penstock export``: write samples of a run to files for other programs."""
 
+import contextlib
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.console.cli.asking import many, told
-from penstock.console.cli.history.asked import (
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption, many, told
+from penstock.console.cli.history.filters import (
     BatchOption,
     DatasetOption,
     FateOption,
@@ -22,12 +24,30 @@ from penstock.console.cli.history.asked import (
     VersionOption,
     filters_of,
     open_run,
+    with_where,
 )
-from penstock.console.cli.history.where import with_where
-from penstock.console.cli.history.written import check_new, writing
 from penstock.console.cli.lists import WhereOption
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
+
+
+def check_new(path: Path) -> None:
+    """Raise ConfigError if ``path`` exists already, or its folder does not."""
+    if path.exists():
+        raise ConfigError(f"{path} exists already: name another one.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written, for there is no folder {path.parent}: make it, or name another.")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Wrap the writing of ``path``. Raises ConfigError for errors of the disk or missing permissions."""
+    try:
+        yield
+    except OSError as exc:
+        raise ConfigError(
+            f"{path} cannot be written ({exc.strerror or exc}): make room for it, or name another place."
+        ) from exc
 
 
 class Format(StrEnum):

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.asking import many
-from penstock.console.cli.history.asked import (
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption, many
+from penstock.console.cli.history.filters import (
     BatchOption,
     DatasetOption,
     FateOption,
@@ -22,10 +22,9 @@ from penstock.console.cli.history.asked import (
     VersionOption,
     filters_of,
     open_run,
+    with_where,
 )
-from penstock.console.cli.history.where import with_where
 from penstock.console.cli.lists import WhereOption
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 

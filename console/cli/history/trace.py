@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.asking import told
-from penstock.console.cli.history.asked import Run, open_run
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption, told
+from penstock.console.cli.history.export import check_new, writing
+from penstock.console.cli.history.filters import Run, open_run
 from penstock.console.cli.history.samples import clock, troubles
-from penstock.console.cli.history.written import check_new, writing
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.console.read.trace.asked import Asked
-    from penstock.console.read.trace.sources import Sources
+    from penstock.console.read.trace.sources import Asked, Sources
 
 #: Seconds of a unit behind a number.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -58,7 +56,7 @@ def trace(
         check_new(perfetto)
         _write(open_run(run, redis, directory), perfetto, (since, until, last), as_json)
         return
-    from penstock.console.read.trace.asked import asked_of
+    from penstock.console.read.trace.sources import asked_of
 
     asked = asked_of(what)
     found = open_run(run, redis, directory)

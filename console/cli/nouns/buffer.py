@@ -6,8 +6,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from penstock.console.cli.confirm import OVERRIDES, ConfigOption, LogFormatOption, RedisOption
 from penstock.console.cli.lists import Choice, Row, list_of_run, show
-from penstock.console.cli.options import OVERRIDES, ConfigOption, LogFormatOption, RedisOption
 from penstock.console.cli.target import Target
 
 #: Default command of ``penstock buffer``.

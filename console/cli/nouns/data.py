@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.lists import Choice, Row, list_of_run, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError

@@ -6,9 +6,19 @@ from typing import Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.asking import DryRunOption, YesOption, agree, many, told
+from penstock.console.cli.confirm import (
+    DIRECTORY,
+    DryRunOption,
+    FolderOption,
+    JsonOption,
+    RunArgument,
+    UrlOption,
+    YesOption,
+    agree,
+    many,
+    told,
+)
 from penstock.console.cli.lists import Choice, Row, WhereOption, list_of_run, select, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
@@ -26,13 +36,13 @@ _DETAIL_CHARS = 80
 @list_of_run
 def dead_ls(target: Target, choice: Choice) -> None:
     """List dead-lettered jobs, oldest first, and how long they are."""
-    from penstock.console.read.dead import FIELDS, list_dead
+    from penstock.console.read.jobs import DEAD_FIELDS, list_dead
     from penstock.protocol.burials import by_length
 
     columns = ["job", "reason", "attempts", "crashes", "worker", "prompt", "drawn", "detail"]
     rows = list_dead(target.client, target.keys)
-    show(rows, FIELDS, columns, "dead letters", choice, _in_words)
-    counted = [row for row in select(rows, FIELDS, choice) if "prompt_unit" in row]
+    show(rows, DEAD_FIELDS, columns, "dead letters", choice, _in_words)
+    counted = [row for row in select(rows, DEAD_FIELDS, choice) if "prompt_unit" in row]
     if not choice.as_json and (words := by_length(counted)):
         say(f"by length of the prompt: {words}", err=True)
 
@@ -55,8 +65,7 @@ def dead_show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one dead-lettered job, with its prompt and traceback."""
-    from penstock.console.read.dead import letter
-    from penstock.console.read.jobs import show_record
+    from penstock.console.read.jobs import letter, show_record
 
     target = Target(run, redis, directory)
     # Only if the job is dead: else this is the entry of another stream, whose id may be that of another job's letter.
@@ -135,7 +144,7 @@ def dead_purge(
 
 def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] | None) -> list[str]:
     """Return ids of the selected dead-lettered jobs. Raises ConfigError if the selection is unclear."""
-    from penstock.console.read.dead import FIELDS, list_dead
+    from penstock.console.read.jobs import DEAD_FIELDS, list_dead
 
     if (job is not None) + every + bool(where) != 1:
         raise ConfigError("Name one job, or give --where FIELD=VALUE, or --all.")
@@ -143,7 +152,7 @@ def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] 
         if target.client.hget(target.keys.group(job), "st") != b"dead":
             raise _not_buried(job)
         return [job]
-    rows = select(list_dead(target.client, target.keys), FIELDS, Choice(where or ()))
+    rows = select(list_dead(target.client, target.keys), DEAD_FIELDS, Choice(where or ()))
     return [row["job"] for row in rows if row["job"]]
 
 

@@ -5,9 +5,18 @@ from typing import Annotated
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.asking import DryRunOption, YesOption, agree, many
+from penstock.console.cli.confirm import (
+    DIRECTORY,
+    DryRunOption,
+    FolderOption,
+    JsonOption,
+    RunArgument,
+    UrlOption,
+    YesOption,
+    agree,
+    many,
+)
 from penstock.console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say, say_fields, table
 from penstock.errors import ConfigError

@@ -4,9 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.console.cli.asking import operator, told
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption, operator, told
 from penstock.console.cli.lists import AfterOption, Choice, LimitOption, Row, SortOption, WhereOption, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.names import LANES, Lane
 
@@ -25,7 +24,7 @@ def pause(
     as_json: JsonOption = False,
 ) -> None:
     """Pause a lane: lease no more of its jobs until `penstock resume`; leased jobs continue."""
-    from penstock.protocol.pauses import pause as close
+    from penstock.protocol.user_failures import pause as close
 
     target = Target(run, redis, directory)
     changed = close(target.client, target.keys, lane, operator())
@@ -40,7 +39,7 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Lease jobs of a paused lane again."""
-    from penstock.protocol.pauses import resume as open_
+    from penstock.protocol.user_failures import resume as open_
 
     target = Target(run, redis, directory)
     changed = open_(target.client, target.keys, lane)

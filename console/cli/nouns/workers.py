@@ -1,13 +1,13 @@
 """``penstock workers``: list workers, and show one."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.console.cli import completion
+from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.lists import Choice, Row, list_of_run, show
-from penstock.console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say, say_fields, table
 from penstock.errors import ConfigError
@@ -16,6 +16,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.protocol.presence import WorkerPresence
+
+weights_app = typer.Typer(help="Publications of weights.")
+
+_VERSION_COLUMNS = [
+    "id",
+    "model",
+    "step",
+    "transport",
+    "size",
+    "age_s",
+    "workers",
+    "loading",
+    "pinned_by",
+    "path",
+    "state",
+]
+
+
+@weights_app.command("ls")
+@list_of_run
+def weights_ls(target: Target, choice: Choice) -> None:
+    """List publications, newest first: version, place, size, workers that have or load it, and what keeps it."""
+    from penstock.console.read.weights import FIELDS, list_weights
+
+    rows = list_weights(target.client, target.keys, target.models())
+    show(rows, FIELDS, _VERSION_COLUMNS, "publications", choice, _in_words)
+
+
+def _in_words(row: Row) -> dict[str, Any]:
+    names = {field: ", ".join(row[field] or ()) for field in ("workers", "loading", "pinned_by")}
+    size = row["folder"] if row["num_bytes"] is None else f"{row['num_bytes'] / 1e6:,.1f} MB"
+    return {**row, **names, "size": size}
+
+
+trainers_app = typer.Typer(help="Trainers.")
+
+
+@trainers_app.command("ls")
+@list_of_run
+def trainers_ls(target: Target, choice: Choice) -> None:
+    """List ranks of trainers: whether they run, step and version, batches committed and kept, figures, waits."""
+    from penstock.console.read.trainers import FIELDS, list_trainers
+
+    rows = list_trainers(target.client, target.keys)
+    show(rows, FIELDS, FIELDS, "trainers", choice)
+
 
 workers_app = typer.Typer(help="Workers.")
 

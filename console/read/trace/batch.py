@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from penstock.console.read.trace.asked import Asked
 from penstock.console.read.trace.job import first_of
-from penstock.console.read.trace.sources import Sources
+from penstock.console.read.trace.sources import Asked, Sources
 from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
 from penstock.history.row import SampleRow, id_of, place_of
 from penstock.names import HOME_LANES
-from penstock.protocol.records.tries import tries_of
+from penstock.protocol.records.job import tries_of
 
 #: Most samples of a batch that are shown.
 MOST_SAMPLES = 20_000

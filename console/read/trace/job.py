@@ -10,13 +10,12 @@ from typing import Any
 
 from penstock.console.read.live_samples import LiveJob, read_live_job
 from penstock.console.read.trace.sources import Sources
-from penstock.console.read.trace.stages import own_try, stages_of
-from penstock.console.read.trace.steps import Step
+from penstock.console.read.trace.stages import Step, own_try, stages_of
 from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SCORES, WHOLE_JOB, SampleRow, Use
-from penstock.protocol.records.tries import Try, tries_of
+from penstock.protocol.records.job import Try, tries_of
 
 _OF_A_SAMPLE = (
     *("id", "k", "part", "worker", "status", "finish_reason", "reward", "reward_info", "oldest", "newest"),

@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.consumers.grpo.trackers.names import flat, numbers
-from penstock.consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.tracker import TrackedRun, flat, numbers
 
 #: Characters not allowed in names.
 _FORBIDDEN = re.compile(r"[^\w\-. /]")

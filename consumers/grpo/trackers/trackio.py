@@ -8,8 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.consumers.grpo.trackers.names import numbers
-from penstock.consumers.grpo.trackers.tracker import TrackedRun
+from penstock.consumers.grpo.trackers.tracker import TrackedRun, numbers
 
 
 class Trackio:

@@ -24,13 +24,11 @@ from penstock.errors import PenstockError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer
 from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, relay_offer
-from penstock.redaction import redact
 from penstock.redis.control import Control
-from penstock.text import format_exc
+from penstock.text import format_exc, redact
 from penstock.weights.deltas.chains import MARKER, Anchor, Delta, catalog_of
 from penstock.weights.deltas.objects import FolderObjects, listed
-from penstock.weights.http.blobs import AnyBlob, files_of, object_name
-from penstock.weights.http.offering import make_offer
+from penstock.weights.http.blobs import AnyBlob, files_of, make_offer, object_name
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
 

@@ -1,18 +1,167 @@
 """Weights by a process group of the trainer's rank 0 and the engines: buckets are broadcast."""
 
+import logging
 import os
+import socket
+import threading
+import time
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from penstock.config import TrainerConfig
-from penstock.consumers.weights.transfer import Bucket, Transfer
-from penstock.consumers.weights.transports.device import trainers_device
-from penstock.consumers.weights.transports.send_group import SendGroup
-from penstock.consumers.weights.transports.sender import Sender
-from penstock.system.tokens import new_token
+from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
+from penstock.consumers.weights.transports.sender import Sender, trainers_device
+from penstock.names import new_token
+
+# The trainer's end of a process group with engines: rank 0, which broadcasts buckets of weights.
+#
+# Engines are asked over HTTP by their workers to join (SGLang's ``/init_weights_update_group``), so the names under
+# which both sides meet in the store must be those that torch gives to a group of that name on the engine's side. The
+# group is no part of ``torch.distributed``'s global state here: a trainer's own groups know nothing of it, and it can
+# be thrown away when a member is dead.
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.0005
+#: Longest wait for a group to be torn down.
+_ABORT_S = 2.0
+#: torch names a group's backend by its first device.
+_DEVICE = {"gloo": "cpu", "nccl": "cuda"}
+
+
+class SendGroup:
+    """A process group whose rank 0 is this process and whose other ranks are engines. Not thread-safe.
+
+    Args:
+        name: a new one for every group.
+        backend: nccl | gloo.
+        address: of this machine, where the engines meet it; only there it listens.
+        world_size: this process counted.
+        timeout_s: longest wait in every call.
+    """
+
+    def __init__(self, name: str, backend: str, address: str, world_size: int, timeout_s: float) -> None:
+        self.name = name
+        self.backend = backend
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        #: Whether its members have joined, or join with the first bucket.
+        self.is_connected = False
+        self._timeout = timedelta(seconds=timeout_s)
+        self._group: Any = None
+        listener = socket.create_server((address, 0))
+        #: Where engines meet it.
+        self.port = int(listener.getsockname()[1])
+        self._store: Any = TCPStore(
+            address,
+            self.port,
+            world_size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach(),
+        )
+
+    def connect(self) -> None:
+        """Wait until every engine has joined (gloo), or make the group that is joined by its first bucket (nccl).
+
+        Raises TransferFailed after ``timeout_s``.
+        """
+        self._in_time(self._make, f"not every engine joined group {self.name}")
+        self.is_connected = True
+
+    def _make(self) -> None:
+        # As torch.distributed wraps the store for a group of this name: once for the caller's prefix, once for the
+        # group's, once for the device.
+        store: Any = PrefixStore(self.name, self._store)
+        store = PrefixStore(f"{self.name}/", store)
+        store = PrefixStore(f"{_DEVICE[self.backend]}/", store)
+        if self.backend == "gloo":
+            self._group = dist.ProcessGroupGloo(store, 0, self.world_size, timeout=self._timeout)
+            return
+        options = dist.ProcessGroupNCCL.Options()
+        # Ours ends a wait; torch's own would end the process.
+        options._timeout = self._timeout + timedelta(hours=1)
+        with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
+            self._group = dist.ProcessGroupNCCL(store, 0, self.world_size, options)
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Send [N] bytes to every member. Blocks until they have them, at most ``timeout_s``; raises TransferFailed."""
+        if flat.is_cuda:
+            torch.cuda.synchronize(flat.device)  # what fills it may be on a stream of the caller's
+        self._in_time(partial(self._send, flat), f"a member of group {self.name} did not take a bucket")
+
+    def _send(self, flat: Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.asyncOp = True  # else a broadcast on a GPU is bound to this thread's stream
+        work = self._group.broadcast([flat], options)
+        while not work.is_completed():
+            time.sleep(_LOOK_S)
+        work.wait()
+
+    def _in_time(self, work: Callable[[], None], what: str) -> None:
+        """Do what may never come back in a thread that is left behind then: NCCL waits for a dead peer for ever."""
+        failures: list[str] = []
+
+        def body() -> None:
+            try:
+                work()
+            except Exception as exc:
+                failures.append(_first_line(exc))
+
+        thread = threading.Thread(target=body, name=f"transfer-{self.name}", daemon=True)
+        thread.start()
+        thread.join(self.timeout_s)
+        if thread.is_alive():
+            raise TransferFailed(f"{what} in {self.timeout_s:g} s")
+        if failures:
+            raise TransferFailed(f"{what} ({failures[0]})")
+
+    def close(self) -> None:
+        """Leave without waiting for anybody; members that wait in it get an error."""
+        group, self._group, self._store = self._group, None, None
+        if group is None:
+            return
+        thread = threading.Thread(target=_abort, args=(group,), name=f"abort-{self.name}", daemon=True)
+        del group
+        thread.start()
+        thread.join(_ABORT_S)
+
+
+def _abort(group: Any) -> None:
+    try:
+        group.abort()
+    except RuntimeError as exc:
+        log.debug("a group was not aborted: %s", exc)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables that torch reads while a group is made."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).partition("\n")[0][:200]
 
 
 class Collective(Sender):

@@ -1,7 +1,7 @@
 """Weights to engines on the trainer's own GPU: handles of its memory, not bytes (SGLang's /update_weights_from_tensor).
 
 SGLang reads the handles with a pickle of its own kind, so they go to the engine over loopback, through its worker's
-inlet (workers/weights/receive/inlet.py), and nowhere else: nothing pickled stands in Redis, and nothing is unpickled
+inlet (workers/weights/receive/ipc.py), and nowhere else: nothing pickled stands in Redis, and nothing is unpickled
 here.
 """
 
@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
-from penstock.consumers.weights.transports.device import trainers_device
-from penstock.consumers.weights.transports.sender import Sender
+from penstock.consumers.weights.transports.sender import Sender, trainers_device
 from penstock.errors import EngineError
 from penstock.system.engine_http import fetch
-from penstock.system.ports import is_loopback
+from penstock.system.processes import is_loopback
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,9 @@ from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
+from penstock.config import TrainerConfig
 from penstock.errors import ConfigError
 from penstock.system.user_code import find
 from penstock.weights.transport import TRANSPORTS, transport
@@ -11,11 +14,16 @@ from penstock.weights.transport import TRANSPORTS, transport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.config import TrainerConfig
     from penstock.consumers.weights.copies import Copy
     from penstock.consumers.weights.shared_memory import SharedMemory
     from penstock.consumers.weights.transfer import Transfer
     from penstock.protocol.records.publication import Publication
+
+
+def trainers_device(config: TrainerConfig) -> torch.device:
+    """``trainer.device``; of "cuda" the present one, because each rank has its own."""
+    is_present = config.device == "cuda"
+    return torch.device("cuda", torch.cuda.current_device()) if is_present else torch.device(config.device)
 
 
 class Sender(ABC):

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.config import Config
-from penstock.config.reading.nested import Key, leaves, put
-from penstock.redaction import MASK, SECRET_NAME, has_password, is_secret, know, know_url, redact
+from penstock.config.reading.settings import Key, leaves, put
+from penstock.text import MASK, SECRET_NAME, has_password, is_secret, know, know_url, redact
 
 #: Names that only secrets have.
 _SURELY = re.compile(r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL", re.IGNORECASE)

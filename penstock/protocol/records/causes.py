@@ -7,7 +7,7 @@
 In Redis a cause is its name and a map of its fields. Free text is for quoted errors alone (``error``). A text continues
 "has waited 9 s for ..."; it is rendered where it is read.
 
-Over 400 lines because it is one list of records.
+Over 500 lines because it is one list of records.
 """
 
 import dataclasses
@@ -19,10 +19,9 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, dataclass_transform
 
 from penstock.errors import ProtocolError
+from penstock.protocol.records.codec import LEAST, MOST, checks_of
 from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.field_checks import LEAST, MOST, checks_of
-from penstock.redaction import redact
-from penstock.text import safe_repr, utf8_safe
+from penstock.text import redact, safe_repr, utf8_safe
 
 #: Most characters of a text of a cause, of its name, and most entries of its lists and maps.
 MAX_TEXT, MAX_NAME, MAX_ENTRIES = 4000, 100, 64

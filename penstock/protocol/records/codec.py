@@ -1,11 +1,106 @@
 """Bytes of records: msgpack with bounds on everything decoded, never pickle."""
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from penstock.errors import ProtocolError
+from penstock.text import safe_repr
+
+#: Largest integer of a record, and smallest; checksums take 64 bits.
+MOST, LEAST = 2**64 - 1, -(2**63)
+
+Check = Callable[[Any], bool]
+
+
+@cache
+def checks_of(cls: type) -> dict[str, Check]:
+    """Return a check for each field of a dataclass that declares more than Any; its metadata may bound a number."""
+    hints, found = get_type_hints(cls), {}
+    for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        check = _check_of(hints[name])
+        if field.metadata.get("pairs"):
+            check = _are_pairs
+        elif field.metadata:
+            check = _bounded(field.metadata["least"], field.metadata["most"])
+        if check is not None:
+            found[name] = check
+    return found
+
+
+@cache
+def column_checks_of(cls: type) -> dict[str, Check]:
+    """Return a check for a list of values of each field: types are checked once, not value by value."""
+    hints = get_type_hints(cls)
+    return {name: _list_of(hints[name]) for name in checks_of(cls)}
+
+
+def bounds(least: int, most: int) -> dict[str, int]:
+    """Return the metadata of a field that holds an integer between ``least`` and ``most``."""
+    return {"least": least, "most": most}
+
+
+def pairs() -> dict[str, bool]:
+    """Return the metadata of a field that holds pairs of integers, such as ranges of versions."""
+    return {"pairs": True}
+
+
+def _are_pairs(value: Any) -> bool:
+    return type(value) is list and all(
+        type(pair) is list and len(pair) == 2 and set(map(type, pair)) == {int} for pair in value
+    )
+
+
+def _bounded(least: int, most: int) -> Check:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _check_of(hint: Any) -> Check | None:
+    """Return the check of a type; None: any value is valid, within the limits of decoding."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        parts = [_check_of(one) for one in inner]
+        return None if None in parts else lambda value: any(part(value) for part in parts if part is not None)
+    if origin is Literal:
+        return lambda value: value in inner
+    if origin is list:
+        return _list_of(inner[0])
+    if origin is tuple:
+        return _tuple_of(inner)
+    if origin in (dict, Mapping):
+        return _dict_of(inner[1])
+    if hint is float:
+        return lambda value: type(value) in (float, int)
+    if hint is NoneType:
+        return lambda value: value is None
+    if hint in (str, int, bool, bytes, list, dict):
+        return lambda value: type(value) is hint
+    return None
+
+
+def _list_of(hint: Any) -> Check:
+    if hint in (str, int, bool, bytes):
+        return lambda value: type(value) is list and set(map(type, value)) <= {hint}
+    if hint is float:
+        return lambda value: type(value) is list and set(map(type, value)) <= {float, int}
+    each = _check_of(hint)
+    return lambda value: type(value) is list and (each is None or all(map(each, value)))
+
+
+def _tuple_of(hints: tuple[Any, ...]) -> Check:
+    each = _check_of(hints[0]) if hints[1:] == (...,) else None
+    return lambda value: isinstance(value, list | tuple) and (each is None or all(map(each, value)))
+
+
+def _dict_of(hint: Any) -> Check:
+    each = _check_of(hint)
+    return lambda value: type(value) is dict and (each is None or all(map(each, value.values())))
+
 
 #: Most bytes of one control record; a manifest of 4,096 groups of 16 samples stays below it.
 MAX_RECORD_BYTES = 64 * 1024 * 1024
@@ -157,3 +252,66 @@ def _unpacker(
 def _skip_all(unpacker: msgpack.Unpacker, size: int) -> None:
     while unpacker.tell() < size:
         unpacker.skip()
+
+
+_COUNT = re.compile(rb"-?\d{1,18}")
+
+
+def unpack_map(data: bytes, what: str) -> dict[str, Any]:
+    """Decode a record that is a map; raises ProtocolError that names ``what`` on anything else."""
+    value = unpack(data, what)
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{what} is not a record that penstock wrote.")
+    return value
+
+
+def number_in(record: dict[str, Any], field: str, what: str, default: float | None = None) -> float:
+    """Return a finite number of a record; raise ProtocolError if it is invalid, or missing without a ``default``."""
+    value: Any = record.get(field, default)
+    if type(value) not in (float, int) or not math.isfinite(value):
+        raise ProtocolError(f"{what} has a field {field} that it cannot have: {safe_repr(value)}.")
+    return float(value)
+
+
+def count_in(record: dict[str, Any], field: str, what: str, default: int | None = None) -> int:
+    """Return an integer of a record; errors as ``number_in``."""
+    value: Any = record.get(field, default)
+    if type(value) is not int or not LEAST <= value <= MOST:
+        raise ProtocolError(f"{what} has a field {field} that it cannot have: {safe_repr(value)}.")
+    return value
+
+
+def count_of(raw: bytes | None, what: str, remedy: str = "") -> int:
+    """Parse a count in Redis, 0 if it is not set; raise ProtocolError as ``text_of``."""
+    return int(text_of(b"0" if raw is None else raw, _COUNT, what, remedy))
+
+
+def count_shown(raw: bytes | None) -> int | None:
+    """Parse a count for display or optional use; None if it is invalid or missing."""
+    return int(raw) if raw is not None and _COUNT.fullmatch(raw) else None
+
+
+def value_shown(raw: bytes) -> int | str:
+    """Return a count if the value is one, else the text: invalid values are shown as they are."""
+    count = count_shown(raw)
+    return name_shown(raw) if count is None else count
+
+
+def text_of(raw: bytes, allowed: re.Pattern[bytes], what: str, remedy: str = "") -> str:
+    """Decode text in Redis; raise ProtocolError that begins with ``what`` if no verb writes such text."""
+    if not allowed.fullmatch(raw):
+        raise ProtocolError(f"{what} is {safe_repr(raw)} in Redis, which no verb writes{remedy and f': {remedy}'}.")
+    return raw.decode()
+
+
+def name_in(raw: bytes, what: str) -> str:
+    """Decode the name of a field or a key in Redis; raise ProtocolError that begins with ``what`` if it is not text."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as exc:
+        raise ProtocolError(f"{what} has a name that is not text: {safe_repr(raw)}.") from exc
+
+
+def name_shown(raw: bytes) -> str:
+    """Decode a name for display, whatever its bytes."""
+    return raw.decode(errors="backslashreplace")

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.field_checks import column_checks_of, pairs
+from penstock.protocol.records.codec import column_checks_of, pairs
 from penstock.protocol.records.record import Record, build, defaults_of, names_shown
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.field_checks import bounds
+from penstock.protocol.records.codec import bounds
 from penstock.protocol.records.record import Record
 
 #: Most ranges of an object: this bounds the size of the peers' state, and the steps of the verbs that read it.

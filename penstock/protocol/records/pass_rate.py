@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.protocol.keys import Keys
-from penstock.redis.commands import Client
-from penstock.redis.scan import scan_keys
+from penstock.redis.commands import Client, scan_keys
 
 #: Latest groups of a prompt that are kept, and prompts of one string (``_common.lua`` has both).
 MOST_GROUPS, CHUNK = 8, 4096

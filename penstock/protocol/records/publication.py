@@ -1,11 +1,67 @@
 """The publication of one version of a model's weights."""
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
-from penstock.protocol.records.field_checks import pairs
+from penstock.errors import ProtocolError
+from penstock.protocol.records.codec import pairs
 from penstock.protocol.records.record import Record
+from penstock.text import printable, safe_repr, utf8_safe
+
+# Orders of a trainer's rank 0 to the other ranks during a publication; text in Redis, so that a person can read it.
+
+#: Largest version, of as many digits as a count in Redis has.
+MAX_VERSION = 10**18 - 1
+#: Most characters of a reason.
+MAX_REASON = 4000
+#: Most bytes of an order: a lone surrogate is written as six characters, no other takes more than four.
+MAX_ORDER_BYTES = 6 * (MAX_REASON + len("failed  ... "))
+_DONE = re.compile(rb"done ([1-9][0-9]{0,17})")
+_FAILED = b"failed "
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``walk`` through the weights; ``done``: the version is published; ``failed``: no version is."""
+
+    kind: Literal["walk", "done", "failed"]
+    #: Set with ``done``, 1 to ``MAX_VERSION``.
+    version: int = 0
+    #: Set with ``failed``.
+    reason: str = ""
+
+    def to_text(self) -> str:
+        """Return the text in Redis; the middle of a reason longer than ``MAX_REASON`` is left out."""
+        if self.kind == "done":
+            return f"done {self.version}"
+        return f"failed {utf8_safe(self.reason, MAX_REASON)}" if self.kind == "failed" else self.kind
+
+    @classmethod
+    def from_text(cls, data: bytes, what: str) -> Self:
+        """Parse an order from Redis; raise ProtocolError that begins with ``what`` if it is invalid."""
+        if data == b"walk":
+            return cls("walk")
+        if done := _DONE.fullmatch(data):
+            return cls("done", int(done[1]))
+        if data.startswith(_FAILED) and len(data) <= MAX_ORDER_BYTES:
+            try:
+                return cls("failed", reason=printable(data.removeprefix(_FAILED).decode()))
+            except UnicodeDecodeError:
+                pass
+        raise ProtocolError(
+            f"{what} is {safe_repr(data)} in Redis, which no verb writes: stop all ranks, and find out what else does."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copied(Record):
+    """A version that its trainer serves from memory."""
+
+    version: int
+    #: Digest of the index that its folder will have; fetched data is verified with it.
+    index: str
 
 
 def publication_id(version: int, rev: int) -> str:
@@ -26,7 +82,7 @@ class Publication(Record):
     version: int
     #: ``trainer.transport``: how ready workers may receive it. The others load the folder.
     transport: str
-    #: Folder with config, tokenizer, safetensors and index; '': not complete yet (see ``records/whole.py``).
+    #: Folder with config, tokenizer, safetensors and index; '': not complete yet (see ``records/publication.py``).
     path: str
     #: Name -> [dtype, shape] of every tensor.
     tensors: dict[str, list[Any]] = field(default_factory=dict)
@@ -63,3 +119,36 @@ class Publication(Record):
     def abandons(self, version: int) -> bool:
         """Return whether rewinds had abandoned ``version`` when this was announced (T1)."""
         return is_abandoned(version, self.abandoned)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Record):
+    """A version whose folder is complete, verified and synced."""
+
+    version: int
+    #: Folder with config, tokenizer, safetensors and index.
+    path: str
+    #: Digest of the index in it.
+    index: str
+    #: Bytes of all tensors, and seconds to write and verify them: for views. 0: not known.
+    num_bytes: int = 0
+    write_s: float = 0.0
+
+    @classmethod
+    def of(cls, publication: Publication) -> Self:
+        """Make the record of a publication with a folder. Raises ProtocolError if it has none."""
+        if not publication.is_whole or not publication.index:
+            raise ProtocolError(f"Version {publication.version} of {publication.model!r} has no folder with an index.")
+        return cls(publication.version, publication.path, publication.index, publication.num_bytes, publication.write_s)
+
+    def of_publication(self, publication: Publication) -> Publication:
+        """Return the publication of this version with this folder.
+
+        Raises:
+            ProtocolError: it is of another version.
+        """
+        if publication.version != self.version:
+            raise ProtocolError(f"The folder of version {self.version} is not one of version {publication.version}.")
+        if publication.is_whole:
+            return publication
+        return replace(publication, path=self.path, index=self.index, num_bytes=self.num_bytes, write_s=self.write_s)

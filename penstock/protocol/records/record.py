@@ -1,15 +1,50 @@
 """The base of records: frozen dataclasses that are sent as maps of their fields, each of which is checked when read."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.field_checks import checks_of
+from penstock.protocol.records.codec import checks_of, pack, unpack
 from penstock.text import safe_repr
+
+Entry = TypeVar("Entry")
+V = TypeVar("V")
+
+log = logging.getLogger(__name__)
+
+#: Most messages that are remembered as logged.
+_MOST = 1000
+_said: set[str] = set()
+
+
+def readable(records: Mapping[bytes, V], read: Callable[[bytes, V], Entry]) -> list[Entry]:
+    """Read each entry (field, value), sorted by field. Entries that ``read`` refuses are skipped and logged.
+
+    Args:
+        read: raises ProtocolError for an invalid entry.
+    """
+    found = []
+    for field, raw in sorted(records.items()):
+        try:
+            found.append(read(field, raw))
+        except ProtocolError as exc:
+            _leave_out(str(exc))
+    return found
+
+
+def _leave_out(why: str) -> None:
+    """Log a skipped entry once: readers that poll twice a second would fill the log."""
+    if why in _said:
+        return
+    if len(_said) >= _MOST:
+        _said.clear()
+    _said.add(why)
+    log.warning("an entry that cannot be read is left out: %s", why)
+
 
 T = TypeVar("T", bound="Record")
 

@@ -8,8 +8,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS, is_name
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import copy_plain, pack, unpack, unpack_each
-from penstock.protocol.records.field_checks import checks_of, pairs
+from penstock.protocol.records.codec import checks_of, copy_plain, pack, pairs, unpack, unpack_each
 from penstock.protocol.records.record import Record, defaults_of, values_of
 from penstock.text import safe_repr
 
@@ -180,3 +179,37 @@ def _is_side(side: Any) -> bool:
         and 0 <= checksum < 2**32
         and all(0 <= k < MAX_ANSWERS for k in home)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedGroup:
+    """The argument of a group filter.
+
+    A filter is ``module:function`` of the user's: ``function(group) -> bool``, or ``(bool, reason)``; true keeps the
+    group. It is called when the group completes, and again if another buffer becomes leader, so its result should
+    depend on the group alone.
+    """
+
+    #: ``DATASET/EPOCH/INDEX``
+    job: str
+    #: train, eval or score
+    lane: str
+    #: Samples requested; ``samples`` has fewer if a partial group was closed.
+    num_wanted: int
+    #: Records of the committed samples, in the order of k.
+    samples: tuple[SampleMeta, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Reward of each sample."""
+        return [sample.reward for sample in self.samples]
+
+    @property
+    def rewards_with_loss(self) -> list[float]:
+        """Reward of each sample that bears loss; fully masked samples are left out."""
+        return [sample.reward for sample in self.samples if sample.num_loss]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Generated tokens of each sample."""
+        return [sample.num_generated for sample in self.samples]

@@ -5,14 +5,132 @@ A function here builds a ``Call`` (its keys, arguments and parser) without netwo
 second call (protocol of leases, tokens, owners and revisions).
 """
 
-from penstock.protocol.scripts.leader import *  # noqa: F403
-from penstock.protocol.scripts.operator import *  # noqa: F403
-from penstock.protocol.scripts.orders import *  # noqa: F403
-from penstock.protocol.scripts.producer import *  # noqa: F403
-from penstock.protocol.scripts.recorder import *  # noqa: F403
-from penstock.protocol.scripts.relay import *  # noqa: F403
-from penstock.protocol.scripts.shared import *  # noqa: F403
-from penstock.protocol.scripts.trainer import *  # noqa: F403
-from penstock.protocol.scripts.weights import *  # noqa: F403
-from penstock.protocol.scripts.worker import *  # noqa: F403
-from penstock.redis.call import *  # noqa: F403
+from penstock.protocol.scripts.leader import (
+    Backlog,
+    CutAnswer,
+    Judged,
+    Late,
+    Leadership,
+    Skipped,
+    conclude,
+    cut,
+    dispose,
+    drop,
+    due,
+    grant,
+    judge,
+    keep,
+    late,
+    lead,
+    park,
+    persist,
+    reclaim,
+    resign,
+    rolled_back,
+    seal,
+    shorten,
+    skip,
+    sweep,
+    tidy,
+    unrecorded,
+)
+from penstock.protocol.scripts.operator import (
+    HELD_BY_BATCH,
+    Recording,
+    Recount,
+    cancel,
+    check_group,
+    check_schema,
+    collect,
+    ensure_lanes,
+    note,
+    pause,
+    ready_groups,
+    record,
+    recorded,
+    recount,
+    recount_tokens,
+    requeue,
+    server,
+    stop_recording,
+    unsubscribe,
+)
+from penstock.protocol.scripts.producer import (
+    Admission,
+    admit,
+    identify,
+    span,
+    swap,
+)
+from penstock.protocol.scripts.trainer import (
+    MOVED,
+    BatchCommit,
+    Heard,
+    Joined,
+    Rewound,
+    agree,
+    ask,
+    checkpointed,
+    column,
+    column_lost,
+    commit_batch,
+    hear,
+    join,
+    leave,
+    lost,
+    order,
+    publish,
+    rewind,
+    subscribe,
+    write_column,
+)
+from penstock.protocol.scripts.weights import (
+    CLAIM_MS,
+    HAVE_EVERY_S,
+    OFFER_EVERY_S,
+    OFFER_MS,
+    Peer,
+    bitmap_bytes,
+    cohorts_in,
+    copied,
+    copied_of,
+    loading_in,
+    loading_of,
+    read_all_whole,
+    read_claims,
+    read_copied,
+    read_names,
+    read_offer,
+    read_peers,
+    read_whole,
+    read_whole_async,
+    relay_claim,
+    relay_have,
+    relay_offer,
+    whole,
+    whole_of,
+)
+from penstock.protocol.scripts.worker import (
+    Committed,
+    RawLease,
+    abandon,
+    checkpoint,
+    commit,
+    crash,
+    ended,
+    extend,
+    fail,
+    lease,
+    release,
+    renew,
+    reward,
+    unread,
+)
+from penstock.redis.call import (
+    Call,
+    Value,
+    run,
+    script,
+    translate,
+    version_field,
+)

@@ -113,7 +113,7 @@ def cut(
 
     Args:
         gb: groups that one of its versions consumes from now on, if not known in advance.
-        of_use: record for each group beside the batch, in a run with a history (``records/use.py``).
+        of_use: record for each group beside the batch, in a run with a history (``records/sample.py``).
         bearing: for each group its tokens that bear loss, ``K:TOKENS,...``; empty: none do.
     """
 

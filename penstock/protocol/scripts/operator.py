@@ -1,13 +1,100 @@
 """Verbs of operators at the command line, and of clients that collect results."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from penstock.names import LANES
+from penstock.errors import ConfigError, RecordingLost
+from penstock.names import LANES, new_token
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import name_shown
 from penstock.protocol.records.disposal import CODES
-from penstock.protocol.records.small_maps import name_shown
-from penstock.redis.call import Call, script, text, version_field
+from penstock.redis.call import Call, Value, run, script, text, version_field
+from penstock.redis.commands import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Proof of the right to record: sent with the verbs of a recorder."""
+
+    epoch: int
+    token: str
+
+
+def record(keys: Keys, token: str, *, lease_ms: int, backlog: int, patience_ms: int, newest: int = 0) -> Call[int]:
+    """Take or renew the right to record the history: the epoch, or 0 when another has it.
+
+    The first call enables the run's history: its groups wait to be recorded before they are swept, at most
+    ``backlog`` of them, and at most ``patience_ms`` while no recorder is running.
+
+    Args:
+        newest: epoch of the newest existing files, 0: none. A new epoch is later: Redis may have lost some,
+            and of two rows of one sample that of the later epoch is used.
+    """
+    args: list[Value] = [keys.prefix, token, lease_ms, backlog, patience_ms, newest]
+    return Call(script("record"), [keys.recorder, keys.history], args, int)
+
+
+def recorded(keys: Keys, recording: Recording, jobs: Iterable[str | bytes]) -> Call[int]:
+    """Report that the rows of these groups are on disk; return how many groups waited for that."""
+
+    def parse(answer: Any) -> int:
+        if answer == -1:
+            raise RecordingLost("Another recorder writes the history; this one stops.")
+        return int(answer)
+
+    names = [keys.recorder, keys.unrecorded, keys.retiring]
+    return Call(script("recorded"), names, [keys.prefix, recording.epoch, recording.token, *jobs], parse)
+
+
+def stop_recording(keys: Keys, recording: Recording) -> Call[bool]:
+    """Release the right to record."""
+    return Call(script("resign"), [keys.recorder], [recording.epoch, recording.token], bool)
+
+
+def server(keys: Keys, name: str, record: bytes, *, only_new: bool = False) -> Call[int]:
+    """Add a payload server, or change its state, in a new revision of the directory; 0: nothing was changed."""
+    return Call(script("server"), [keys.servers], [keys.prefix, name, record, int(only_new), new_token()], int)
+
+
+def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
+    """Write a small record in one of the hashes workers, trainers or waits; an empty one deletes it."""
+    return Call(script("note"), [records], [keys.prefix, field, record], int)
+
+
+def check_schema(keys: Keys) -> Call[None]:
+    """Check that the run's records are of this penstock's schema, or the run has not begun. Reads only.
+
+    Raises:
+        ConfigError: they are of another schema, of an unreadable one, or from before schemas existed.
+    """
+    return Call(script("schema"), [keys.schema], [keys.prefix], partial(_refuse_another, keys))
+
+
+def ensure_lanes(client: Client, keys: Keys) -> None:
+    """Create the job streams and their consumer group if they are missing, in a full Redis too. One round trip.
+
+    Raises:
+        ConfigError: the run is of another schema, or of an unreadable one; nothing was changed.
+    """
+    names = [keys.jobs(lane) for lane in LANES]
+    run(client, Call(script("lanes"), names, [keys.prefix], partial(_refuse_another, keys)))
+
+
+def _refuse_another(keys: Keys, answer: Any) -> None:
+    found, ours = map(int, answer)
+    if found < 0:
+        raise ConfigError(
+            f"The schema of the records of run {keys.run} cannot be read: {keys.schema} in Redis is no number. Go on "
+            f"with the release that began the run, or begin anew (--fresh, or another --run)."
+        )
+    if found != ours:
+        noted = f"schema {found}" if found else "no schema"
+        raise ConfigError(
+            f"The records of run {keys.run} are of {noted}, and this penstock's of schema {ours}: go on with "
+            "the release that began the run, or begin anew (--fresh, or another --run)."
+        )
 
 
 def requeue(keys: Keys, job: str, model: str) -> Call[bool]:

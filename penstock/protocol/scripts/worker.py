@@ -7,8 +7,8 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.drawn import NOTHING, Drawn
 from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import NOTHING, Drawn
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.redis.call import Call, Value, script, text, texts
 from penstock.text import utf8_safe

@@ -25,7 +25,7 @@ from penstock.weights.deltas.folder import (
 from penstock.weights.deltas.head import BlockClaim, DeltaFile
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, TensorEntry
-from penstock.weights.safetensors_header import header_rooms
+from penstock.weights.safetensors_files import header_rooms
 
 _COPY_BYTES = 16 * 1024 * 1024
 

@@ -14,8 +14,7 @@ from penstock.system.disk import MAX_NAME_BYTES, open_plain
 from penstock.weights.deltas.blocks import PIECE_BYTES
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import TensorEntry, read_index
-from penstock.weights.safetensors_files import as_safetensors
-from penstock.weights.safetensors_header import header_rooms, parse_header, take_header
+from penstock.weights.safetensors_files import as_safetensors, header_rooms, parse_header, take_header
 
 T = TypeVar("T")
 

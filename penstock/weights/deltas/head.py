@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import ProtocolError, PublishError
-from penstock.protocol.records.codec import skim
-from penstock.protocol.records.field_checks import bounds
+from penstock.protocol.records.codec import bounds, skim
 from penstock.protocol.records.record import Record
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights.deltas.blocks import KINDS, PIECE_BYTES, Block

@@ -2,34 +2,184 @@
 
 A connection carries one request, so that none is held open for nothing: its head must come, and its bytes move, within
 ``serving.stall_s``, or it is cut. Where ``serving.max_connections`` are open, the oldest that has not shown the token
-makes room (places.py). Trainer and workers serve by this same class.
+makes room (server.py). Trainer and workers serve by this same class.
 """
 
 import asyncio
+import concurrent.futures
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
+import uvloop
 from aiohttp import web
 
-from penstock.config.net.hosts import cannot_listen, host_in_url
-from penstock.config.net.serving import ServingConfig
-from penstock.weights.http.bad_requests import BAD_REQUESTS
+from penstock.config.serving import ServingConfig, cannot_listen, host_in_url
 from penstock.weights.http.blobs import AnyBlob, Read, Shelf
-from penstock.weights.http.loop_thread import LoopThread
-from penstock.weights.http.places import Places
-from penstock.weights.http.rate import Rate
-from penstock.weights.http.tls import server_context
-from penstock.weights.http.token import is_authorized
+from penstock.weights.http.token import BAD_REQUESTS, is_authorized, server_context
+
+T = TypeVar("T")
+
+#: Longest wait for tasks to end that were cancelled.
+END_S = 5.0
+
+
+class LoopThread:
+    """Runs coroutines from the making of it until ``close``."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        """Begin it there. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what runs, and end. Blocks for twice ``END_S`` at most."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2 * END_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=END_S))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+
+#: Of how much at once may go after a rest, in seconds of the rate.
+BURST_S = 0.1
+
+
+class Rate:
+    """A token bucket: ``await take(n)`` returns when ``n`` more bytes may be sent. For one event loop.
+
+    Args:
+        bytes_per_s: None: no bound.
+    """
+
+    def __init__(self, bytes_per_s: int | None) -> None:
+        self._per_s = bytes_per_s
+        #: When the bucket is as full as it was before all that was taken.
+        self._free_at = 0.0
+        self._turn = asyncio.Lock()
+
+    async def take(self, num_bytes: int) -> None:
+        """Waits in turn: who asked first goes first. Who goes away meanwhile has taken nothing."""
+        if self._per_s is None:
+            return
+        async with self._turn:
+            now = time.monotonic()
+            free_at = max(self._free_at, now - BURST_S) + num_bytes / self._per_s
+            if free_at > now:
+                await asyncio.sleep(free_at - now)
+            self._free_at = free_at
+
+
+log = logging.getLogger(__name__)
+
+#: Connections that lost their place are told of so often.
+SAY_S = 60.0
+
+
+class _Waiting(NamedTuple):
+    """A connection that is still to prove the token."""
+
+    cut: Callable[[], None]
+    #: Cuts it when its time is over.
+    timer: asyncio.TimerHandle
+
+
+class Places:
+    """A bounded number of places, for one event loop.
+
+    Args:
+        most: connections that are open at once.
+        proof_s: a connection that has not proven the token for so long is cut.
+    """
+
+    def __init__(self, most: int, proof_s: float) -> None:
+        self._most, self._proof_s = most, proof_s
+        #: The oldest first.
+        self._waiting: dict[Hashable, _Waiting] = {}
+        self._proven: set[Hashable] = set()
+        self._num_cut = 0
+        self._said_s = float("-inf")
+
+    def __contains__(self, who: Hashable) -> bool:
+        return who in self._waiting or who in self._proven
+
+    def __len__(self) -> int:
+        """Connections that are open."""
+        return len(self._waiting) + len(self._proven)
+
+    def take(self, who: Hashable, cut: Callable[[], None]) -> bool:
+        """Give a connection a place, where none is free that of the oldest which has not proven the token.
+
+        Args:
+            cut: ends it, without a wait; it need not ``leave`` then.
+
+        Returns:
+            False where all others have proven it: this one is to be cut.
+        """
+        if len(self) >= self._most:
+            if not self._waiting:
+                return False
+            self._tell()
+            self.cut(next(iter(self._waiting)))
+        timer = asyncio.get_running_loop().call_later(self._proof_s, self.cut, who)
+        self._waiting[who] = _Waiting(cut, timer)
+        return True
+
+    def prove(self, who: Hashable) -> None:
+        """It has shown the token: nobody takes its place until it leaves."""
+        if (one := self._waiting.pop(who, None)) is not None:
+            one.timer.cancel()
+            self._proven.add(who)
+
+    def cut(self, who: Hashable) -> None:
+        """End one that has not proven the token; nothing for any other."""
+        if (one := self._waiting.pop(who, None)) is not None:
+            one.timer.cancel()
+            one.cut()
+
+    def leave(self, who: Hashable) -> None:
+        """It has ended."""
+        self._proven.discard(who)
+        if (one := self._waiting.pop(who, None)) is not None:
+            one.timer.cancel()
+
+    def _tell(self) -> None:
+        self._num_cut += 1
+        if time.monotonic() - self._said_s >= SAY_S:
+            self._said_s = time.monotonic()
+            log.warning(
+                "all %d places for weights are taken (serving.max_connections): connections that have not shown the "
+                "token are cut, %d so far",
+                self._most,
+                self._num_cut,
+            )
+
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-log = logging.getLogger(__name__)
 
 #: Bytes that are read and sent at once; each must go within ``serving.stall_s``.
 CHUNK_BYTES = 256 * 1024

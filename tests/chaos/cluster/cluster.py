@@ -25,7 +25,7 @@ import yaml
 from penstock.protocol.keys import Keys
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import find_binary
-from penstock.system.ports import free_port
+from penstock.system.processes import free_port
 from tests.chaos.cluster.adopted import child_of, logged_by
 from tests.chaos.cluster.crew import Crew
 from tests.chaos.cluster.forked import Zygote

@@ -19,7 +19,7 @@ from tests.chaos.cluster.zygote import MESSAGE_BYTES
 IMPORTS = (
     "penstock.console.cli.main", "penstock.console.cli.part", "penstock.console.launch.trainable",
     "penstock.config.load",
-    "penstock.config.reading.key_hints", "penstock.config.reading.mistakes", "penstock.config.reading.yaml_file",
+    "penstock.config.reading.mistakes", "penstock.config.reading.mistakes", "penstock.config.reading.yaml_file",
     "penstock.redis.server", "penstock.producer.main", "penstock.buffer.main", "penstock.workers.main",
     "penstock.consumers.trainer",
     "penstock.consumers.history.main", "penstock.consumers.weights.publisher",

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from penstock.system.ports import free_port
+from penstock.system.processes import free_port
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.redis_conf import redis_conf
 from tests.chaos.cluster.supervisor import Part

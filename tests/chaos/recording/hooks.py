@@ -208,10 +208,10 @@ VERBS: dict[tuple[str, str], Hook] = {
     ("penstock.protocol.scripts.leader", "rolled_back"): Hook(
         "report", lambda args: {"seen": dict(args["seen"])}, lambda args, lost: (YES, {"counters": lost})
     ),
-    ("penstock.protocol.scripts.recorder", "record"): Hook(
+    ("penstock.protocol.scripts.operator", "record"): Hook(
         "record", lambda args: {}, lambda args, epoch: (YES if epoch else NO, {"epoch": epoch})
     ),
-    ("penstock.protocol.scripts.recorder", "recorded"): Hook(
+    ("penstock.protocol.scripts.operator", "recorded"): Hook(
         "recorded", _recorded, lambda args, count: (YES, {"count": count})
     ),
     ("penstock.protocol.scripts.operator", "requeue"): Hook("requeue", _take("job")),

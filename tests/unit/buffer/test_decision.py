@@ -7,7 +7,7 @@ import pytest
 
 from penstock.buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
 from penstock.buffer.group import Group
-from penstock.buffer.sampling.samplers import make_pool
+from penstock.buffer.samplers import make_pool
 from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position

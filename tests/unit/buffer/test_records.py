@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.buffer.records import Records
+from penstock.buffer.state import Records
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample_meta import SampleMeta

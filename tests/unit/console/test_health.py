@@ -19,9 +19,8 @@ from penstock.protocol.records.codec import pack
 from penstock.redis.append_only import IDENT, NOTE
 from penstock.redis.commands import Client
 from penstock.redis.server import write_address
-from penstock.system.health import look
-from penstock.system.health.finding import Finding, Level, run_checks
-from penstock.system.health.look import look_at_disk
+from penstock.system import probes
+from penstock.system.probes import Finding, Level, look_at_disk, run_checks
 
 GOOD: dict[str, Any] = {
     "redis_version": "7.2.4",
@@ -146,12 +145,12 @@ def test_a_disk_that_is_full_or_not_ours_is_told(tmp_path: Path, monkeypatch: py
     class Disk:
         f_blocks, f_frsize, f_bavail = 100, 10**9, 50
 
-    monkeypatch.setattr(look.os, "statvfs", lambda _: Disk)
+    monkeypatch.setattr(probes.os, "statvfs", lambda _: Disk)
     assert look_at_disk("d", tmp_path / "not" / "made").level is Level.OK
     for left, level in ((8, Level.WARNING), (2, Level.ERROR)):
         Disk.f_bavail = left
         assert look_at_disk("d", tmp_path).level is level
-    monkeypatch.setattr(look.os, "access", lambda *_: False)
+    monkeypatch.setattr(probes.os, "access", lambda *_: False)
     assert "cannot be written" in look_at_disk("d", tmp_path).found
 
 

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.console.top.draw import AROUND, draw
-from penstock.console.top.keyboard import keys_of
-from penstock.console.top.screen import LISTS, NAMES, Screen
+from penstock.console.top import AROUND, LISTS, NAMES, Screen, draw, keys_of
 from penstock.protocol.presence import WorkerPresence
 
 HOSTILE = "\x1b[2J\u202e[/red]"

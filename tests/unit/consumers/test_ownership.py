@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.consumers.subscription.ownership import Ownership
-from penstock.consumers.subscription.seat import Seat
+from penstock.consumers.subscription.rank import Seat
 from penstock.errors import OwnershipLost
 from penstock.protocol.keys import Keys
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.logs import LogFormat, as_text, of_job, say_end, set_up
-from penstock.redaction import know
+from penstock.text import know
 
 TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
 HOSTILE = "\x1b]0;title\x07 \u202e\nsecond"

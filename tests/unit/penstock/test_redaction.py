@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock import redaction
+from penstock import text as redaction
 from penstock.logs import MAX_ENTRY, set_up
-from penstock.redaction import is_secret, know, know_url, redact
+from penstock.text import is_secret, know, know_url, redact
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
-from penstock.producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
 from penstock.producer.held_out import HeldOut, check_overlap
+from penstock.producer.main import fingerprint, fingerprint_of_prompts, is_of_content
 from penstock.producer.mixture import Mixture
 from penstock.producer.prompt import Template
 from penstock.producer.sources import jsonl

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producer import pictures
+from penstock.producer import prompt as pictures
 from penstock.producer.prompt import Template
 from penstock.producer.sources.rows import BadLine
 from tests.unit.producer.making import made

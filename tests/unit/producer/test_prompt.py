@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.config import DatasetConfig
-from penstock.producer.fingerprint import fingerprint
+from penstock.producer.main import fingerprint
 from penstock.producer.mixture import Mixture
 from penstock.producer.prompt import Template
 from penstock.producer.sources.rows import BadLine

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.config.data import DataConfig
-from penstock.config.reading.shares import shares_of
-from penstock.producer.fingerprint import fingerprint, fingerprint_of_prompts
-from penstock.producer.mixture import Mixture
-from penstock.producer.weighted import Weighted, mixture_of
+from penstock.config.data import DataConfig, shares_of
+from penstock.producer.main import fingerprint, fingerprint_of_prompts
+from penstock.producer.mixture import Mixture, Weighted, mixture_of
 from tests.hostile import SAME
 from tests.unit.producer.making import made
 

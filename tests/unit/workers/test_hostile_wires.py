@@ -16,7 +16,7 @@ from penstock.errors import EngineError
 from penstock.protocol.records.codec import unpack_each
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.workers.jobs.partial import Scale, growth_to_bytes, partial_from_bytes, partial_to_bytes
+from penstock.workers.jobs.prefixes import Scale, growth_to_bytes, partial_from_bytes, partial_to_bytes
 from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
 from penstock.workers.sglang.routed_experts import Routing
 from penstock.workers.sglang.segment import count_of, meta_of, read_drawn, read_scored, spans_of

@@ -11,7 +11,7 @@ from penstock.protocol.presence import GpuLoad
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.workers.engine import Drafts, Segment
-from penstock.workers.jobs.repetition import LOOKED_AT, is_repetitive
+from penstock.workers.jobs.sampling import LOOKED_AT, is_repetitive
 from penstock.workers.metrics import WorkerCollector
 from penstock.workers.presence import smoothed
 from penstock.workers.services import Services, Tally

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from penstock.config.verifying.jail import JailConfig
+from penstock.config.reward import JailConfig
 
 
 @dataclass(frozen=True, slots=True)

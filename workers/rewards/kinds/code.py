@@ -4,16 +4,28 @@ The jailed program gets only a test's input. The expected result stays outside, 
 can only forge results it knows.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.verifying.jail import CodeConfig
+from penstock.config.reward import CodeConfig
 from penstock.workers.rewards.jail.jail import Jail
 from penstock.workers.rewards.jail.task import End, Ended, Task
-from penstock.workers.rewards.kinds.case import Case
-from penstock.workers.rewards.kinds.code_block import code_block
+from penstock.workers.rewards.kinds.boxed import after_thoughts
 from penstock.workers.rewards.kinds.code_tests import Cases, is_right, read_tests
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Case, Question
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "python", "python3", "py", "py3")
+
+
+def code_block(text: str) -> str:
+    """Return the last Python block after a model's thoughts; to the end of the answer if the block is not closed; all
+    of the answer if it has no Python block."""
+    text = after_thoughts(text)
+    blocks = [code for language, code in _FENCE.findall(text) if language.lower() in _PYTHON]
+    return blocks[-1] if blocks else text
+
 
 #: Why a test failed, besides the ways a program may end.
 WRONG, NO_TIME_LEFT, NO_CODE = "wrong_output", "no_time_left", "no_code"

@@ -8,7 +8,7 @@ Models" (Minerva, appendix D.1).
 import re
 from typing import Any
 
-from penstock.workers.rewards.kinds.question import Question, check_label
+from penstock.workers.rewards.kinds.kind import Question, check_label
 
 #: Longest label in characters: normalization takes quadratic time.
 MAX_LABEL = 1024

@@ -8,8 +8,8 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.workers.rewards.kinds.box import after_thoughts
-from penstock.workers.rewards.kinds.question import Question, check_label
+from penstock.workers.rewards.kinds.boxed import after_thoughts
+from penstock.workers.rewards.kinds.kind import Question, check_label
 
 #: Letters that count if neither ``valid_letters`` nor ``choices`` is given.
 LETTERS = tuple(string.ascii_uppercase[:10])

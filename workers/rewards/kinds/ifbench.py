@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Question
 
 #: The package it imports.
 PACKAGE = "if_verifiable"

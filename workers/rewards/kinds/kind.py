@@ -1,11 +1,53 @@
 """The definition of a built-in reward."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.workers.rewards.kinds.box import last_box
-from penstock.workers.rewards.kinds.question import Question
+from penstock.protocol.records.sample import Sample
+from penstock.workers.rewards.kinds.boxed import last_box
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    #: Text on stdin; '' if a function is called.
+    stdin: str = ""
+    #: Name and arguments of the function; '': the program runs by itself.
+    function: str = ""
+    arguments: tuple[Any, ...] = ()
+    #: Source of that function, if the test defines it; it is appended to the program.
+    asking: str = ""
+    #: Expected text on stdout, or return value; any of them is right.
+    expected: tuple[Any, ...] = ()
+
+
+#: Longest label, with all texts that count as one, that is read in the worker's event loop, in characters.
+MAX_LABEL = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The fields of a sample that built-in rewards see; sent as JSON to the processes that check."""
+
+    text: str
+    #: The label as text; another type as JSON.
+    label: str = ""
+    #: The label as the dataset has it: text, or a number, list or map.
+    raw_label: Any = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sample: Sample) -> "Question":
+        return cls(sample.text, sample.job.label, sample.job.raw_label, sample.job.metadata)
+
+
+def check_label(name: str, texts: Iterable[str], most: int = MAX_LABEL) -> None:
+    """Raise ValueError if the texts that reward ``name`` compares answers with have more than ``most`` characters,
+    each counted as one more."""
+    if (count := sum(len(text) + 1 for text in texts)) > most:
+        raise ValueError(
+            f"reward {name}: the label has {count:,} characters, and at most {most:,} are read: shorten it"
+        )
 
 
 def _no_reading(label: str) -> None:

@@ -3,8 +3,8 @@
 from functools import lru_cache
 from typing import Any
 
-from penstock.workers.rewards.kinds.box import MARK, after_thoughts, closing_brace
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.boxed import MARK, after_thoughts, closing_brace
+from penstock.workers.rewards.kinds.kind import Question
 
 #: Characters at the end of an answer that are read: results are at the end.
 MAX_TEXT = 16 * 1024

@@ -1,23 +1,87 @@
 """Built-in rewards by name. A record may name these; none is imported because of it."""
 
+import random
+import re
+import string
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from penstock.config.code_names import BOXED, REMOTE, REWARDS
+from penstock.config.hooks import BOXED, REMOTE, REWARDS
 from penstock.system.extras import check_installed
 from penstock.workers.rewards.kinds import ifbench, math_verify
-from penstock.workers.rewards.kinds.chance import chance
 from penstock.workers.rewards.kinds.code import code
 from penstock.workers.rewards.kinds.code import read_label as read_code_label
 from penstock.workers.rewards.kinds.dapo import dapo
-from penstock.workers.rewards.kinds.exact_match import exact_match
-from penstock.workers.rewards.kinds.f1 import f1
 from penstock.workers.rewards.kinds.gpqa import gpqa
-from penstock.workers.rewards.kinds.kind import Kind
+from penstock.workers.rewards.kinds.kind import Kind, Question, check_label
 from penstock.workers.rewards.kinds.math_answers import deepscaler, math, read_label
+
+# ``f1``: the words that an answer shares with its label, as in SQuAD's evaluation.
+#
+# Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (section 6.1).
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+#: Answers that mean something else than a sentence that contains them.
+_VERDICTS = frozenset({"yes", "no", "noanswer"})
+
+
+def f1(question: Question) -> dict[str, Any]:
+    """Return ``score`` and ``f1``: the harmonic mean of ``precision`` and ``recall`` of the label's words, with their
+    counts; ``em``: 1 if both have the same words in the same order. Case, punctuation and articles are ignored. With a
+    list of labels the best match counts.
+
+    Raises:
+        ValueError: the label is too long.
+    """
+    raw = question.raw_label
+    labels = [str(one) for one in raw] if isinstance(raw, list) and raw else [question.label]
+    check_label("f1", labels)
+    said = _Said(words(question.text))
+    return max((said.held_against(words(label)) for label in labels), key=lambda found: found["score"])
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text that count."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+class _Said:
+    """The words of an answer, counted once for all labels."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._words, self._counts = said, Counter(said)
+        self._is_verdict = " ".join(said) in _VERDICTS
+
+    def held_against(self, wanted: list[str]) -> dict[str, Any]:
+        """Compare with the words of a label. Takes time linear in ``wanted``."""
+        precision, recall = self._shares(wanted)
+        mean = 2 * precision * recall / (precision + recall) if precision else 0.0
+        return {"score": mean, "f1": mean, "em": float(bool(wanted) and self._words == wanted),
+                "precision": precision, "recall": recall}  # fmt: skip
+
+    def _shares(self, wanted: list[str]) -> tuple[float, float]:
+        is_verdict = self._is_verdict or " ".join(wanted) in _VERDICTS
+        same = sum(min(count, self._counts[word]) for word, count in Counter(wanted).items())
+        if not same or (is_verdict and self._words != wanted):
+            return 0.0, 0.0
+        return same / len(self._words), same / len(wanted)
+
+
+def exact_match(question: Question) -> float:
+    """Return 1 if the answer equals the label, without surrounding white space; else 0."""
+    return float(question.text.strip() == question.label.strip())
+
+
+def chance(question: Question) -> int:
+    """Return 0 or 1 with equal probability."""
+    return random.randint(0, 1)
+
 
 _BOX = "\\boxed{{}}"
 
-#: By name in the configuration. A new name must also be added to ``REWARDS`` in penstock/config/code_names.py, which a
+#: By name in the configuration. A new name must also be added to ``REWARDS`` in penstock/config/hooks.py, which a
 #: test compares with this table; everything else follows from the two.
 KINDS: dict[str, Kind] = {
     "exact_match": Kind(exact_match),
@@ -56,7 +120,7 @@ def needs_jail(names: Iterable[str]) -> bool:
 
 
 def is_remote(name: str) -> bool:
-    """Return whether a service computes it (remote.py)."""
+    """Return whether a service computes it (score.py)."""
     return name.removeprefix(BOXED) == REMOTE
 
 

@@ -22,9 +22,9 @@ from penstock.errors import ConfigError, PenstockError, ProtocolError, RewardErr
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.causes import Cause, ChecksRunning, NoVerifiers, VerifiersBusy
+from penstock.protocol.records.codec import name_shown
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
-from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl

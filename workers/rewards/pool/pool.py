@@ -21,21 +21,20 @@ from redis.exceptions import RedisError
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.hooks.slime import args_of
+from penstock.names import new_token
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import NoChecks
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.small_maps import count_shown, name_shown
+from penstock.protocol.records.codec import count_shown, name_shown, pack
 from penstock.protocol.waits import PublishedWaiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
 from penstock.redis.control import PASSING, Control
-from penstock.system.backoff import pause_s
-from penstock.system.metrics.exporter import Exporter
+from penstock.system.metrics.server import Exporter
 from penstock.system.processes import die_with_parent
-from penstock.system.tokens import new_token
+from penstock.system.stop import pause_s
 from penstock.workers.rewards.allowed import allowed_rewards, import_reward
-from penstock.workers.rewards.jail.finding import find_jail
+from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.judges import takes_judges
 from penstock.workers.rewards.keeper import END, HURRY, keep, started_pid
 from penstock.workers.rewards.kinds.kind import Kind

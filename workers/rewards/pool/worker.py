@@ -34,10 +34,9 @@ from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive
 from penstock.text import format_exc, safe_repr, user_trace_of
 from penstock.workers.rewards import processes
-from penstock.workers.rewards.jail.finding import find_jail
+from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.kinds.code import Workshop
-from penstock.workers.rewards.kinds.kind import Kind
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.outcomes import keyed, number_of
 from penstock.workers.rewards.pool.wire import (

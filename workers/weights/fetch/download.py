@@ -9,10 +9,10 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from penstock.config.net.serving import ServingConfig
+from penstock.config.serving import ServingConfig
 from penstock.protocol.records.offer import Range, range_digest
 from penstock.text import format_exc
-from penstock.weights.http.tls import client_context
+from penstock.weights.http.token import client_context
 
 #: Bytes that are taken at once.
 CHUNK_BYTES = 256 * 1024

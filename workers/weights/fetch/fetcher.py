@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial as bound
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError, PublishError
@@ -24,19 +25,35 @@ from penstock.redis.control import AsyncControl
 from penstock.system.disk import is_full
 from penstock.text import format_exc
 from penstock.weights.http.blobs import files_of, is_object, is_version, object_name
-from penstock.weights.http.loop_thread import LoopThread
-from penstock.weights.http.server import WeightsServer
+from penstock.weights.http.server import LoopThread, WeightsServer
 from penstock.weights.http.token import token_of
-from penstock.workers.weights.copy_holds import HELD
 from penstock.workers.weights.fetch.download import Downloads
 from penstock.workers.weights.fetch.index_first import Came, IndexFirst
 from penstock.workers.weights.fetch.partial import Partial, holds
 from penstock.workers.weights.fetch.progress import Progress
 from penstock.workers.weights.fetch.store import FETCHING, Hold, Store
-from penstock.workers.weights.fetch.swarm import Swarm
-from penstock.workers.weights.fetch.threads import to_its_end
-from penstock.workers.weights.fetch.told import Told
-from penstock.workers.weights.proof import is_whole, prove
+from penstock.workers.weights.fetch.swarm import Swarm, Told
+from penstock.workers.weights.file_hashes import is_whole, prove
+from penstock.workers.weights.local_copies import HELD
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run as ``asyncio.to_thread``, but raise a cancellation only when the work has ended, so that locks stay held."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        working.exception()  # nobody asks for it
+        raise cancelled
+    return working.result()
+
 
 log = logging.getLogger(__name__)
 

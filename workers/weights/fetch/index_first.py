@@ -19,7 +19,7 @@ from penstock.text import safe_repr
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
 from penstock.workers.weights.fetch import swarm
 from penstock.workers.weights.fetch.download import Downloads, NotGiven
-from penstock.workers.weights.fetch.pace import GRACE_S
+from penstock.workers.weights.fetch.progress import GRACE_S
 
 
 class Came(NamedTuple):

@@ -16,7 +16,7 @@ from penstock.protocol.scripts import bitmap_bytes
 from penstock.system.disk import fsync, open_plain, remove
 from penstock.weights.http.blobs import FileBlob, is_file_name
 from penstock.weights.index import INDEX_FILE
-from penstock.workers.weights.proof import prove
+from penstock.workers.weights.file_hashes import prove
 
 _CHUNK_BYTES = 4 * 1024**2
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from penstock.errors import PublishError
+from penstock.protocol.keys import Keys
 from penstock.protocol.records.offer import Offer, Range
 from penstock.protocol.scripts import (
     CLAIM_MS,
@@ -32,13 +33,36 @@ from penstock.protocol.scripts import (
     read_offer,
     read_peers,
     relay_claim,
+    relay_have,
 )
+from penstock.redis.control import AsyncControl
 from penstock.text import safe_repr
 from penstock.workers.weights.fetch.download import Downloads, NotGiven
-from penstock.workers.weights.fetch.pace import Pace
 from penstock.workers.weights.fetch.partial import Partial
-from penstock.workers.weights.fetch.progress import Progress
-from penstock.workers.weights.fetch.told import Told
+from penstock.workers.weights.fetch.progress import Pace, Progress
+
+
+@dataclass(slots=True)
+class Told:
+    """Announces what one worker has of one object by ``say``, one announcement at a time."""
+
+    keys: Keys
+    control: AsyncControl
+    thing: str
+    worker: str
+    url: str
+    bitmap: Callable[[], bytes]
+    #: The range that it fetches from the trainer.
+    claim: int = -1
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def say(self) -> None:
+        """Announce what is here by now, and which claim continues, in order."""
+        async with self._lock:
+            await self.control.call(
+                relay_have(self.keys, self.thing, self.worker, self.url, self.bitmap(), claim=self.claim)
+            )
+
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,9 @@ from penstock.protocol.records.causes import TransferUndecided
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
-from penstock.redaction import redact
 from penstock.redis.commands import AsyncClient, News
 from penstock.redis.control import AsyncControl
-from penstock.text import format_exc
+from penstock.text import format_exc, redact
 from penstock.weights.index import TensorEntry, layout_digest, read_index
 from penstock.weights.transport import TRANSPORTS, transport
 from penstock.workers.engine import Engine

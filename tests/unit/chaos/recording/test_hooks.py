@@ -117,7 +117,7 @@ from safetensors.torch import load_file
 from penstock.consumers.weights.behind import Behind
 from penstock.consumers.weights.publish import write_weights
 from penstock.consumers.weights.sources import as_source
-from penstock.protocol.records.whole import Whole
+from penstock.protocol.records.publication import Whole
 model = pathlib.Path({str(model)!r})
 config = SimpleNamespace(model=SimpleNamespace(path=str(model)))
 behind = Behind(config, None, None, in_use=None, offer=None, offer_copy=None)

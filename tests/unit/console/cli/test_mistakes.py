@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.config import Config
-from penstock.config.code_names import REWARDS
+from penstock.config.hooks import REWARDS
 from penstock.config.load import load_config
-from penstock.config.reading.declared import section_at
-from penstock.config.reading.key_hints import ABSENT, CALLED
+from penstock.config.reading.mistakes import ABSENT, CALLED
+from penstock.config.reading.settings import section_at
 from penstock.config.sampling import NAMES
 from penstock.console.cli.main import execute
 from penstock.console.launch import preflight, trainable

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config import Config
 from penstock.config.load import load_config, save_resolved, secret_environment
-from penstock.config.net.watching import NotifyConfig
+from penstock.config.serving import NotifyConfig
 from penstock.console.launch.notify import check_notify, message, notify
 from penstock.errors import ConfigError
 from penstock.system.run_folder import RunRecord

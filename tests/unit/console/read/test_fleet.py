@@ -6,7 +6,7 @@ import pytest
 
 import penstock.workers.fleet.state
 from penstock.console.cli.fleet import _decision
-from penstock.console.read.fleet import read_fleet
+from penstock.console.read.workers import read_fleet
 from penstock.errors import ConfigError
 
 DECISION = {"at": 7.0, "before": 1, "engines": 2, "wanted": 2, "binds": "demand", "terms": {"demand": 2}}

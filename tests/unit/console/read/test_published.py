@@ -1,6 +1,6 @@
 """What publishing took, by the trainer's rows."""
 
-from penstock.console.read.published import list_published
+from penstock.console.read.weights import list_published
 
 
 def test_steps_behind_which_a_version_was_published_are_listed_the_latest_first() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.console.read.token_texts import texts_of_row, token_texts
+from penstock.console.read.samples import texts_of_row, token_texts
 from tests.unit.penstock.history.rows import row
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.console.web import app
-from penstock.console.web.assets import asset
+from penstock.console.web.app import asset
 from penstock.console.web.replies import NotThere
 
 FOLDER = (Path(app.__file__).parent / "assets").resolve()

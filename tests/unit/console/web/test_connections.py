@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from penstock.console.web import connections
+from penstock.console.web import serve
 from penstock.console.web.serve import server_of
 
 PATIENCE_S = 60.0
@@ -59,7 +59,7 @@ def stream_of(port: int) -> HTTPResponse:
 
 
 def test_silent_connections_keep_no_page_and_no_stream_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 4)
     with ExitStack() as stack:
         stream = stack.enter_context(stream_of(port))
         silent = [stack.enter_context(connected(port)) for _ in range(12)]
@@ -72,7 +72,7 @@ def test_silent_connections_keep_no_page_and_no_stream_out(port: int, monkeypatc
 
 
 def test_where_all_ask_the_oldest_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 2)
     with ExitStack() as stack:
         oldest, older, newest = [stack.enter_context(stream_of(port)) for _ in range(3)]
         with pytest.raises(IncompleteRead):

@@ -1,6 +1,6 @@
 """The stream of events that a page follows."""
 
-from penstock.console.web.events import Streams
+from penstock.console.web.replies import Streams
 
 
 async def test_an_event_comes_when_something_has_changed() -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.console.waits_reference import sample
-from penstock.console.web.looks import Look
-from penstock.console.web.overview import overview
-from penstock.console.web.parts import PARTS, place_of, place_of_cause
+from penstock.console.web.overview import PARTS, overview, place_of, place_of_cause
+from penstock.console.web.run_snapshots import Look
 from penstock.consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
 from penstock.protocol.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull

@@ -18,7 +18,7 @@ from penstock.config import Config
 from penstock.consumers.adapters import slime_rollout
 from penstock.consumers.adapters.prompts import Request
 from penstock.consumers.adapters.rows import RowArrays
-from penstock.consumers.adapters.slime_flags import check_eval_dataset, eval_sampling
+from penstock.consumers.adapters.slime_rollout import check_eval_dataset, eval_sampling
 from penstock.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch import multiprocessing
 
-from penstock.consumers.adapters.together import Together
+from penstock.consumers.adapters.trl import Together
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.records.causes import Cause, RanksAbsent
 
@@ -74,9 +74,9 @@ def late_main(rank: int, file: str) -> None:
         environment.setenv("RANK", str(rank))
         environment.setenv("WORLD_SIZE", "3")
         environment.setenv("GLOO_SOCKET_IFNAME", "lo")
-        environment.setattr("penstock.consumers.adapters.together.TELL_S", 0.02)
-        environment.setattr("penstock.consumers.adapters.together.LOG_S", 0.02)
-        logging.getLogger("penstock.consumers.adapters.together").addHandler(logging.FileHandler(folder / f"log{rank}"))
+        environment.setattr("penstock.consumers.adapters.trl.TELL_S", 0.02)
+        environment.setattr("penstock.consumers.adapters.trl.LOG_S", 0.02)
+        logging.getLogger("penstock.consumers.adapters.trl").addHandler(logging.FileHandler(folder / f"log{rank}"))
         dist.init_process_group(
             "gloo", init_method=f"file://{file}", rank=rank, world_size=3, timeout=timedelta(seconds=300)
         )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.consumers.adapters.inside_verl.weights import new_file, remove_left
+from penstock.consumers.adapters.inside_verl.sampling import new_file, remove_left
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_of_others(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import torch
 from penstock import payloads
 from penstock.consumers.batch.advantages import group_advantages
 from penstock.consumers.batch.batch import Batch, rank_rows
-from penstock.consumers.batch.loss_tokens import LossTokens
-from penstock.consumers.batch.token_arrays import TOKEN_KEYS
+from penstock.consumers.batch.token_arrays import TOKEN_KEYS, LossTokens
 from penstock.errors import PayloadError, ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.batch.ledger import Ledger
+from penstock.consumers.metrics.tally import Ledger
 from penstock.protocol.records.manifest import Manifest, Row
 from tests.batch_factory import make_manifest
 

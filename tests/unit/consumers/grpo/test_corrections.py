@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.consumers.grpo import corrections
+from penstock.consumers.grpo import losses
 
 LOW, HIGH, CAP, DUAL = 0.2, 0.3, 2.0, 3.0
 
@@ -62,7 +62,7 @@ def decoupled_expected() -> tuple[Tensor, Tensor]:
 
 def test_T9_bypass_is_its_formula() -> None:
     theta = THETA.clone().requires_grad_()
-    found = corrections.bypass(theta, MU, ADVANTAGES, MASK, LOW, HIGH)
+    found = losses.bypass(theta, MU, ADVANTAGES, MASK, LOW, HIGH)
     (slope,) = torch.autograd.grad(found.loss.sum(), theta)
     value, derivative = bypass_expected()
     torch.testing.assert_close(found.loss.detach(), value)
@@ -74,7 +74,7 @@ def test_T9_bypass_is_its_formula() -> None:
 
 def test_T9_decoupled_is_its_formula() -> None:
     theta, old, mu = (tensor.clone().requires_grad_() for tensor in (THETA, OLD, MU))
-    found = corrections.decoupled(theta, old, mu, ADVANTAGES, MASK, LOW, HIGH, CAP)
+    found = losses.decoupled(theta, old, mu, ADVANTAGES, MASK, LOW, HIGH, CAP)
     found.loss.sum().backward()  # type: ignore[no-untyped-call]
     value, derivative = decoupled_expected()
     torch.testing.assert_close(found.loss.detach(), value)
@@ -90,20 +90,20 @@ def test_T9_decoupled_is_its_formula() -> None:
 def test_the_cap_of_a_weight_is_told_apart_from_the_clips_of_a_ratio() -> None:
     over = ((OLD - MU).exp() > CAP) & MASK
     assert 0 < int(over.sum()) < int(MASK.sum())
-    decoupled = corrections.decoupled(THETA, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP)
+    decoupled = losses.decoupled(THETA, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP)
     assert torch.equal(decoupled.capped, over)
-    assert not (corrections.decoupled(OLD, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP).clipped).any()
-    truncated = corrections.truncated(OLD, MU, ADVANTAGES, MASK, CAP)
+    assert not (losses.decoupled(OLD, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP).clipped).any()
+    truncated = losses.truncated(OLD, MU, ADVANTAGES, MASK, CAP)
     assert torch.equal(truncated.capped, over)
-    assert not corrections.bypass(THETA, MU, ADVANTAGES, MASK, LOW, HIGH).capped.any()
+    assert not losses.bypass(THETA, MU, ADVANTAGES, MASK, LOW, HIGH).capped.any()
 
 
 def test_T9_with_one_policy_all_are_the_policy_gradient() -> None:
     for theta in (THETA.clone().requires_grad_(),):
         same = THETA.clone()
         for found in (
-            corrections.bypass(theta, same, ADVANTAGES, MASK, LOW, HIGH),
-            corrections.decoupled(theta, same, same, ADVANTAGES, MASK, LOW, HIGH, CAP),
+            losses.bypass(theta, same, ADVANTAGES, MASK, LOW, HIGH),
+            losses.decoupled(theta, same, same, ADVANTAGES, MASK, LOW, HIGH, CAP),
         ):
             (slope,) = torch.autograd.grad(found.loss.sum(), theta)
             torch.testing.assert_close(slope, torch.where(MASK, -ADVANTAGES, 0.0))
@@ -113,7 +113,7 @@ def test_what_stands_outside_the_mask_cannot_reach_the_gradient() -> None:
     theta, mu = THETA.clone(), MU.clone()
     theta[~MASK], mu[~MASK] = 800.0, -math.inf
     theta.requires_grad_()
-    found = corrections.bypass(theta, mu, ADVANTAGES, MASK, LOW, HIGH)
+    found = losses.bypass(theta, mu, ADVANTAGES, MASK, LOW, HIGH)
     (slope,) = torch.autograd.grad(found.loss.sum(), theta)
     assert torch.isfinite(slope).all()
     assert not slope[~MASK].any()
@@ -122,7 +122,7 @@ def test_what_stands_outside_the_mask_cannot_reach_the_gradient() -> None:
 def test_T6_logprobs_stand_at_their_token_and_are_scaled_by_temperature() -> None:
     logits, tokens = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
     temperatures = torch.tensor([0.5, 2.0])
-    found = corrections.token_logprobs(logits, tokens, temperatures)
+    found = losses.token_logprobs(logits, tokens, temperatures)
     for b in range(2):
         assert found[b, 0] == 0
         for t in range(1, 5):
@@ -134,6 +134,6 @@ def test_T6_logprobs_stand_at_their_token_and_are_scaled_by_temperature() -> Non
 def test_temperatures_may_differ_within_a_row() -> None:
     logits, tokens = torch.randn(1, 6, 7), torch.randint(7, (1, 6))
     mixed = torch.tensor([[0.5, 0.5, 0.5, 2.0, 2.0, 2.0]])
-    found = corrections.token_logprobs(logits, tokens, mixed)
-    half, double = (corrections.token_logprobs(logits, tokens, torch.tensor([t])) for t in (0.5, 2.0))
+    found = losses.token_logprobs(logits, tokens, mixed)
+    half, double = (losses.token_logprobs(logits, tokens, torch.tensor([t])) for t in (0.5, 2.0))
     torch.testing.assert_close(found, torch.cat([half[:, :3], double[:, 3:]], dim=1))

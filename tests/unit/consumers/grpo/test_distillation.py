@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.config import TrainerConfig
 from penstock.config.trainer import DistillConfig
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo.distillation import distilled, reverse_kl
+from penstock.consumers.grpo.losses import distilled, reverse_kl
 from penstock.consumers.grpo.step import GRPO
 from penstock.errors import ProtocolError
 from penstock.names import TEACHER_LOGPROBS

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.config import Config, TrainerConfig
 from penstock.config.trainer import KLEstimator
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo import kl
+from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO
 from penstock.errors import ProtocolError
 from penstock.names import REFERENCE_LOGPROBS
@@ -41,7 +41,7 @@ def test_values_and_slopes_are_those_of_the_closed_formula(kind: KLEstimator) ->
     mask = torch.rand(4, 9, generator=generator) < 0.6
     policy.requires_grad_(True)
 
-    found = kl.estimate(policy, reference, mask, kind)
+    found = losses.estimate(policy, reference, mask, kind)
     found.sum().backward()  # type: ignore[no-untyped-call]
 
     away = (reference - policy).detach().numpy()
@@ -55,13 +55,13 @@ def test_two_of_them_are_unbiased(kind: KLEstimator) -> None:
     """Over all tokens by their probability, the mean is the KL itself."""
     policy, reference = (torch.randn(7, generator=torch.Generator().manual_seed(s)).log_softmax(0) for s in (1, 2))
     exact = float((policy.exp() * (policy - reference)).sum())
-    mean = float((policy.exp() * kl.estimate(policy, reference, torch.ones(7, dtype=torch.bool), kind)).sum())
+    mean = float((policy.exp() * losses.estimate(policy, reference, torch.ones(7, dtype=torch.bool), kind)).sum())
     assert mean == pytest.approx(exact, rel=1e-5)
 
 
 def test_what_is_far_off_stays_finite_and_outside_the_mask_nothing_is_computed() -> None:
     policy = torch.tensor([-900.0, float("-inf"), -1.0], requires_grad=True)
-    found = kl.estimate(policy, torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([True, False, True]), "k3")
+    found = losses.estimate(policy, torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([True, False, True]), "k3")
     found.sum().backward()  # type: ignore[no-untyped-call]
     assert found.isfinite().all()
     assert policy.grad is not None

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from penstock.config import TrainerConfig
-from penstock.consumers.grpo import corrections, losses
+from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.totals import Totals
 from penstock.protocol.records.sample import Sample
@@ -94,7 +94,7 @@ def test_T9_bounds_are_those_of_the_formula_with_ratios_of_any_size(name: str, d
 @pytest.mark.parametrize("name", losses.RATIO_LOSSES)
 def test_T9_decoupled_bounds_its_weight_and_its_ratio(name: str) -> None:
     theta = THETA.clone().requires_grad_()
-    found = corrections.decoupled(
+    found = losses.decoupled(
         theta, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP, loss=losses.RATIO_LOSSES[name], dual_clip=3.0
     )
     (slope,) = torch.autograd.grad(found.loss.sum(), theta)
@@ -118,7 +118,7 @@ def test_clips_tell_low_high_and_dual_apart() -> None:
     weighed = losses.cispo(theta, torch.zeros(1, 8), advantages, mask, 0.4, 2.0)
     assert weighed.low[0].tolist() == [True, False, False, False, True, False, False, False]
     assert weighed.high[0].tolist() == [False, False, False, True, False, False, True, False]
-    capped = corrections.truncated(theta, torch.zeros(1, 8), advantages, mask, 2.0)
+    capped = losses.truncated(theta, torch.zeros(1, 8), advantages, mask, 2.0)
     assert capped.high[0].tolist() == [False, False, False, True, False, False, True, False]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.config import TrainerConfig
 from penstock.config.trainer import LOSS_DEFAULTS
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo import corrections, losses
+from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
@@ -103,7 +103,7 @@ def check(found: Callable[[Tensor], losses.TokenLoss], wanted: Callable[[Array],
 def test_T9_a_ratio_loss_under_bypass_is_its_formula(name: str) -> None:
     loss = losses.RATIO_LOSSES[name]
     found = check(
-        lambda theta: corrections.bypass(theta, MU, ADVANTAGES, MASK, LOW, HIGH, loss=loss),
+        lambda theta: losses.bypass(theta, MU, ADVANTAGES, MASK, LOW, HIGH, loss=loss),
         lambda theta: NUMPY[name](theta, mu0),
     )
     assert 0 < int(found.clipped.sum()) < int(MASK.sum())
@@ -116,7 +116,7 @@ def test_T9_a_ratio_loss_under_decoupled_is_its_formula(name: str) -> None:
     weight = np.minimum(np.exp(old0 - mu0), CAP)
     assert (weight[mask] == CAP).any()
     check(
-        lambda theta: corrections.decoupled(theta, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP, loss=loss),
+        lambda theta: losses.decoupled(theta, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP, loss=loss),
         lambda theta: weight * NUMPY[name](theta, old0),
     )
 
@@ -124,7 +124,7 @@ def test_T9_a_ratio_loss_under_decoupled_is_its_formula(name: str) -> None:
 def test_T9_truncated_importance_sampling_is_its_formula() -> None:
     weight = np.minimum(np.exp(theta0 - mu0), CAP)
     found = check(
-        lambda theta: corrections.truncated(theta, MU, ADVANTAGES, MASK, CAP),
+        lambda theta: losses.truncated(theta, MU, ADVANTAGES, MASK, CAP),
         lambda theta: np.where(mask, -weight * adv * theta, 0),
     )
     assert torch.equal(found.clipped, MASK & torch.from_numpy(np.exp(theta0 - mu0) > CAP))

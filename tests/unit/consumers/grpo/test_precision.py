@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.config import Config, TrainerConfig
-from penstock.consumers.grpo import precision
+from penstock.consumers.grpo import process
 from penstock.consumers.grpo.loop import TrainingLoop, learner_of
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.weight_changes import CHECKED_STEPS, WeightChanges
@@ -91,7 +91,7 @@ def test_tensors_that_transformers_keeps_in_float32_stay_float32() -> None:
 
 def test_auto_computes_in_bfloat16_on_a_gpu_and_in_float32_on_a_cpu() -> None:
     gpu = torch.device("cuda", 0)
-    found = {name: (precision.compute_dtype(name, gpu), precision.compute_dtype(name, CPU)) for name in
+    found = {name: (process.compute_dtype(name, gpu), process.compute_dtype(name, CPU)) for name in
              ("auto", "bfloat16", "float32")}  # fmt: skip
     assert found == {
         "auto": (torch.bfloat16, torch.float32),
@@ -105,9 +105,9 @@ def test_tf32_is_enabled_on_a_gpu_unless_float32_is_asked_for(monkeypatch: pytes
     monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     for name, device in (("auto", "cpu"), ("float32", "cuda:0"), ("bfloat16", "cpu")):
-        precision.enable_tf32(name, torch.device(device))
+        process.enable_tf32(name, torch.device(device))
     assert (asked, torch.backends.cudnn.allow_tf32) == ([], False)
-    precision.enable_tf32("auto", torch.device("cuda"))
+    process.enable_tf32("auto", torch.device("cuda"))
     assert (asked, torch.backends.cudnn.allow_tf32) == (["high"], True)
 
 

@@ -15,7 +15,7 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo import checkpoint
 from penstock.consumers.grpo.loop import TrainingLoop
 from penstock.consumers.grpo.step import GRPO
-from penstock.consumers.metrics.step_row import finite_or_none
+from penstock.consumers.metrics.steps import finite_or_none
 from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError
 from tests.batch_factory import make_batch, make_samples, tiny_model

@@ -17,7 +17,7 @@ from penstock import payloads
 from penstock.config import TrainerConfig
 from penstock.consumers.batch import advantages
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo import corrections
+from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO, Micro
 from penstock.errors import PayloadError
 from penstock.payloads import Payload
@@ -70,7 +70,7 @@ def expected_gradient(
                 if correction == "bypass"
                 else (
                     float(proximal[t]),
-                    min(math.exp(float(proximal[t]) - mu), corrections.DEFAULT_CAP),
+                    min(math.exp(float(proximal[t]) - mu), losses.DEFAULT_CAP),
                 )
             )
             ratio = torch.exp(theta[t] - base)
@@ -172,12 +172,12 @@ def test_T6_the_reported_difference_is_that_of_engine_and_trainer() -> None:
 def test_T6_logprobs_shifted_by_one_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = drawn()
     honest = gradient_error(make_batch(samples))
-    original = corrections.token_logprobs
+    original = losses.token_logprobs
 
     def off_by_one(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
         return original(logits, tokens, temperatures).roll(1, dims=1)
 
-    monkeypatch.setattr(corrections, "token_logprobs", off_by_one)
+    monkeypatch.setattr(losses, "token_logprobs", off_by_one)
     assert honest < TOLERANCE
     assert gradient_error(make_batch(samples)) > 100 * TOLERANCE
 
@@ -268,7 +268,7 @@ def test_T9_both_corrections_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -
     honest = gradient_error(make_batch(samples))
     original = GRPO.token_loss
 
-    def twice(self: GRPO, micro: Micro, logprobs: Tensor, old: Tensor | None) -> corrections.TokenLoss:
+    def twice(self: GRPO, micro: Micro, logprobs: Tensor, old: Tensor | None) -> losses.TokenLoss:
         of = original(self, micro, logprobs, old)
         weight = torch.where(micro["loss_mask"], logprobs - micro["logprobs"], 0.0).exp().clamp(max=2.0).detach()
         return of._replace(loss=weight * of.loss)
@@ -281,12 +281,12 @@ def test_T9_both_corrections_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -
 def test_T6_an_ignored_temperature_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = drawn()
     honest = gradient_error(make_batch(samples))
-    original = corrections.token_logprobs
+    original = losses.token_logprobs
 
     def at_1(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
         return original(logits, tokens, torch.ones_like(temperatures))
 
-    monkeypatch.setattr(corrections, "token_logprobs", at_1)
+    monkeypatch.setattr(losses, "token_logprobs", at_1)
     assert honest < TOLERANCE
     assert gradient_error(make_batch(samples)) > 100 * TOLERANCE
     assert grpo(tiny_model(2)).step(make_batch(samples, train_version=5))["logprob_diff_fresh_max"] > 0.1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.consumers.history.pace import MAX_REST_S, SHARE, Pace, ran
+from penstock.consumers.history.recorder import MAX_REST_S, SHARE, Pace, ran
 
 
 def rest_s(cpu_s: float, waited_s: float) -> float:

@@ -14,7 +14,7 @@ from penstock.consumers.grpo.trackers import trackers
 from penstock.consumers.grpo.trackers.tracker import TrackedRun
 from penstock.consumers.grpo.trackers.trackers import Trackers
 from penstock.consumers.metrics import steps
-from penstock.consumers.metrics.latest_record import LatestRecord
+from penstock.consumers.metrics.recorder import LatestRecord
 from penstock.consumers.metrics.steps import StepRecorder, steps_file
 from penstock.consumers.metrics.tally import Tally
 from penstock.protocol.records.codec import pack, unpack

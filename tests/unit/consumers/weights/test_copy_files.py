@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.consumers.weights.copies import Arena
-from penstock.consumers.weights.copy_files import files_of_copy
+from penstock.consumers.weights.copies import Arena, files_of_copy
 from penstock.consumers.weights.publish import write_weights
 from penstock.consumers.weights.sources import State
-from penstock.weights.http.blobs import AnyBlob
-from penstock.weights.http.offering import make_offer
+from penstock.weights.http.blobs import AnyBlob, make_offer
 
 
 def weights(fill: float = 0.0) -> dict[str, torch.Tensor]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.consumers.weights.behind import FolderWriter, Task
 from penstock.consumers.weights.copies import Copy
-from penstock.consumers.weights.folder_writer import FolderWriter, Task
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.causes import Cause
 from penstock.protocol.records.publication import Publication

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.weights import retried_store
-from penstock.consumers.weights.deltas import Deltas
+from penstock.consumers.weights import deltas as retried_store
+from penstock.consumers.weights.deltas import TRIES, Deltas, RetriedStore
 from penstock.consumers.weights.publish import Written
-from penstock.consumers.weights.retried_store import TRIES, RetriedStore
 from penstock.errors import PublishError
 from penstock.protocol.records.causes import Cause, ObjectStoreFailing
 from penstock.protocol.records.publication import Publication

@@ -20,7 +20,7 @@ from penstock.config.load import (
     without_settings,
 )
 from penstock.errors import ConfigError
-from penstock.redaction import redact
+from penstock.text import redact
 
 BASE = """
 run: demo

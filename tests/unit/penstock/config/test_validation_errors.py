@@ -12,9 +12,9 @@ from penstock.config import Config
 from penstock.config.data import DatasetConfig
 from penstock.config.engine import EngineConfig
 from penstock.config.fleet import FleetConfig, MemberConfig
-from penstock.config.history import HistoryConfig
-from penstock.config.net.serving import ServingConfig
 from penstock.config.reading.validation_errors import explain
+from penstock.config.run import HistoryConfig
+from penstock.config.serving import ServingConfig
 from penstock.config.subscription import Definition, SubscriptionConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.worker import WorkerConfig

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.grpo.trackers.names import of_evaluation
-from penstock.history.eval_rows import summarize
-from penstock.history.eval_scores import (
+from penstock.consumers.grpo.trackers.tracker import of_evaluation
+from penstock.history.eval_rows import (
     MAX_CATEGORIES,
     NONE,
     OTHERS,
@@ -17,6 +16,7 @@ from penstock.history.eval_scores import (
     majority_rates,
     pass_rates,
     scores_of,
+    summarize,
 )
 from tests.batch_factory import make_manifest
 from tests.unit.penstock.history.test_eval_rows import row

@@ -7,11 +7,19 @@ import pytest
 
 from penstock.errors import ProtocolError
 from penstock.history import blocks, bodies
-from penstock.history.blocks import MAX_SAMPLES, Block, Packed, blocks_of, pack_block
+from penstock.history.blocks import MAX_SAMPLES, Block, Packed, blocks_of, pack_block, pack_logprobs, unpack_logprobs
 from penstock.history.bodies import Body, Group, group_of
-from penstock.history.logprobs import pack_logprobs, unpack_logprobs
-from penstock.history.packing import pack_integers, pack_planes, squeeze, unpack_integers, unpack_planes, unsqueeze
-from penstock.history.pieces import Piece, Spelling, nothing_known
+from penstock.history.packing import (
+    Piece,
+    Spelling,
+    nothing_known,
+    pack_integers,
+    pack_planes,
+    squeeze,
+    unpack_integers,
+    unpack_planes,
+    unsqueeze,
+)
 from penstock.history.row import SampleRow, id_of, key_of, place_of
 from penstock.protocol.records import codec
 from penstock.protocol.records.codec import pack

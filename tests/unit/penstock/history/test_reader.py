@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.history import filters, read_part
 from penstock.history.filters import Filters, Sort
+from penstock.history.packing import Piece
 from penstock.history.part import begin, parts_of
-from penstock.history.pieces import Piece
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use
 from penstock.history.writer import HistoryWriter

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from penstock.consumers.batch import column_values
-from penstock.consumers.batch.column_values import Layout
+from penstock.consumers.batch import columns
+from penstock.consumers.batch.columns import Layout
 from penstock.errors import PayloadError
 from penstock.payloads import sides
 from penstock.payloads.format import MAGIC
@@ -69,8 +69,8 @@ def test_a_side_array_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
 def test_the_value_of_a_column_is_read_or_refused(kind: int, code: int, width: int, body: bytes, row: int) -> None:
     data = struct.pack("<4sBBxxII", b"PSC1", kind % 4, code % 11, width, zlib.crc32(body, row)) + body
     layout = Layout([0], [4])
-    is_read_or_refused(column_values.join, {0: data}, layout, [ROW], frozenset(), "x")
-    is_read_or_refused(column_values.join, {0: body}, layout, [ROW], frozenset(), "x")
+    is_read_or_refused(columns.join, {0: data}, layout, [ROW], frozenset(), "x")
+    is_read_or_refused(columns.join, {0: body}, layout, [ROW], frozenset(), "x")
 
 
 @SAME
@@ -79,9 +79,9 @@ def test_the_value_of_a_column_is_read_or_refused(kind: int, code: int, width: i
 )
 def test_a_column_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
     layout = Layout([0], [4])
-    values = column_values.split(array, layout, frozenset(), "batch 1", "x")
+    values = columns.split(array, layout, frozenset(), "batch 1", "x")
 
-    np.testing.assert_array_equal(column_values.join(values, layout, [ROW], frozenset(), "x"), array)
+    np.testing.assert_array_equal(columns.join(values, layout, [ROW], frozenset(), "x"), array)
 
 
 def test_a_header_is_not_made_room_for_before_it_is_read() -> None:

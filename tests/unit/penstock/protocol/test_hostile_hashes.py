@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.buffer import in_flight
+from penstock.buffer import cutter
 from penstock.buffer.group import read_group
-from penstock.buffer.rollback import Rollback
+from penstock.buffer.main import Rollback
 from penstock.buffer.state import State
 from penstock.config.subscription import Definition
 from penstock.console.cli.inspect import ledger_lines
@@ -82,7 +82,7 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     "clocks and subscriptions": (refresh, {b"version:policy": b"3", b"rev": b"2", b"sub:a": b"1"}),
     "counters": (lambda raw: Rollback(cast(Client, OneHash(raw)), KEYS).look(), {b"admitted": b"3", b"cut": b"1"}),
     "end of the data": (
-        lambda raw: in_flight._end(raw.get(b"train"), raw.get(b"end"), b"train"),
+        lambda raw: cutter._end(raw.get(b"train"), raw.get(b"end"), b"train"),
         {b"train": b"7", b"end": b"7"},
     ),
     "clock of a trainer": (read_clock, {b"version:policy": b"3", b"abandoned": b"1-2"}),

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import penstock.protocol
 from penstock.names import Lane
-from penstock.protocol.records.job import JobFailure, JobState
-from penstock.protocol.records.tries import TryEnd
+from penstock.protocol.records.job import JobFailure, JobState, TryEnd
 
 #: All verbs but those of transfers of weights, whose states are their own.
 VERBS = {

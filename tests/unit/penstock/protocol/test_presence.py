@@ -22,7 +22,7 @@ from penstock.protocol.presence import (
     live_workers,
     parse_workers,
 )
-from penstock.protocol.records import readable
+from penstock.protocol.records import record as readable
 from penstock.protocol.records.codec import pack, unpack
 
 KEYS = Keys("run")

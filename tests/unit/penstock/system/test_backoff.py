@@ -1,6 +1,6 @@
 """The wait before the next try."""
 
-from penstock.system.backoff import pause_s
+from penstock.system.stop import pause_s
 
 
 def test_it_doubles_up_to_the_most() -> None:

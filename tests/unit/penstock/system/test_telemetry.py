@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock import redaction
+from penstock import text
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.system import telemetry
@@ -135,10 +135,10 @@ def test_passwords_of_a_collector_are_masked_wherever_they_turn_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module("opentelemetry.exporter.otlp.proto.http")
-    monkeypatch.setattr(redaction, "_known", [])
+    monkeypatch.setattr(text, "_known", [])
     # The second is none that the library can read, and it says so with all of it.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hush%20one,Bearer hush-two")
     open_spans(config_of("http://127.0.0.1:1"), "worker").close()
     assert "Bearer hush-two" in caplog.text
-    shown = redaction.redact(f"{caplog.text} api-key: hush one, or hush%20one")
+    shown = text.redact(f"{caplog.text} api-key: hush one, or hush%20one")
     assert "hush" not in shown

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
+from penstock.producer.mixture import mixture_of
 from penstock.producer.sources.rows import BadLine
-from penstock.producer.weighted import mixture_of
 
 HERE = f"python:{__name__}"
 

@@ -15,10 +15,9 @@ from penstock.config import DatasetConfig
 from penstock.config.data import DataConfig
 from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
-from penstock.producer.fingerprint import fingerprint
-from penstock.producer.mixture import Mixture
+from penstock.producer.main import fingerprint
+from penstock.producer.mixture import Mixture, mixture_of
 from penstock.producer.sources.stream import Stream
-from penstock.producer.weighted import mixture_of
 from tests.missing import module
 from tests.unit.producer.making import made
 

@@ -10,9 +10,9 @@ import pytest
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.producer.dataset import Dataset
+from penstock.producer.mixture import mixture_of
 from penstock.producer.offers import Offers
 from penstock.producer.sources.rows import BadLine
-from penstock.producer.weighted import mixture_of
 from tests.missing import module
 from tests.unit.producer.test_offers import CONFIG, HeldOut, names
 

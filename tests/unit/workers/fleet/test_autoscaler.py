@@ -8,10 +8,9 @@ import pytest
 from penstock.config import Config
 from penstock.config.fleet import AutoscaleConfig
 from penstock.protocol.presence import WorkerPresence
-from penstock.workers.capacity import Capacity
 from penstock.workers.fleet import pressure
-from penstock.workers.fleet.autoscaler import Autoscaler, Load, wanted
-from penstock.workers.fleet.pressure import Pressure, Scaling
+from penstock.workers.fleet.pressure import Autoscaler, Load, Pressure, Scaling, wanted
+from penstock.workers.presence import Capacity
 
 CONFIG = AutoscaleConfig(min_workers=1, max_workers=20, up_after_s=30, down_after_s=600, dead_band=0.1)
 LOAD = Load(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.workers.fleet.kept import ProcessState
-from penstock.workers.fleet.metrics import FleetCollector
+from penstock.workers.fleet.state import FleetCollector
 
 
 def served(record: dict[str, Any]) -> dict[tuple[str, ...], float]:

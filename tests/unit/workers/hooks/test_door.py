@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from penstock.workers.hooks.door import HOST, door
 from penstock.workers.hooks.draws import Draws
+from penstock.workers.hooks.maker import HOST, door
 
 
 async def test_what_cannot_be_parsed_is_refused_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:

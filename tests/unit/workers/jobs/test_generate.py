@@ -11,13 +11,12 @@ import pytest
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
 from penstock.protocol.records.causes import EngineRestarting, VersionDraining, VersionLoading
-from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample import Drawn, Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.environments import Environments, Observation, load_environment
 from penstock.workers.jobs.generate import generate_sample
-from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.services import Tally

@@ -13,7 +13,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.environments import Observation
-from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
 from tests.unit.workers.jobs.test_generate import EOS, JOB, ROLLOUT, Echo, ScriptedEngine, make, segment
 
 THREE = ROLLOUT.model_copy(update={"lease_tokens": 3})

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config import RedisConfig
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.records import readable
+from penstock.protocol.records import record
 from penstock.protocol.records.codec import pack
 from penstock.redis.control import AsyncControl
 from penstock.workers.jobs.payload_stores import PayloadStores
@@ -64,7 +64,7 @@ async def chosen(stores: PayloadStores) -> set[str]:
 def test_a_server_that_cannot_be_read_or_opened_is_left_out(
     bad: dict[bytes, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readable, "_said", set())
+    monkeypatch.setattr(record, "_said", set())
 
     async def plays() -> None:
         stores = stores_of({b"s:good": server(f"file://{tmp_path}")} | bad)

@@ -11,8 +11,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Call
-from penstock.workers.jobs.partial import partial_from_bytes
-from penstock.workers.jobs.prefixes import Prefix
+from penstock.workers.jobs.prefixes import Prefix, partial_from_bytes
 from penstock.workers.services import Services, Tally
 
 JOB = Job(id="d/0/0", n=1, prompt="abc")

@@ -9,9 +9,7 @@ from penstock.config.reward import OverlongConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.workers.rewards.choice import chosen
-from penstock.workers.rewards.score import Rewards
-from penstock.workers.rewards.shaping import overlong
+from penstock.workers.rewards.score import Rewards, chosen, overlong
 
 
 def job(**about: Any) -> Job:

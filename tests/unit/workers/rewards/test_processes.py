@@ -7,7 +7,7 @@ import sys
 #: A check whose label takes for ever, behind one that left little of its own time.
 SECOND = """
 import resource
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.registry import kind_of
 from penstock.workers.rewards.processes import check, import_package
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.config import Config, RewardConfig
-from penstock.config.code_names import REMOTE, REWARDS
+from penstock.config.hooks import REMOTE, REWARDS
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.workers.rewards import steps
+from penstock.workers.rewards import score
 
 LENGTH = 5
 
@@ -32,9 +32,9 @@ def sample() -> Sample:
         ({"token_rewards": [0, 1, 0, 0, 2.5]}, {0: 0.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 2.5}),
     ],
 )
-def test_what_is_said_of_steps_leaves_the_entries(said: dict[str, Any], found: steps.Steps | None) -> None:
+def test_what_is_said_of_steps_leaves_the_entries(said: dict[str, Any], found: score.Steps | None) -> None:
     info = {"why": "so"} | said
-    assert steps.take_out(info, sample(), "r") == found
+    assert score.take_out(info, sample(), "r") == found
     assert info == {"why": "so"}
 
 
@@ -60,17 +60,17 @@ def test_what_is_said_of_steps_leaves_the_entries(said: dict[str, Any], found: s
 )
 def test_T11_what_is_no_reward_of_steps_is_a_named_failure(said: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match=r"sample d/0/0/0: reward r gave (step|token)_rewards"):
-        steps.take_out(dict(said), sample(), "r")
+        score.take_out(dict(said), sample(), "r")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=12))
 def test_anything_is_rewards_of_steps_or_a_named_failure(said: Any) -> None:
     try:
-        found = steps.take_out({"step_rewards": said}, sample(), "r")
+        found = score.take_out({"step_rewards": said}, sample(), "r")
     except RewardError:
         return
     assert found is not None
-    array = steps.as_array(found)
+    array = score.as_array(found)
     assert array.shape == (len(found), 2)
     assert array[:, 0].tolist() == sorted(found)
 
@@ -94,17 +94,17 @@ def test_T17_a_side_array_that_a_hook_set_and_that_is_none_is_a_named_failure(si
     with pytest.raises(
         RewardError, match=r"sample d/0/0/0: its side array 'step_rewards' of shape .* is not \[steps, 2\]"
     ):
-        steps.keep(made, None)
+        score.keep(made, None)
 
 
 def test_T17_what_parts_add_up_to_is_a_number_too() -> None:
     with pytest.raises(RewardError, match="is not"):
-        steps.keep(sample(), steps.added({}, {0: 3e38}, 10.0))
+        score.keep(sample(), score.added({}, {0: 3e38}, 10.0))
     made = sample()
-    steps.keep(made, {1: 0.5})
-    steps.keep(made, None)
+    score.keep(made, {1: 0.5})
+    score.keep(made, None)
     assert made.sides["step_rewards"].tolist() == [[1.0, 0.5]]
 
 
 def test_parts_add_up_by_their_weights() -> None:
-    assert steps.added({0: 1.0, 2: 2.0}, {2: 1.0, 3: 4.0}, 0.5) == {0: 1.0, 2: 2.5, 3: 2.0}
+    assert score.added({0: 1.0, 2: 2.0}, {2: 1.0, 3: 4.0}, 0.5) == {0: 1.0, 2: 2.5, 3: 2.0}

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.workers.sglang.capabilities import TABLE, capabilities_of, release_of
+from penstock.workers.sglang.server_info import TABLE, capabilities_of, release_of
 
 
 def test_releases_compare_as_numbers() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError
-from penstock.workers.sglang.args import check_arguments
-from penstock.workers.sglang.command import build_command, build_environment
+from penstock.workers.sglang.args import build_command, build_environment, check_arguments
 from penstock.workers.sglang.engine import SglangEngine
 
 MODEL = ModelConfig(path="/models/tiny", dtype="float32")

@@ -9,8 +9,8 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
 from penstock.workers.engine import Drafts, Segment
+from penstock.workers.sglang.client import sample_seed
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.sglang.seeds import sample_seed
 from penstock.workers.sglang.segment import STALE_PREFIX, read_drawn
 from penstock.workers.sglang.server_info import ServerInfo
 

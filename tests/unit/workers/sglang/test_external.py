@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.workers.sglang.external import check_external
+from penstock.workers.sglang.engine import check_external
 
 URL = "http://me:secret@10.0.0.1:30000"
 QWEN = {"architectures": ["Qwen2ForCausalLM"]}

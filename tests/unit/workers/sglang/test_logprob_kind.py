@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from penstock.workers.sglang.logprob_kind import NUM_TOKENS, TEMPERATURE, kind_of
+from penstock.workers.sglang.engine import NUM_TOKENS, TEMPERATURE, kind_of
 
 
 def _log_softmax(logits: list[float], temperature: float) -> list[float]:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.protocol.records.causes import EngineStarting
-from penstock.workers.sglang.phases import phase_of
+from penstock.workers.sglang.server import phase_of
 
 LOG = [
     ("UserWarning: Only CUDA, HIP and XPU support AWQ currently.", "importing its packages"),

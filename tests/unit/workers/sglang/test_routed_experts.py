@@ -10,12 +10,10 @@ import pytest
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
-from penstock.protocol.records.drawn import Drawn
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample import Drawn, Sample
 from penstock.workers.engine import Rows, Segment
-from penstock.workers.jobs.partial import partial_from_bytes, partial_to_bytes
-from penstock.workers.router.choose import engine_config
-from penstock.workers.router.members import refuse_dropped
+from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
+from penstock.workers.router.members import engine_config, refuse_dropped
 from penstock.workers.sglang.routed_experts import FLAG, Routing, routing_of
 from tests.unit.workers.jobs.test_generate import JOB, Echo, ScriptedEngine, make, segment
 from tests.unit.workers.sglang.test_engine_answers import answer, engine

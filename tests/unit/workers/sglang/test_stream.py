@@ -12,8 +12,8 @@ from penstock.errors import EngineDied, EngineError, EngineRefused, PayloadError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.workers.engine import Segment
-from penstock.workers.jobs.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
-from penstock.workers.sglang.command import with_switch
+from penstock.workers.jobs.prefixes import growth_to_bytes, partial_from_bytes, partial_to_bytes
+from penstock.workers.sglang.args import with_switch
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, Answer, read_events
 from tests.unit.workers.jobs.test_generate import EOS, JOB, Letters, ScriptedEngine, make, segment
 

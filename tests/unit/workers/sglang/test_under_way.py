@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.workers.sglang import under_way
-from penstock.workers.sglang.under_way import UNMEASURED_S, UnderWay
+from penstock.workers.sglang import controls
+from penstock.workers.sglang.controls import UNMEASURED_S, UnderWay
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(s=1000.0)
-    monkeypatch.setattr(under_way.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(controls.time, "monotonic", lambda: now.s)
     return now
 
 

@@ -16,7 +16,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.workers.services import Tally
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.copies import Copies
-from penstock.workers.weights.copy_holds import CopyHolds
+from penstock.workers.weights.local_copies import CopyHolds
 from tests.unit.consumers.weights.test_deltas import Line
 
 

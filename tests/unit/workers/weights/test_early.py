@@ -8,9 +8,8 @@ import pytest
 from penstock.errors import EngineDied, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.causes import Cause, WeightsFetched
-from penstock.protocol.records.copied import Copied
-from penstock.protocol.records.publication import Publication
-from penstock.workers.weights import early
+from penstock.protocol.records.publication import Copied, Publication
+from penstock.workers.weights import folders
 from penstock.workers.weights.fetch.progress import Progress
 from penstock.workers.weights.folders import Folders
 
@@ -91,9 +90,9 @@ async def test_a_newer_version_ends_the_fetch_of_a_copy() -> None:
 
 
 async def test_one_that_failed_is_begun_again_and_gives_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "AGAIN_S", 0.0)
+    monkeypatch.setattr(folders, "AGAIN_S", 0.0)
     run = Run()
-    coming = early.Early(run.folders._copied, run.fetch)
+    coming = folders.Early(run.folders._copied, run.fetch)
     run.comes.set_exception(PublishError("it is offered no more."))
     while coming.of is not None or not run.asked:
         assert await coming.got(NEWEST) is None
@@ -127,7 +126,7 @@ async def test_of_earlier_versions_those_that_cannot_be_read_are_passed_over() -
 
 async def test_one_that_failed_is_nothing_to_the_next_version() -> None:
     run, third = Run(), Publication("policy", 3, "disk", "")
-    coming = early.Early(run.folders._copied, run.fetch)
+    coming = folders.Early(run.folders._copied, run.fetch)
     run.comes.set_exception(PublishError("its memory was taken."))
     while coming.of is not None or not run.asked:
         assert await coming.got(NEWEST) is None

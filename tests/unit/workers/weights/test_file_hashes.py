@@ -16,8 +16,7 @@ from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
 from penstock.system.processes import python_environment
 from penstock.workers.weights import file_hashes
-from penstock.workers.weights.file_hashes import cache_folder, hash_files, hashes_of
-from penstock.workers.weights.proof import prove
+from penstock.workers.weights.file_hashes import cache_folder, hash_files, hashes_of, prove
 from tests.unit.penstock.weights.deltas.version_folders import a_model, publish
 
 NAMES = ["a", "b"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.workers.weights.fetch import pace
-from penstock.workers.weights.fetch.pace import GRACE_S, Pace
+from penstock.workers.weights.fetch import progress
+from penstock.workers.weights.fetch.progress import GRACE_S, Pace
 
 MIB = 2**20
 
@@ -11,7 +11,7 @@ MIB = 2**20
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.workers.weights.proof import prove
+from penstock.workers.weights.file_hashes import prove
 from tests.unit.penstock.weights.deltas.version_folders import a_model, publish
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.workers.weights.fetch.threads import to_its_end
+from penstock.workers.weights.fetch.fetcher import to_its_end
 
 
 def refuse(what: str) -> int:

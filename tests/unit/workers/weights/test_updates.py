@@ -17,8 +17,8 @@ from penstock.protocol.records.causes import (
 )
 from penstock.protocol.records.publication import Publication
 from penstock.workers.services import Tally
-from penstock.workers.weights import passed, updates
-from penstock.workers.weights.passed import TRIES
+from penstock.workers.weights import choice, updates
+from penstock.workers.weights.choice import TRIES
 from penstock.workers.weights.updates import Updates
 
 
@@ -111,13 +111,13 @@ def test_a_refusal_with_a_cause_of_its_own_is_reported_as_that_cause() -> None:
 
 
 async def test_a_version_that_is_tried_again_shows_the_cause_of_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passed, "RETRY_S", 0.0)
+    monkeypatch.setattr(choice, "RETRY_S", 0.0)
     waits: list[Cause] = []
     waiting: Any = SimpleNamespace(blocked_on=waits.append, end=lambda: None)
     publication, cause = Publication("policy", 3, "disk", "/"), LockHolderStalled(4711, "/copies/.lock")
 
     for why in (PublishError("it stalls.", cause), EngineError("it died.")):
-        assert await passed.Passed(waiting, is_tried_again=True).after(publication, why)
+        assert await choice.Passed(waiting, is_tried_again=True).after(publication, why)
 
     assert waits == [cause, VersionRetried(3, "it died.")]
 
@@ -143,4 +143,4 @@ async def test_a_version_before_the_newest_that_engines_die_of_in_their_start_is
         for publication in (newest, Publication("policy", 2, "disk", "/2")):
             with pytest.raises(EngineDied):
                 await followed._start_with(publication)
-    assert followed._choice.out == ({"2-0"} if passed else set())
+    assert followed._choice.out == ({"2-0"} if choice else set())

@@ -17,8 +17,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.system import checksum
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
-from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
-from penstock.weights.safetensors_header import METADATA_BYTES
+from penstock.weights.safetensors_files import METADATA_BYTES, Tensors, has_tied_embeddings, read_folder
 from penstock.workers.weights.verify import verify_publication
 
 LAYOUT = {"model.embed_tokens.weight": [4, 2], "model.norm.weight": [2]}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.console.read.trace.asked import Asked, asked_of
 from penstock.console.read.trace.batch import trace_batch, trace_prompt
 from penstock.console.read.trace.job import trace_job
+from penstock.console.read.trace.sources import Asked, asked_of
 from penstock.errors import ConfigError
 from penstock.history.row import WHOLE_JOB, Use
 from tests.unit.console.read.trace.samples import sample

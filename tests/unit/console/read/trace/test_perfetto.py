@@ -9,7 +9,7 @@ import pytest
 
 from penstock.console.read.trace.perfetto import write_perfetto
 from penstock.console.read.trace.sources import Sources
-from penstock.console.read.trace.steps import Step
+from penstock.console.read.trace.stages import Step
 from penstock.console.read.trace.tracks import tracks
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.grpo.trackers import reporter
-from penstock.consumers.grpo.trackers.reporter import Reporter
+from penstock.consumers.grpo.trackers import trackers
 from penstock.consumers.grpo.trackers.tracker import Position
+from penstock.consumers.grpo.trackers.trackers import Reporter
 
 #: Longer than any wait of these tests.
 PATIENCE_S = 60.0
@@ -111,7 +111,7 @@ def test_one_that_cannot_be_opened_is_tried_again_later(path: Path, monkeypatch:
 
 def test_one_that_fails_again_and_again_is_closed_and_opened_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a writer does whose disk was full for a moment, and which keeps that error for ever."""
-    monkeypatch.setattr(reporter, "REOPEN_S", 0.0)
+    monkeypatch.setattr(trackers, "REOPEN_S", 0.0)
     broken, sound = Recording(), Recording()
     left = iter([broken, sound])
 
@@ -130,7 +130,7 @@ def test_one_that_fails_again_and_again_is_closed_and_opened_anew(path: Path, mo
 def test_one_that_hangs_holds_up_nobody_and_what_has_no_place_is_counted(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reporter, "MAX_WAITING", 3)
+    monkeypatch.setattr(trackers, "MAX_WAITING", 3)
     tracker, inside, free = Recording(), threading.Event(), threading.Event()
 
     def hang() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.order import MAX_BYTES, MAX_REASON, MAX_VERSION, Order
+from penstock.protocol.records.publication import MAX_ORDER_BYTES, MAX_REASON, MAX_VERSION, Order
 
 ORDERS = [Order("walk"), Order("done", 1), Order("done", MAX_VERSION), Order("failed", reason="no room: \u00fc done 7")]
 
@@ -16,7 +16,7 @@ def test_an_order_is_heard_as_it_was_given(order: Order) -> None:
 @pytest.mark.parametrize("char", ["\U0001f600", "\udc80"])
 def test_the_longest_reason_is_cut_and_still_an_order(char: str) -> None:
     text = Order("failed", reason=char * 10 * MAX_REASON).to_text().encode()
-    assert len(text) <= MAX_BYTES
+    assert len(text) <= MAX_ORDER_BYTES
     assert Order.from_text(text, "it").kind == "failed"
 
 
@@ -41,7 +41,7 @@ def test_a_reason_moves_no_cursor() -> None:
         b"done 99999999999999999999",
         b"done " + b"9" * 5000,
         b"failed \xff\xfe",
-        b"failed " + b"y" * MAX_BYTES,
+        b"failed " + b"y" * MAX_ORDER_BYTES,
         b"pickle me",
     ],
 )

@@ -12,12 +12,10 @@ from penstock.payloads.format import MAX_TOKENS
 from penstock.protocol.memory_control import MemoryWish
 from penstock.protocol.presence import EnginePresence, GpuLoad, WorkerPresence
 from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.copied import Copied
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.publication import Copied, Publication, Whole
 from penstock.protocol.records.sample_meta import MAX_PAYLOAD_BYTES, MAX_VERSION, SampleMeta, iter_metas
-from penstock.protocol.records.whole import Whole
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.weights.index import WeightsIndex
 from tests.hostile import SAME

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.tries import Try, tries_of
+from penstock.protocol.records.job import Try, tries_of
 
 
 def test_what_verbs_write_is_read() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import ProtocolError
 from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.use import BatchUse, note, uses_of
+from penstock.protocol.records.sample import BatchUse, note, uses_of
 from tests.integration.play import meta
 
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.system.metrics import bounded_threads
+from penstock.system.metrics import server as bounded_threads
 from penstock.system.metrics import server as metrics_server
 from penstock.system.metrics.series import gauge
 from penstock.system.metrics.server import MetricsServer, serve

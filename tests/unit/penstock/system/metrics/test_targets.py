@@ -10,7 +10,7 @@ import pytest
 
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
-from penstock.system.metrics.targets import targets, write_targets
+from penstock.system.metrics.server import targets, write_targets
 
 
 class Pipeline:

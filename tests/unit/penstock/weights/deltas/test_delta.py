@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
 from penstock.system.checksum import bytes_xxh3
-from penstock.weights import safetensors_header
+from penstock.weights import safetensors_files
 from penstock.weights.deltas import blocks, folder, head, write
 from penstock.weights.deltas.apply import apply_delta
 from penstock.weights.deltas.folder import WeightsFolder
 from penstock.weights.deltas.head import MAGIC, TAIL, DeltaHead
 from penstock.weights.deltas.write import write_delta
 from penstock.weights.index import TensorEntry
-from penstock.weights.safetensors_header import METADATA_BYTES, header_rooms
-from penstock.weights.tensor_file import header_of
+from penstock.weights.safetensors_files import METADATA_BYTES, header_of, header_rooms
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
 
@@ -275,7 +274,7 @@ def test_a_header_is_held_to_its_index_before_it_is_read(
     (spoilt / name).write_bytes(header)
 
     with WeightsFolder(step.before.path, step.before.index_digest) as base:
-        monkeypatch.setattr(safetensors_header.json, "loads", None)
+        monkeypatch.setattr(safetensors_files.json, "loads", None)
         (tmp_path / "into").mkdir()
         with pytest.raises(PublishError, match="a header of 300017 bytes"):
             apply_delta(tmp_path / "delta", base, tmp_path / "into", step.after.index_digest)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.weights.http.rate import Rate
+from penstock.weights.http.server import Rate
 
 
 async def test_who_goes_away_while_it_waits_has_taken_nothing() -> None:

@@ -14,7 +14,7 @@ import pytest
 from penstock.config import ServingConfig
 from penstock.errors import ConfigError
 from penstock.weights.http.server import WeightsServer
-from penstock.weights.http.tls import server_context
+from penstock.weights.http.token import server_context
 from tests.unit.penstock.weights.http.serving_parts import OBJECT, TOKEN, ask, serving
 
 PATIENCE_S = 10.0

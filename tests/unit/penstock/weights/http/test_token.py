@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.redaction import MASK, redact
+from penstock.text import MASK, redact
 from penstock.weights.http.token import TOKEN_FILE, is_authorized, token_of
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workers.rewards.jail import cgroups
+from penstock.workers.rewards.jail import jail
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def test_version_1_has_a_group_for_memory_and_one_for_processes(root: Path) -> N
     memory.mkdir(parents=True)
     pids.mkdir()
 
-    made = cgroups.make(1000, 10, root)
+    made = jail.make(1000, 10, root)
 
     name = f"penstock-jail-{os.getpid()}"
     assert made.folders == (memory / name, pids / name)
@@ -34,7 +34,7 @@ def test_version_2_has_one_group_and_is_asked_for_what_is_missing(root: Path) ->
     mine.mkdir(parents=True)
     (mine / "cgroup.subtree_control").write_text("memory")
 
-    made = cgroups.make(1000, 10, root)
+    made = jail.make(1000, 10, root)
 
     (folder,) = made.folders
     assert ((folder / "memory.max").read_text(), (folder / "pids.max").read_text()) == ("1000", "12")
@@ -47,15 +47,15 @@ def test_version_2_has_it_beside_a_group_that_may_have_none_below(root: Path) ->
     (mine / "cgroup.subtree_control").mkdir(parents=True)  # what cannot be written
     (mine.parent / "cgroup.subtree_control").write_text("cpu memory pids")
 
-    made = cgroups.make(1000, 10, root)
+    made = jail.make(1000, 10, root)
 
     assert made.folders == (mine.parent / f"penstock-jail-{os.getpid()}",)
 
 
 def test_where_none_may_be_made_there_is_none(root: Path) -> None:
-    assert cgroups.make(1000, 10, root).folders == ()
+    assert jail.make(1000, 10, root).folders == ()
     (root / "proc/self/cgroup").write_text("0::/gone\n")
-    made = cgroups.make(1000, 10, root)
+    made = jail.make(1000, 10, root)
     assert (made.folders, "FileNotFoundError" in made.lack) == ((), True)
     assert made.open() == ()
     made.remove()
@@ -68,7 +68,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(root: Path) -> None:
         (top / name).mkdir(parents=True)
     (top / "cgroup.subtree_control").write_text("memory pids")
 
-    cgroups.make(1000, 10, root)
+    jail.make(1000, 10, root)
 
     names = {folder.name for folder in top.iterdir() if folder.is_dir()}
     assert names == {f"penstock-jail-{os.getpid()}", f"penstock-jail-{os.getppid()}", "penstock-jail-mine"}

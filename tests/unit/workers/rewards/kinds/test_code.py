@@ -7,11 +7,9 @@ import pytest
 
 from penstock.config import RewardConfig
 from penstock.workers.rewards.jail.task import End, Ended, Task
-from penstock.workers.rewards.kinds.case import Case
-from penstock.workers.rewards.kinds.code import Workshop
-from penstock.workers.rewards.kinds.code_block import code_block
+from penstock.workers.rewards.kinds.code import Workshop, code_block
 from penstock.workers.rewards.kinds.code_tests import MAX_TESTS, is_right, read_tests
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Case, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 
 FENCE = "```"

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.workers.rewards.kinds.kind import Kind
+from penstock.workers.rewards.kinds.kind import Kind, Question
 from penstock.workers.rewards.kinds.math_notation import exact_value, read_notation
-from penstock.workers.rewards.kinds.question import Question
 from penstock.workers.rewards.kinds.registry import NAMES, is_quick, is_remote, kind_of
 
 QUICK = [name for name in NAMES if is_quick(name) and not is_remote(name)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.workers.rewards.kinds.dapo import MAX_LABEL as MAX_NUMBER
-from penstock.workers.rewards.kinds.question import MAX_LABEL, Question
+from penstock.workers.rewards.kinds.kind import MAX_LABEL, Question
 from penstock.workers.rewards.kinds.registry import kind_of
 
 MAX_S = 20.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.config import RewardConfig
 from penstock.workers.rewards.kinds.ifbench import MAX_INSTRUCTIONS, _checkers, ifbench
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.processes import CheckProcesses
 from tests.missing import module
 from tests.unit.workers.rewards.kinds.test_hostile_answers import TEXTS
@@ -22,7 +22,7 @@ from tests.unit.workers.rewards.kinds.test_hostile_answers import TEXTS
 OFFLINE = """
 import socket
 from penstock.workers.rewards.kinds import ifbench
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Question
 
 def connect(*_):
     raise SystemExit("it asked the network")

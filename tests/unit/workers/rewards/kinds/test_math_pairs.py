@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.registry import KINDS
 
 _FILE = Path(__file__).with_name("math_pairs.txt")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config.code_names import REWARDS
+from penstock.config.hooks import REWARDS
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from penstock.workers.rewards.kinds.question import Question
+from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.registry import KINDS, kind_of
 from tests.unit.workers.rewards.kinds.cases import INSTRUCTIONS, MATHS, QUICK, RAISES, Case
 from tests.unit.workers.rewards.kinds.punkt import make_punkt

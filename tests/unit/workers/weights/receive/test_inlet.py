@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from penstock.errors import EngineDied
-from penstock.workers.weights.receive.inlet import PATH, Inlet
+from penstock.workers.weights.receive.ipc import PATH, Inlet
 
 BUCKET = {"serialized_named_tensors": ["handles"], "weight_version": "4"}
 

@@ -1,1 +1,0 @@
-"""Single periodic tasks of the leader; `buffer/housekeeping.py` schedules them."""

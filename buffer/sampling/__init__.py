@@ -1,1 +1,0 @@
-"""Which groups a batch takes, and how many."""

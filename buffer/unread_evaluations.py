@@ -1,0 +1,141 @@
+"""Release evaluations that no consumer reads: write their results, then retire their groups.
+
+The trainer's client reads evaluations by a subscription of lane ``eval``. Nothing else retires them.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from penstock.buffer.group import Group
+from penstock.buffer.manifest import Ages, row_of
+from penstock.buffer.state import State
+from penstock.errors import DiskFull
+from penstock.history.eval_rows import FILE, add_rows, read_rows, summarize
+from penstock.names import Lane
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.causes import EvaluationsUnread, FileUnwritable
+from penstock.protocol.records.codec import count_of
+from penstock.protocol.records.manifest import Row
+from penstock.protocol.staleness import Lineage
+from penstock.protocol.waits import Waiting
+from penstock.redis.commands import Client
+
+log = logging.getLogger(__name__)
+
+#: Groups retired per turn, so that a cut does not wait for long.
+CHUNK = 512
+
+
+class UnreadEvaluations:
+    """Writes an evaluation that is complete for ``ttl_s`` to ``eval.jsonl``, and retires its groups.
+
+    Args:
+        run_dir: the run's folder.
+        ttl_s: ``buffer.eval_ttl_s``, counted from when this leader saw the last group of the evaluation.
+        waiting: reports evaluations that wait for a consumer.
+        alive: called between chunks; keeps the leadership, raises LeadershipLost.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        state: State,
+        run_dir: Path,
+        ttl_s: float,
+        *,
+        waiting: Waiting,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._state = state
+        self._path = run_dir / FILE
+        self._ttl_s = ttl_s
+        self._waiting = waiting
+        self._alive = alive
+        #: (version, dataset) of the rows in the file; None before it was read.
+        self._written: set[tuple[int, str]] | None = None
+
+    def tend(self) -> int:
+        """Release what waited too long; the number of groups retired. Blocks for a round trip each."""
+        unread = self._unread()
+        if not unread:
+            self._waiting.end()
+            return 0
+        groups = sum(map(len, unread.values()))
+        self._waiting.blocked_on(EvaluationsUnread(len(unread), groups, self._ttl_s))
+        limit, retired = time.monotonic() - self._ttl_s, 0
+        due = {version for version, some in unread.items() if max(group.since_s for group in some) <= limit}
+        due -= self._unfinished() if due else set()
+        for version, some in sorted(unread.items()):
+            if version in due and retired < CHUNK:
+                retired += self._release(version, some)
+        return retired
+
+    def _unfinished(self) -> set[int]:
+        """Return the versions with prompts that are still to be answered. Blocks for a round trip."""
+        jobs = self._client.zrange(self._keys.unfinished(Lane.EVAL), 0, -1)
+        return {int(version) for job in jobs if (version := job.decode().rsplit("/", 2)[-2]).isdecimal()}
+
+    def _unread(self) -> Mapping[int, list[Group]]:
+        """Return the ready groups of lane eval by version; none if a subscription reads that lane."""
+        if any(Lane.EVAL in sub.definition.lanes for sub in self._state.subs.values()):
+            return {}
+        found: dict[int, list[Group]] = {}
+        for group in self._state.groups.values():
+            version = group.job.rsplit("/", 2)[-2]
+            if group.lane == Lane.EVAL and version.isdecimal():
+                found.setdefault(int(version), []).append(group)
+        return found
+
+    def _release(self, version: int, groups: Sequence[Group]) -> int:
+        try:
+            self._write(version, groups)
+        except (DiskFull, OSError) as exc:
+            self._waiting.blocked_on(FileUnwritable(str(self._path), str(exc)))
+            return 0
+        retired = 0
+        for group in groups[:CHUNK]:
+            outcome = scripts.run(self._client, scripts.collect(self._keys, group.job, Lane.EVAL))
+            if outcome != "subscribed":
+                self._state.forget([group.job])
+            retired += outcome == "retired"
+        if retired:
+            log.warning(
+                "evaluation of version %d: no consumer read it in %g s; %d groups are released, the result is in %s",
+                version, self._ttl_s, retired, self._path,
+            )  # fmt: skip
+        return retired
+
+    def _write(self, version: int, groups: Sequence[Group]) -> None:
+        """Append a row for each dataset that has none: a dataset's row is written once, before its first group goes."""
+        if self._written is None:
+            self._written = {(row["version"], row["dataset"]) for row in read_rows(self._path)}
+        by_dataset = attrgetter("dataset")
+        rows: list[dict[str, Any]] = []
+        for dataset, some in groupby(sorted(groups, key=by_dataset), key=by_dataset):
+            if (version, dataset) not in self._written:
+                rows += self._rows(list(some))
+        add_rows(self._path, rows)
+        self._written |= {(row["version"], row["dataset"]) for row in rows}
+
+    def _rows(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        asked = count_of(self._client.hget(self._keys.source, "eval_jobs"), "The number of prompts of an evaluation")
+        # No token is stale in an evaluation.
+        ages = Ages(Lineage(), 0, counts=False, floor=-1)
+        samples: list[Row] = []
+        said: dict[tuple[str, int], Mapping[str, Any]] = {}
+        for start in range(0, len(groups), CHUNK):
+            self._alive()
+            chunk = groups[start : start + CHUNK]
+            for group, records in zip(chunk, self._state.records.read([one.job for one in chunk]), strict=True):
+                samples += [row_of(group, record, ages) for record in records]
+                said |= {(group.job, record.k): record.reward_info for record in records}
+        return list(summarize(samples, asked, said))

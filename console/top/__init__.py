@@ -1,1 +1,0 @@
-"""``penstock top``: an interactive live view of a run."""

@@ -1,1 +1,0 @@
-"""Sections of servers and network notifications."""

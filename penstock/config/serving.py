@@ -1,0 +1,227 @@
+"""Section ``serving``: weights over HTTP."""
+
+import ipaddress
+import re
+import socket
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.config.section import Positive, Seconds, Section
+from penstock.errors import ConfigError
+from penstock.text import MASK
+
+#: Addresses that mean all of a machine's.
+_ALL = ("0.0.0.0", "::")
+
+
+def host_in_url(host: str, reached_at: str | None) -> str:
+    """Return the host, in URL form, by which others reach a server that listens on ``host``."""
+    host = reached_at or (socket.gethostname() if host in _ALL else host)
+    return f"[{host}]" if ":" in host else host
+
+
+def cannot_listen(section: str, host: str, port: int, exc: OSError) -> ConfigError:
+    """Return the error for an address of a section that cannot be listened on."""
+    return ConfigError(
+        f"{section}.host {host}, {section}.port {port} cannot be listened on ({exc.strerror}): set an address of "
+        "this machine and a free port; several parts on one machine need port 0."
+    )
+
+
+#: One line without blanks: some libraries would remove them from the middle.
+_WEB = re.compile(r"https?://[^\s/]\S*")
+#: Text that can only be an IPv4 address.
+_DIGITS = re.compile(r"[0-9.]+\.[0-9.]*")
+
+
+def checked_host(host: str | None) -> str | None:
+    """Return ``host``; raise ValueError if it is neither a name nor an address."""
+    if host is not None and not _is_host(host):
+        raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
+    return host
+
+
+def _is_host(host: str) -> bool:
+    if not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}"):
+        return False
+    if ":" not in host and not _DIGITS.fullmatch(host):
+        return True  # a name
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def can_be_posted_to(url: str) -> bool:
+    """Return whether it may be the address of a web service; a masked one of a saved configuration may be."""
+    try:
+        parts = urlsplit(url)
+        return url == MASK or (bool(_WEB.fullmatch(url)) and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        return False
+
+
+_TOKEN = re.compile("[!-~]{16,256}")
+
+
+def is_token(token: str) -> bool:
+    """Return whether this is a valid token for fetching weights."""
+    return _TOKEN.fullmatch(token) is not None
+
+
+class ServingConfig(Section):
+    """Weights over HTTP, for workers that do not see the trainer's folder: the trainer serves published versions, and
+    workers fetch them from it and from one another (docs/consumers.md)."""
+
+    #: Serve and fetch; false: workers must see the folder of published versions.
+    enabled: bool = False
+    #: Token that clients need: printable characters without blanks, in PENSTOCK_SERVING__TOKEN rather than in a
+    #: file; it is masked wherever it is shown. None: a random one, created once for the run in the file
+    #: ``weights.token`` of its folder, readable by its user alone.
+    token: str | None = None
+    #: Address that trainer and workers listen on; 0.0.0.0 or :: for every one of their machine.
+    host: str = "127.0.0.1"
+    #: Port of each of them: 0 takes a free one; a number is for a part that is alone on its machine.
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    #: Name or address by which workers of other machines reach a part; None: ``host``, or the machine's name if that
+    #: means all.
+    reached_at: str | None = None
+    #: Most open connections of a part; if all have shown the token one more is closed at once, and its client
+    #: tries another part, else the oldest without the token is closed.
+    max_connections: Annotated[int, Field(gt=0, le=4096)] = 32
+    #: A connection without progress for so long is closed, by either side.
+    stall_s: Seconds = 20.0
+    #: Least bytes of a range, in which files are fetched and verified; a version has at most 4,096, so those of a large
+    #: one are larger.
+    range_bytes: Annotated[int, Field(ge=64 * 1024, le=1024**3)] = 4 * 1024**2
+    #: Ranges that a worker fetches at once.
+    fetches: Annotated[int, Field(gt=0, le=64)] = 4
+    #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder. With
+    #: transport delta what is fetched is in ``worker.copies_dir``.
+    folder: Path | None = None
+    #: Most bytes of fetched versions on a machine: the oldest is deleted first, but none that a worker uses. A version
+    #: that does not fit beside these is refused. With transport delta ``worker.copies_bytes`` bounds them.
+    max_bytes: Positive = 1024**4
+    #: Certificate (PEM, with its chain) and key by which parts serve TLS; null: plain HTTP.
+    tls_cert: Path | None = None
+    #: See ``tls_cert``.
+    tls_key: Path | None = None
+    #: Certificates (PEM) for verifying those of other parts; null: those of the machine.
+    tls_ca: Path | None = None
+
+    @field_validator("token")
+    @classmethod
+    def _is_a_token(cls, token: str | None) -> str | None:
+        # A resolved configuration shows only that one is set.
+        if token not in (None, MASK) and not is_token(token or ""):
+            # It is secret: it is not repeated.
+            raise ValueError("serving.token is no token: give 16 to 256 printable characters of ASCII, without blanks")
+        return token
+
+    @field_validator("host", "reached_at")
+    @classmethod
+    def _is_a_host(cls, host: str | None) -> str | None:
+        return checked_host(host)
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both, or neither")
+        if self.tls_ca is not None and self.tls_cert is None:
+            raise ValueError(
+                "tls_ca verifies certificates, and without tls_cert no part has one: set it, or remove tls_ca"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_enabled(self) -> Self:
+        # A token may stand in the environment of a whole machine.
+        given = sorted(key for key in self.model_fields_set - {"token", "enabled"} if not self.is_default(key))
+        if given and "enabled" not in self.model_fields_set:
+            raise ValueError(
+                f"{', '.join(given)} {'say' if given[1:] else 'says'} how weights are served, and enabled is not set: "
+                f"set it true, or false to keep {'them' if given[1:] else 'it'} for later"
+            )
+        return self
+
+    @property
+    def is_tls(self) -> bool:
+        return self.tls_cert is not None
+
+
+#: An address that lacks its ``http://``; a file of such a name is written ``./NAME``.
+_HOST_AND_PORT = re.compile(r"[^/.][^/]*:[0-9]{1,5}(/|\Z)")
+
+
+class MetricsConfig(Section):
+    """Prometheus metrics of every part, each at an address of its own (docs/metrics.md)."""
+
+    #: Address that parts listen on; 0.0.0.0 or :: for every one of their machine. Metrics have no password.
+    host: str = "127.0.0.1"
+    #: Port of each part: 0 takes a free one, which `penstock metrics discovery` reports to Prometheus; a number is for
+    #: a part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    #: Name or address by which Prometheus reaches a part; None: ``host``, or the machine's name where that means all.
+    reached_at: str | None = None
+
+    @field_validator("host", "reached_at")
+    @classmethod
+    def _is_a_host(cls, host: str | None) -> str | None:
+        return checked_host(host)
+
+
+class TelemetryConfig(Section):
+    """OpenTelemetry: a trace per job over all parts (docs/tracing.md). Needs the extra ``telemetry``."""
+
+    #: Receiver of spans: the http:// or https:// address of an OTLP collector (``http://localhost:4318``), or
+    #: the path of a file that gets a span per line. Passwords of a collector are set in the environment
+    #: (OTEL_EXPORTER_OTLP_HEADERS). None: no traces.
+    traces: str | None = None
+    #: Share of the jobs that are traced; all parts choose the same ones.
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @field_validator("traces")
+    @classmethod
+    def _can_be_sent_to(cls, traces: str | None) -> str | None:
+        if traces == "":
+            raise ValueError("telemetry.traces is empty: give an address, the path of a file, or null")
+        if traces is None or ("://" not in traces and not _HOST_AND_PORT.match(traces)):
+            return traces
+        try:
+            url = urlsplit(traces)
+            fits = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
+        except ValueError:
+            fits = False
+        if not fits:
+            # It may hold a secret: it is not repeated.
+            raise ValueError(
+                "telemetry.traces is no address that spans can be sent to: give http://HOST:PORT or "
+                "https://HOST:PORT, and a password of the collector in OTEL_EXPORTER_OTLP_HEADERS"
+            )
+        return traces
+
+
+class NotifyConfig(Section):
+    """A web address that is notified when a run of ``penstock run`` ends: finished, failed or stopped."""
+
+    #: http:// or https:// address that gets a POST of JSON (docs/operations.md); it is masked wherever it is shown.
+    #: None: no notification.
+    url: str | None = None
+    #: Longest time of all attempts together; the end of the run waits no longer for it.
+    timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
+    #: Attempts, with a pause between them.
+    max_attempts: Positive = 3
+
+    @model_validator(mode="after")
+    def _can_be_posted_to(self) -> Self:
+        # A resolved configuration shows only that one is set.
+        if self.url is not None and not can_be_posted_to(self.url):
+            # It may hold a secret: it is not repeated.
+            raise ValueError(
+                "notify.url is no address that can be posted to: give http://HOST/PATH or https://HOST/PATH"
+            )
+        return self

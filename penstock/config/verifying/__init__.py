@@ -1,1 +1,0 @@
-"""Sections below ``reward``: where rewards are computed, and where programs of answers run."""

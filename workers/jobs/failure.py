@@ -1,0 +1,152 @@
+"""Map a failure of a leased job to an outcome: retry (fail), dead letter (refused), or engine crash (crash)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from penstock.errors import (
+    ConfigError,
+    EngineDied,
+    EngineError,
+    EngineRefused,
+    EnvironmentRaised,
+    EnvironmentTimeout,
+    FrozenModelError,
+    HookError,
+    MemberDied,
+    PayloadError,
+    ProtocolError,
+    RewardError,
+)
+from penstock.protocol import scripts
+from penstock.protocol.records.job import Job, JobFailure, JobState
+from penstock.protocol.records.sample import Drawn
+from penstock.protocol.scripts import RawLease
+from penstock.protocol.user_failures import OF_USER_CODE
+from penstock.text import trace_of, user_trace_of
+from penstock.workers.services import Services
+
+log = logging.getLogger(__name__)
+
+
+class Charge:
+    """Report the failure of one leased job. The lease is over afterwards, whatever the outcome.
+
+    Args:
+        job: its record; None if it could not be read.
+        keep_prefixes: writes checkpoints of unfinished samples, so that the next worker can continue them.
+        told: token usage of the samples that are not committed, by k.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        lease: RawLease,
+        job: Job | None,
+        keep_prefixes: Callable[[], Awaitable[None]],
+        told: Callable[[], dict[int, Drawn]],
+    ) -> None:
+        self._services = services
+        self._lease = lease
+        self._job = job
+        self._keep_prefixes = keep_prefixes
+        self._usage = told
+
+    async def make(self, failure: Exception) -> None:
+        """Report ``failure``. Blocks for commits in flight and two round trips.
+
+        Raises:
+            LeaseLost: another worker had leased the job by then.
+        """
+        user_trace = user_trace_of(failure)
+        match failure:
+            case EngineDied() if self._services.died_receiving and not isinstance(failure, MemberDied):
+                await self._release(str(failure))
+            case EngineDied():
+                services = self._services
+                died = services.present() if isinstance(failure, MemberDied) else services.died
+                await self._crash(str(failure), *died)
+            case ConfigError() | ProtocolError() | EngineRefused():
+                await self._fail(failure, JobFailure.REFUSED, str(failure), permanent=True)
+            case RewardError() | HookError():
+                await self._fail(failure, failure.outcome, user_trace)
+            case FrozenModelError():
+                await self._fail(failure, JobFailure.MODEL_FAILED, str(failure))
+            case EngineError():
+                await self._fail(failure, JobFailure.ENGINE_ERROR, str(failure))
+            case EnvironmentRaised():
+                await self._fail(failure, JobFailure.ENVIRONMENT_RAISED, user_trace)
+            case EnvironmentTimeout():
+                await self._fail(failure, JobFailure.ENVIRONMENT_TIMEOUT, str(failure))
+            case PayloadError():
+                await self._fail(failure, JobFailure.PAYLOAD_ERROR, str(failure))
+            case _:
+                # A defect of penstock: the dead letter holds the traceback.
+                await self._fail(failure, JobFailure.RAISED, trace_of(failure))
+
+    async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
+        services, config, job = self._services, self._services.config.worker, self._lease.job
+        services.tally.failures[reason] += 1
+        # A prefix of inconsistent arrays cannot be continued.
+        if not permanent and reason != JobFailure.PAYLOAD_ERROR:
+            await self._keep_prefixes()
+        state = await services.control.call(
+            scripts.fail(
+                services.keys,
+                job,
+                self._lease.token,
+                services.worker,
+                reason=reason,
+                detail=detail,
+                max_attempts=0 if permanent else config.max_attempts,
+                retry_ms=int(config.retry_s * 1000),
+                max_retry_ms=int(config.max_retry_s * 1000),
+                told=self._usage(),
+            )
+        )
+        last = (detail.strip().splitlines() or [""])[-1]
+        if state == JobState.DEAD and self._job is not None:
+            services.endings.note(self._job, reason, last)
+            await services.tell_endings()
+        message = f"job {job} failed as {reason} and is {state} now: {last[:1000]}"
+        if reason in OF_USER_CODE or reason == JobFailure.RAISED:
+            services.repeats.warn(failure, message, f"{reason} {state}")
+        else:
+            log.warning("%s", message)
+
+    async def _release(self, detail: str) -> None:
+        """Hand the job back without a charged attempt: the engine was lost while it received weights."""
+        await self._keep_prefixes()
+        services, job = self._services, self._lease.job
+        await services.control.call(scripts.release(services.keys, job, self._lease.token, self._usage()))
+        services.tally.handed_back += 1
+        log.warning("engine lost while receiving weights; job %s handed back: %s", job, detail)
+
+    async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
+        await self._keep_prefixes()
+        services, job = self._services, self._lease.job
+        call = scripts.crash(
+            services.keys,
+            job,
+            self._lease.token,
+            services.worker,
+            detail,
+            model=services.config.model.name,
+            publication=publication,
+            engine=engine,
+            sure=sure,
+            told=self._usage(),
+        )
+        state = await services.control.call(call)
+        services.tally.crashes[state] += 1
+        log.warning("engine died while it ran job %s, which is %s now", job, state)
+
+
+def failure_of(task: "asyncio.Task[None]") -> Exception | None:
+    """Return the exception of a finished task of one sample; None if it succeeded. Raises what must end the worker."""
+    if task.cancelled():
+        return RuntimeError(f"{task.get_name()} was cancelled.")
+    failure = task.exception()
+    if isinstance(failure, Exception) or failure is None:
+        return failure
+    raise failure
