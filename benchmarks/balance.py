@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.common import Report, execute, median, versions
 from penstock.protocol import partition
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 
 COLUMNS = {
     "samples": "samples",

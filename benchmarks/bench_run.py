@@ -11,8 +11,8 @@ from typing import Any
 from penstock.config import Config
 from penstock.config.load import save_resolved
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.control import Control
 
 #: Dataset part of the ids of admitted jobs.

@@ -23,7 +23,7 @@ import typer
 from benchmarks.common import Report, execute, percentile, redis_server, versions
 from benchmarks.scale import GROUPS_PER_BATCH, OWNER, SAMPLES, SUB, Queue, open_queue, settle
 from penstock.protocol import scripts
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.records.sample_meta import SampleMeta
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 

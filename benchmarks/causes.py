@@ -28,8 +28,8 @@ from penstock.consumers.weights.copies import Arena, Copy
 from penstock.consumers.weights.sources import State, buckets
 from penstock.consumers.weights.transfer import TransferFailed
 from penstock.errors import WaitTimeout
+from penstock.protocol.engine_http import fetch
 from penstock.protocol.presence import read_workers
-from penstock.system.engine_http import fetch
 
 #: All there are, in the order of a round.
 LEGS = ("nothing", "pause", "gather", "pcie", "cores", "folder", "send", "behind", "first")

@@ -33,7 +33,7 @@ from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import WorkerState, read_workers
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 from penstock.redis.connect import connect
 from penstock.redis.control import Control
 

@@ -25,7 +25,7 @@ from benchmarks.gpu_model import SHAPES, fast_folder
 from benchmarks.options import Device, EngineArgs, EngineEnv, EnginePython, JsonFile, ShapeName, served
 from benchmarks.weights import load_model
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 from penstock.redis.connect import connect
 from penstock.redis.control import Control
 

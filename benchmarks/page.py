@@ -36,7 +36,7 @@ from benchmarks.common import Report, execute, redis_server, versions
 from benchmarks.page_run import RUN, fill, lay_out, renew
 from penstock.console.web.lists import KEPT_S
 from penstock.console.web.replies import EVERY_S
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.redis.server import write_address

@@ -13,11 +13,11 @@ import redis
 from penstock.history.row import SampleRow, Use
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
+from penstock.records.codec import pack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.commands import Client
 
 RUN, MODEL, SUB = "bench", "policy", "actor"

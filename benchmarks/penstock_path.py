@@ -30,10 +30,10 @@ from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import run_together
 from penstock.config import Config
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control

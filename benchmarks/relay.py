@@ -30,8 +30,8 @@ from benchmarks.common import Report, execute, median, redis_server, run_togethe
 from penstock.config import Config
 from penstock.consumers.weights.http.serving import Serving
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import read_offer
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl
 from penstock.system.checksum import file_xxh3

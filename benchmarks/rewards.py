@@ -34,10 +34,10 @@ from benchmarks.paired import interval, null_ratios, pair_ratios, turns
 from penstock.config import Config, RewardConfig
 from penstock.config.hooks import REMOTE, REWARDS
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.connect import connect
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.jail.probe import check_jail

@@ -31,11 +31,11 @@ from penstock.buffer.retire import Retirement
 from penstock.buffer.state import State
 from penstock.config import RedisConfig
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Call, Leadership
+from penstock.records.codec import pack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import SampleMeta
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 

@@ -19,7 +19,7 @@ from benchmarks.bench_run import DATASET, admit
 from benchmarks.engine_overhead import GROUP, Load, Penstock
 from benchmarks.penstock_path import cpu_s_of, cpu_s_of_redis
 from penstock.errors import WaitTimeout
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 
 #: Between two looks at what is committed.
 LOOK_S = 0.02

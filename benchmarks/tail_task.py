@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.protocol.records.sample import Sample
+    from penstock.records.sample import Sample
 
 DIGITS = 5
 MAX_DOTS = 110

@@ -24,9 +24,9 @@ from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, median, redis_server, run_together, versions
 from benchmarks.penstock_path import GROUP, LEASED, _write_group, load, make_values
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
 from penstock.protocol.waits import Waiting
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.workers.jobs.commits import Commits

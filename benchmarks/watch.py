@@ -7,9 +7,9 @@ from typing import Any
 from penstock.config.subscription import ASKED, Definition
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import PenstockError, WaitTimeout
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.sample_meta import iter_metas
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
+from penstock.records.sample_meta import iter_metas
 from penstock.redis.connect import connect
 
 NAME = "watch"

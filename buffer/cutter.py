@@ -20,18 +20,18 @@ from penstock.buffer.subscription import Subscription
 from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import Unit
 from penstock.errors import ProtocolError
+from penstock.metrics.telemetry import NoSpans, Spans
 from penstock.protocol import scripts
 from penstock.protocol.gate import Room, read_rooms
-from penstock.protocol.keys import Keys
-from penstock.protocol.records import sample
-from penstock.protocol.records.causes import BatchTooLarge, Cause, CutRepeated, NoLossTokens, RecordUnreadable, ledger
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, count_of
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.scripts import Leadership, run
+from penstock.records import sample
+from penstock.records.causes import BatchTooLarge, Cause, CutRepeated, NoLossTokens, RecordUnreadable, ledger
+from penstock.records.codec import MAX_RECORD_BYTES, count_of
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
 from penstock.redis.commands import Client
 from penstock.system.garbage_collection import collecting_later
-from penstock.system.telemetry import NoSpans, Spans
 
 # Reading of in-flight jobs. The order of these reads is part of the correctness of a cut.
 #

@@ -19,7 +19,8 @@ from penstock.buffer.samplers import CohortPool
 from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import MAX_BATCH_SAMPLES, Unit
 from penstock.names import Lane
-from penstock.protocol.records.causes import (
+from penstock.protocol.staleness import Policy, remaining_batches
+from penstock.records.causes import (
     BatchTooLarge,
     BatchUncommitted,
     Cause,
@@ -32,8 +33,7 @@ from penstock.protocol.records.causes import (
     PayloadServersAway,
     RewindUnpublished,
 )
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.staleness import Policy, remaining_batches
+from penstock.records.disposal import Disposal
 
 
 class TooLarge(Exception):

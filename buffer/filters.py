@@ -23,11 +23,11 @@ from penstock.config.buffer import OnFilterError
 from penstock.errors import ConfigError
 from penstock.hooks.signatures import check_hook
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import total_reward
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.sample_meta import CompletedGroup, SampleMeta
 from penstock.protocol.scripts import Judged, Leadership, run
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import CompletedGroup, SampleMeta
 from penstock.redis.commands import Client
 from penstock.system.user_code import find, staying_alive
 from penstock.text import format_exc, safe_repr

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.pass_rate import share_byte
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.protocol.pass_rate import share_byte
+from penstock.records.sample_meta import SampleMeta
 
 
 @dataclass(slots=True)

@@ -25,11 +25,11 @@ from penstock.errors import ConfigError
 from penstock.names import LANES, Lane
 from penstock.payloads.servers import parts_of
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GroupsLate, RecorderAbsent, TrainerAbsent
-from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import Backlog, Late, Leadership, note, run
 from penstock.protocol.waits import PublishedWaiting, Waiting
+from penstock.records.causes import GroupsLate, RecorderAbsent, TrainerAbsent
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
 # Permanent payloads whose commit Redis has lost: they would never be freed.

@@ -11,7 +11,7 @@ from penstock.buffer.payload_servers import Away
 from penstock.buffer.subscription import Subscription
 from penstock.buffer.view import View
 from penstock.config.subscription import Unit
-from penstock.protocol.records.causes import (
+from penstock.records.causes import (
     Cause,
     DataUsedUp,
     FilterFailing,

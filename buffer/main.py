@@ -28,22 +28,22 @@ from penstock.buffer.payload_servers import PayloadServers
 from penstock.buffer.state import State
 from penstock.config import Config
 from penstock.errors import ConfigError, LeadershipLost, ProtocolError, QueueUnavailable
+from penstock.metrics import telemetry
+from penstock.metrics.server import serve
 from penstock.names import new_token
 from penstock.payloads.servers import seeds
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import Attendance
-from penstock.protocol.records.causes import LeaseHeld, RecordUnreadable, ServerAway
-from penstock.protocol.records.codec import count_of, name_shown
-from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import Leadership, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting, Waiting
+from penstock.records.causes import LeaseHeld, RecordUnreadable, ServerAway
+from penstock.records.codec import count_of, name_shown
+from penstock.records.keys import Keys
+from penstock.records.record import readable
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.redis.refusals import KeysLost
-from penstock.system import telemetry
-from penstock.system.metrics.server import serve
 
 # Detection of lost acknowledged writes in Redis: by a failover to a lagging replica, or a power loss.
 #

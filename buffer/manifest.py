@@ -11,11 +11,11 @@ from penstock.buffer.group import Group
 from penstock.buffer.state import State
 from penstock.buffer.subscription import Subscription
 from penstock.protocol.partition import batch_seed
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.sample import SampleStatus
-from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.staleness import Lineage
+from penstock.records.disposal import Disposal
+from penstock.records.manifest import Manifest, Row
+from penstock.records.sample import SampleStatus
+from penstock.records.sample_meta import SampleMeta
 
 #: Fields of a committed sample that its manifest row repeats.
 _BEFORE = attrgetter("token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated")

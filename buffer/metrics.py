@@ -14,15 +14,15 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.config import Config
+from penstock.metrics.series import Series, counter, gauge
 from penstock.names import LANES
 from penstock.protocol.gate import read_gates, read_rooms
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence
 from penstock.protocol.snapshot import snapshot
 from penstock.protocol.tokens import LaneTokens, ledgers_of, of_training
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
-from penstock.system.metrics.series import Series, counter, gauge
 
 #: Longest wait for an answer of Redis: a scrape has 10 s in all.
 TIMEOUT_S = 2.0

@@ -18,8 +18,8 @@ from penstock.payloads import servers as payload_servers
 from penstock.payloads.servers import Directory, ServerState, read
 from penstock.payloads.sides import key_of
 from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
-from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.records.sample_meta import SampleMeta, stored
+from penstock.records.keys import CONTROL, Keys
+from penstock.records.sample_meta import SampleMeta, stored
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.text import redact

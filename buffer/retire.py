@@ -11,9 +11,9 @@ from penstock.buffer.subscription import Subscription
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_shown, name_shown, number_in, unpack_map
 from penstock.protocol.scripts import Leadership, run
+from penstock.records.codec import count_shown, name_shown, number_in, unpack_map
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)

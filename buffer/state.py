@@ -18,14 +18,14 @@ from penstock.errors import ProtocolError
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.gate import gates
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
-from penstock.protocol.records.codec import count_of, name_in, name_shown
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.job import JobState
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
+from penstock.records.codec import count_of, name_in, name_shown
+from penstock.records.disposal import Disposal
+from penstock.records.job import JobState
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 from penstock.system.garbage_collection import collecting_later
 

@@ -10,9 +10,9 @@ from penstock.buffer.samplers import Pool, make_pool
 from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.protocol.gate import Holder
 from penstock.protocol.position import Position
-from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Judged, version_field
 from penstock.protocol.staleness import Lineage, train_version
+from penstock.records.disposal import Disposal
 
 
 class Subscription:

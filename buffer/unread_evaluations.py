@@ -18,12 +18,12 @@ from penstock.errors import DiskFull
 from penstock.history.eval_rows import FILE, add_rows, read_rows, summarize
 from penstock.names import Lane
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import EvaluationsUnread, FileUnwritable
-from penstock.protocol.records.codec import count_of
-from penstock.protocol.records.manifest import Row
 from penstock.protocol.staleness import Lineage
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import EvaluationsUnread, FileUnwritable
+from penstock.records.codec import count_of
+from penstock.records.keys import Keys
+from penstock.records.manifest import Row
 from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)

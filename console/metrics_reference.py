@@ -11,9 +11,9 @@ from penstock.console.reference import write
 from penstock.consumers import scorer as scorer_metrics
 from penstock.consumers.metrics import recorder as recorder_metrics
 from penstock.consumers.metrics import trainer as trainer_metrics
+from penstock.metrics import server as server_metrics
+from penstock.metrics.series import Series
 from penstock.producer import main as producer_metrics
-from penstock.system.metrics import server as server_metrics
-from penstock.system.metrics.series import Series
 from penstock.workers import metrics as worker_metrics
 from penstock.workers.fleet import state as fleet_metrics
 from penstock.workers.rewards.pool import metrics as pool_metrics

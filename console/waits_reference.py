@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from penstock.console.reference import write
-from penstock.protocol.records.causes import REGISTRY, Cause, Unknown, field_names
+from penstock.records.causes import REGISTRY, Cause, Unknown, field_names
 
 _HEAD = """# Waits
 

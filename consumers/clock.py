@@ -10,12 +10,12 @@ from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights.claim import claim, claimed
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_lineage
 from penstock.protocol.presence import read_workers
-from penstock.protocol.records.codec import count_of
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import loading_of, read_all_whole, read_whole
+from penstock.records.codec import count_of
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.commands import Client
 from penstock.system.disk import until_room
 

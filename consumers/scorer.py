@@ -27,23 +27,23 @@ from prometheus_client.registry import Collector
 from penstock.config import Config
 from penstock.consumers.batch.fetch import PayloadReader
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
+from penstock.metrics.series import counter, gauge
+from penstock.metrics.server import Exporter
 from penstock.names import Lane, check_name, new_token
 from penstock.payloads import decode
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import ScoresPending
-from penstock.protocol.records.codec import name_shown
-from penstock.protocol.records.job import JobState
-from penstock.protocol.records.manifest import Row
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, check_temperature, make_job
 from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import ScoresPending
+from penstock.records.codec import name_shown
+from penstock.records.job import JobState
+from penstock.records.keys import Keys
+from penstock.records.manifest import Row
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.redis.saved_config import config_of
-from penstock.system.metrics.series import counter, gauge
-from penstock.system.metrics.server import Exporter
 
 CALLS = counter("scorer_calls", "Calls that ended, those that failed too.")
 FAILED = counter("scorer_failed_calls", "Calls that raised.")

@@ -33,13 +33,13 @@ from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights.publications import Publications, weights_dir_of
 from penstock.errors import ConfigError, ProtocolError
+from penstock.metrics.server import Exporter
+from penstock.metrics.telemetry import NoSpans, Spans, open_spans
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import change, check_tags, revive, watch
 from penstock.protocol.presence import WorkerPresence, live_workers
-from penstock.protocol.records.codec import pack
-from penstock.system.metrics.server import Exporter
-from penstock.system.telemetry import NoSpans, Spans, open_spans
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 
 # Commands of a trainer to the engines of its run: offload and onload GPU memory, pause health checks, restart.
 #

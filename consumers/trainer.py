@@ -26,11 +26,11 @@ from penstock.consumers.subscription.manifests import check_groups, with_groups
 from penstock.consumers.subscription.progress import batch_of
 from penstock.consumers.subscription.rank import Seat, job_of
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
-from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.causes import Cause, user_wait
 from penstock.protocol.staleness import definition_of
+from penstock.records.causes import Cause, user_wait
+from penstock.records.keys import Keys
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ is fast.
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.version import __version__
+from penstock.names import __version__
 
 if TYPE_CHECKING:
     from penstock.config import Config as Config
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from penstock.hooks.signatures import SampleHook as SampleHook
     from penstock.hooks.signatures import SamplesHook as SamplesHook
     from penstock.producer.sources.rows import RowSource as RowSource
-    from penstock.protocol.records.job import Job as Job
-    from penstock.protocol.records.sample import Sample as Sample
-    from penstock.protocol.records.sample_meta import CompletedGroup as CompletedGroup
+    from penstock.records.job import Job as Job
+    from penstock.records.sample import Sample as Sample
+    from penstock.records.sample_meta import CompletedGroup as CompletedGroup
     from penstock.workers.jobs.environments import Environment as Environment
     from penstock.workers.jobs.environments import Observation as Observation
     from penstock.workers.rewards.judges import Judge as Judge
@@ -65,14 +65,14 @@ _LAZY = {
     "SamplesHook": "penstock.hooks.signatures",
     "RewardsHook": "penstock.hooks.signatures",
     "Batch": "penstock.consumers.batch.batch",
-    "CompletedGroup": "penstock.protocol.records.sample_meta",
+    "CompletedGroup": "penstock.records.sample_meta",
     "Config": "penstock.config",
     "ConfigError": "penstock.errors",
     "DataEnded": "penstock.errors",
     "EngineMetrics": "penstock.consumers.adapters.engine_metrics",
     "Environment": "penstock.workers.jobs.environments",
     "GenerateHook": "penstock.hooks.signatures",
-    "Job": "penstock.protocol.records.job",
+    "Job": "penstock.records.job",
     "Judge": "penstock.workers.rewards.judges",
     "JudgeError": "penstock.errors",
     "Judges": "penstock.workers.rewards.judges",
@@ -87,7 +87,7 @@ _LAZY = {
     "RolloutHook": "penstock.hooks.signatures",
     "RolloutManager": "penstock.consumers.adapters.rollout_manager",
     "RowSource": "penstock.producer.sources.rows",
-    "Sample": "penstock.protocol.records.sample",
+    "Sample": "penstock.records.sample",
     "SampleHook": "penstock.hooks.signatures",
     "Score": "penstock.consumers.scorer",
     "Scorer": "penstock.consumers.scorer",

@@ -34,7 +34,7 @@ PenstockError
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.protocol.records.causes import Cause
+    from penstock.records.causes import Cause
 
 
 class PenstockError(Exception):

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from penstock.errors import ConfigError
 
+__version__ = "0.1.0"
+
 
 def new_token() -> str:
     """Return 96 random bits: a counter could repeat a value after a failover, but this cannot."""

@@ -12,7 +12,7 @@ from penstock.producer.prompt import LongPrompt, Prompt, Template, read_prompt
 from penstock.producer.sources.registry import open_rows
 from penstock.producer.sources.rows import BadLine
 from penstock.producer.sources.stream import Stream
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 
 #: Most prompts that are cached, since one offered while the gate was closed is offered again; and their bytes.
 _KEPT, _KEPT_BYTES = 256, 32 * 1024 * 1024

@@ -33,6 +33,9 @@ from prometheus_client.registry import Collector
 from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavailable
+from penstock.metrics import telemetry
+from penstock.metrics.series import counter, gauge
+from penstock.metrics.server import serve
 from penstock.names import Lane
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import HeldOut, check_overlap, is_small
@@ -41,9 +44,10 @@ from penstock.producer.offers import CHUNK, Evaluations, Offer, Offers, chunk, r
 from penstock.producer.prompt import Template
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.gate import read_gates, read_rooms
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import Attendance
-from penstock.protocol.records.causes import (
+from penstock.protocol.scripts import Admission, ensure_lanes
+from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import (
     Cause,
     DataExhausted,
     GateClosed,
@@ -53,18 +57,14 @@ from penstock.protocol.records.causes import (
     RedisEvicts,
     RedisFull,
 )
-from penstock.protocol.records.codec import count_of
-from penstock.protocol.records.job import Job
-from penstock.protocol.scripts import Admission, ensure_lanes
-from penstock.protocol.waits import PublishedWaiting
+from penstock.records.codec import count_of
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.call import evicting_policy
 from penstock.redis.commands import Client, is_full
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
-from penstock.system import telemetry
 from penstock.system.extras import check_installed
-from penstock.system.metrics.series import counter, gauge
-from penstock.system.metrics.server import serve
 from penstock.weights.tokenizer import read_tokenizer
 
 ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")

@@ -20,10 +20,10 @@ from penstock.producer.mixture import Mixture
 from penstock.producer.prompt import Prompt
 from penstock.producer.sources.rows import BadLine
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_of
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.pass_rate import Skip
+from penstock.protocol.pass_rate import Skip
+from penstock.records.codec import count_of
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.control import Control
 
 #: Jobs per verb, which bounds its time on the server; and their bytes after which no other is added.

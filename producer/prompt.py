@@ -18,8 +18,8 @@ from penstock.config import DatasetConfig
 from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError, ProtocolError
 from penstock.producer.sources.rows import BadLine
-from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_images
+from penstock.protocol.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_images
+from penstock.records.codec import pack, unpack
 from penstock.text import safe_repr
 
 # Images in a prompt: the images of a row become bytes in the job, and marks in the messages.

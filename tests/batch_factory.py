@@ -13,9 +13,9 @@ from penstock import payloads
 from penstock.consumers.batch import advantages
 from penstock.consumers.batch.batch import Batch
 from penstock.payloads import sides
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.manifest import Manifest, Row
+from penstock.records.sample import Sample
 
 EOS = 1
 VOCABULARY = 16

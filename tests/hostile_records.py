@@ -13,15 +13,15 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.protocol.memory_control import MemoryWish
 from penstock.protocol.presence import EnginePresence, WorkerPresence
-from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.offer import Offer
-from penstock.protocol.records.publication import Copied, Publication, Whole
-from penstock.protocol.records.sample import Sample
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import copied_of, whole_of
 from penstock.protocol.transfers import Decision, Enrollment
+from penstock.records.codec import pack, unpack
+from penstock.records.job import Job
+from penstock.records.manifest import Manifest, Row
+from penstock.records.offer import Offer
+from penstock.records.publication import Copied, Publication, Whole
+from penstock.records.sample import Sample
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.weights.index import WeightsIndex
 from penstock.workers.jobs.prefixes import growth_to_bytes, partial_from_bytes, partial_to_bytes
 from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json

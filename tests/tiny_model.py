@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.system.checksum import file_xxh3
 
 #: No space: tokenizers of the Qwen2 family write it as another character.

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from penstock.config import EngineConfig
 from penstock.config.fleet import MemberConfig
 from penstock.protocol.presence import EnginePresence
-from penstock.protocol.records.causes import EngineStarting
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import LogprobKind
+from penstock.records.causes import EngineStarting
+from penstock.records.publication import Publication
+from penstock.records.sample import LogprobKind
 from penstock.weights.pictures import Images
 
 #: Interval of aborts: one that overtakes its request has no effect, so it is repeated until every request has returned.

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from penstock.errors import EngineError
 from penstock.names import Lane
-from penstock.protocol.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
 from penstock.workers.health import Restarts, shorten
 from penstock.workers.jobs.held_job import HeldJob
 from penstock.workers.services import Services

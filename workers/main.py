@@ -29,16 +29,16 @@ import uvloop
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
+from penstock.metrics.gpu_load import GpuWatch, visible_to
+from penstock.metrics.server import serve
+from penstock.metrics.telemetry import open_spans
 from penstock.names import LANES, new_token
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
+from penstock.records.keys import Keys
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.log_files import keep_bounded
-from penstock.system.metrics.gpu_load import GpuWatch, visible_to
-from penstock.system.metrics.server import serve
-from penstock.system.telemetry import open_spans
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import format_exc
 from penstock.weights.tokenizer import load_tokenizer

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.system.metrics.series import Series, counter, gauge, slime
+from penstock.metrics.series import Series, counter, gauge, slime
 from penstock.workers.services import Services
 
 TOKENS = counter("worker_generated_tokens", "Tokens generated, lost ones included.")

@@ -7,12 +7,12 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from penstock.metrics.probes import ASKED, Responder
 from penstock.protocol import scripts
 from penstock.protocol.presence import WorkerPresence, WorkerState
-from penstock.protocol.records.causes import EngineSilent
-from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import MOMENT_S, Waiting
-from penstock.system.probes import ASKED, Responder
+from penstock.records.causes import EngineSilent
+from penstock.records.codec import pack
 from penstock.text import redact
 from penstock.workers.jobs.held_job import HeldJob
 from penstock.workers.rewards.keeper import started_pid

@@ -7,15 +7,15 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.config import Config
+from penstock.metrics.telemetry import NoSpans, Spans
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GpuLoad
-from penstock.protocol.records.causes import EngineRestarting
-from penstock.protocol.records.job import JobState
-from penstock.protocol.records.publication import publication_id
-from penstock.protocol.records.sample import Sample
+from penstock.records.causes import EngineRestarting
+from penstock.records.job import JobState
+from penstock.records.keys import Keys
+from penstock.records.publication import publication_id
+from penstock.records.sample import Sample
 from penstock.redis.control import AsyncControl
-from penstock.system.telemetry import NoSpans, Spans
 from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Repeats

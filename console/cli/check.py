@@ -23,8 +23,8 @@ from penstock.console.progress import Steps
 from penstock.console.read.health import look_at_jail
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
-from penstock.system.metrics.gpu_load import numbered, visible_gpus
-from penstock.system.probes import Check, Finding, Level, look_at_disk, passes, run_checks
+from penstock.metrics.gpu_load import numbered, visible_gpus
+from penstock.metrics.probes import Check, Finding, Level, look_at_disk, passes, run_checks
 from penstock.system.run_folder import RunFolder
 
 if TYPE_CHECKING:

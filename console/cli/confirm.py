@@ -17,7 +17,7 @@ import typer
 from penstock.console.cli import completion
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
-from penstock.logs import LogFormat
+from penstock.system.logs import LogFormat
 from penstock.text import printable
 
 UrlOption = Annotated[

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.config import Config
-    from penstock.system.probes import Finding
+    from penstock.metrics.probes import Finding
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run; default: in its folder.")
@@ -35,7 +35,7 @@ def doctor(
 
 def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
     """Print findings as they arrive, or as JSON; return the number of errors. Blocks until all are complete."""
-    from penstock.system.probes import Level
+    from penstock.metrics.probes import Level
 
     found = []
     for one in findings:
@@ -54,7 +54,7 @@ def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
 def _look(run: str | None, path: Path | None, url: str | None, directory: Path) -> "Iterator[Finding]":
     from penstock.config.load import load_config
     from penstock.console.read.health import checks_of_machine, checks_of_run
-    from penstock.system.probes import Finding, Level, run_checks
+    from penstock.metrics.probes import Finding, Level, run_checks
 
     config = load_config(path, []) if path is not None else None
     if config is not None:

@@ -25,7 +25,7 @@ from penstock.console.terminal import print_json, say, table, value_text
 from penstock.errors import EngineError
 
 if TYPE_CHECKING:
-    from penstock.protocol.records.causes import Cause
+    from penstock.records.causes import Cause
 
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
 
@@ -152,7 +152,7 @@ def _judge(rows: list[dict[str, Any]]) -> None:
 
 def _ask(url: str) -> dict[str, str]:
     """Return an engine's checksum, or why it has none (as on a CPU)."""
-    from penstock.system.engine_http import ask
+    from penstock.protocol.engine_http import ask
 
     where = f"{url}/weights_checker"
     try:

@@ -31,8 +31,8 @@ from penstock.console.cli.part import run_part
 from penstock.console.cli.usage import UsageMistake, overrides_of, sentence
 from penstock.console.terminal import flush, hush, reader_left, say
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
-from penstock.logs import say_end, without_a_log
 from penstock.system.extras import check_installed, is_extra, needed
+from penstock.system.logs import say_end, without_a_log
 from penstock.system.processes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ app = typer.Typer(
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        from penstock.version import __version__
+        from penstock.names import __version__
 
         say(f"penstock {__version__}")
         raise typer.Exit
@@ -111,7 +111,7 @@ def run(
 ) -> None:
     """Start everything that a run needs on this machine, show it, and end when the trainer has finished."""
     from penstock.config.load import load_config
-    from penstock.system.metrics.gpu_load import numbered, visible_gpus
+    from penstock.metrics.gpu_load import numbered, visible_gpus
 
     if resume and fresh:
         raise ConfigError("--resume continues the run and --fresh starts over: give one of them.")
@@ -180,8 +180,8 @@ def redis(
     """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
     from penstock.config.load import load_config
     from penstock.console.launch.own_redis import serve_redis
-    from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config
+    from penstock.system.logs import set_up
 
     loaded = load_config(config, overrides_of(context))
     set_up("redis", loaded.run, loaded.logs.format)

@@ -35,7 +35,7 @@ def discovery(
     ] = None,
 ) -> None:
     """Print the parts that serve metrics, in the format of Prometheus' file-based discovery (``file_sd_configs``)."""
-    from penstock.system.metrics.server import targets
+    from penstock.metrics.server import targets
 
     if every is not None and out is None:
         raise ConfigError("--every keeps a file current: name it with --out FILE.")
@@ -51,7 +51,7 @@ def discovery(
 
 
 def _write(target: Target, out: Path) -> None:
-    from penstock.system.metrics.server import targets, write_targets
+    from penstock.metrics.server import targets, write_targets
 
     groups = targets(target.client, target.keys)
     if write_targets(out, groups):

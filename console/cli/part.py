@@ -28,9 +28,9 @@ def run_part(
         check_rollouts,
         warn_of_unheeded,
     )
-    from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config
     from penstock.system.garbage_collection import settle
+    from penstock.system.logs import set_up
 
     config = load_config(path, overrides)
     set_up(part, config.run, config.logs.format)

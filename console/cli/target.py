@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError, ProtocolError, QueueUnavailable
 from penstock.names import Lane
-from penstock.protocol.records.codec import name_shown
+from penstock.records.codec import name_shown
 from penstock.text import format_exc
 
 
@@ -28,7 +28,7 @@ class Target:
         from redis.exceptions import ResponseError
 
         from penstock.protocol import scripts
-        from penstock.protocol.keys import Keys
+        from penstock.records.keys import Keys
         from penstock.redis.connect import TIMEOUT_S, connect
         from penstock.redis.server import read_address
         from penstock.text import redact

@@ -12,13 +12,13 @@ from prometheus_client.registry import Collector
 from penstock.config import Config
 from penstock.config.redis import is_folder, path_of
 from penstock.errors import DiskFull
-from penstock.protocol.keys import Keys
+from penstock.metrics.series import counter, gauge
+from penstock.metrics.server import Exporter, Group, targets, write_targets
+from penstock.records.keys import Keys
 from penstock.redis.append_only import read_synced
 from penstock.redis.commands import Client
 from penstock.redis.connect import translate
 from penstock.system.disk import is_full
-from penstock.system.metrics.series import counter, gauge
-from penstock.system.metrics.server import Exporter, Group, targets, write_targets
 from penstock.system.processes import Child
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from penstock.consumers.grpo.rows import Rows, read_rows
 from penstock.errors import DiskFull, ProtocolError
 from penstock.names import Lane
 from penstock.protocol import user_failures
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
 from penstock.protocol.snapshot import jobs_to_train
 from penstock.protocol.tokens import ledgers_of, of_training
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect, translate
 from penstock.system.disk import append, is_full
 from penstock.system.extras import is_installed, needed

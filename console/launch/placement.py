@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"cuda(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """GPUs of each part, by name (``penstock.system.metrics.gpu_load``)."""
+    """GPUs of each part, by name (``penstock.metrics.gpu_load``)."""
 
     #: All GPUs of this machine.
     gpus: tuple[str, ...]

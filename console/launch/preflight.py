@@ -12,18 +12,18 @@ from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
 from penstock.config.redis import is_folder, path_of
+from penstock.config.transport import transport
 from penstock.console.launch import weights
 from penstock.console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.errors import ConfigError, EngineError
+from penstock.hooks.user_imports import check_user_code
 from penstock.payloads.store import open_store
-from penstock.protocol.keys import Keys
 from penstock.protocol.staleness import definition_of
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
-from penstock.system.user_imports import check_user_code
 from penstock.text import redact
 from penstock.weights.pictures import place_id_of
-from penstock.weights.transport import transport
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.frozen import check_ids
 from penstock.workers.rewards.jail.probe import check_jail
@@ -223,7 +223,7 @@ def engine_version(config: Config) -> str:
 def _served_version(url: str) -> str:
     import json
 
-    from penstock.system.engine_http import fetch
+    from penstock.protocol.engine_http import fetch
 
     try:
         info = json.loads(fetch(f"{url.rstrip('/')}/server_info", timeout_s=10))

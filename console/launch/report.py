@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.consumers.grpo.rows import Row, Rows, headline, of_steps, ratio
+from penstock.names import __version__
 from penstock.protocol.tokens import ledgers_of, of_training
-from penstock.version import __version__
 
 #: A gap between rows that counts as down time, in seconds: the queue's rows come every second.
 DOWN_S = 30.0

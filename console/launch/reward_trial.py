@@ -24,8 +24,8 @@ from penstock.names import Lane
 from penstock.producer.sources.jsonl import JsonLines
 from penstock.producer.sources.registry import open_rows
 from penstock.producer.sources.rows import BadLine, Rows
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import redact
 from penstock.workers.rewards.allowed import allowed_rewards

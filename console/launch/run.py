@@ -37,22 +37,22 @@ from penstock.console.launch.run_parts import check_parts, parts_of, prepare_log
 from penstock.console.launch.weights import check_ports
 from penstock.consumers.grpo.rows import read_rows
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.logs import formatter
+from penstock.hooks.user_imports import check_user_code
+from penstock.metrics.gpu_load import visible_gpus
 from penstock.payloads.servers import read
 from penstock.payloads.store import open_store
 from penstock.protocol import user_failures
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import check_schema, run, span
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client, delete_keys, holds_keys
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.redis.server import with_url, write_address
 from penstock.system import log_files
 from penstock.system.disk import until_room
-from penstock.system.metrics.gpu_load import visible_gpus
+from penstock.system.logs import formatter
 from penstock.system.processes import Child, python_command, python_environment
 from penstock.system.run_folder import RunFolder, RunRecord
 from penstock.system.stop import Stop
-from penstock.system.user_imports import check_user_code
 from penstock.text import redact
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.config.sampling import hidden_by
 from penstock.errors import ConfigError
-from penstock.system.metrics.gpu_load import visible_gpus
+from penstock.metrics.gpu_load import visible_gpus
 
 log = logging.getLogger(__name__)
 

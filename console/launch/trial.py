@@ -27,8 +27,8 @@ from penstock.producer.held_out import MAX_EARLY_LINES, HeldOut
 from penstock.producer.main import chat_template
 from penstock.producer.mixture import mixture_of
 from penstock.producer.offers import Offers
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import redact
 from penstock.weights.tokenizer import Tokenizer, load_tokenizer

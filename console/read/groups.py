@@ -11,12 +11,12 @@ from penstock.buffer.view import View
 from penstock.config.subscription import Definition
 from penstock.console.read.jobs import reason_of
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
-from penstock.protocol.records.codec import count_of, name_in, name_shown
-from penstock.protocol.records.record import readable
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.waits import read_waits
+from penstock.records.codec import count_of, name_in, name_shown
+from penstock.records.keys import Keys
+from penstock.records.record import readable
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 
 FIELDS = (

@@ -10,13 +10,7 @@ import redis
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
-from penstock.protocol.presence import GONE_S, live_workers, read_workers
-from penstock.redis.append_only import EVERY_S, IDENT, Synced, read_synced
-from penstock.redis.commands import FULL, Client, is_full
-from penstock.redis.connect import MIN_VERSION
-from penstock.redis.refusals import disk_trouble
-from penstock.system.probes import (
+from penstock.metrics.probes import (
     CLOCK_S,
     Answer,
     Check,
@@ -32,6 +26,12 @@ from penstock.system.probes import (
     passes,
     read_answers,
 )
+from penstock.protocol.presence import GONE_S, live_workers, read_workers
+from penstock.records.keys import Keys
+from penstock.redis.append_only import EVERY_S, IDENT, Synced, read_synced
+from penstock.redis.commands import FULL, Client, is_full
+from penstock.redis.connect import MIN_VERSION
+from penstock.redis.refusals import disk_trouble
 from penstock.text import redact
 
 #: Workers send a heartbeat twice a second; a worker whose record changes within this time is alive.
@@ -266,7 +266,7 @@ def look_at_jail(config: Config) -> Iterator[Finding]:
 def look_at_engine(config: Config) -> Iterator[Finding]:
     """Check that the engine's environment works, or the external engine answers. Blocks for seconds."""
     from penstock.console.launch.preflight import check_engine
-    from penstock.system.engine_http import fetch
+    from penstock.protocol.engine_http import fetch
 
     if (url := config.engine.url) is not None:
         health = f"{url.rstrip('/')}/health"
@@ -278,7 +278,7 @@ def look_at_engine(config: Config) -> Iterator[Finding]:
 def look_at_gpus(config: Config) -> Iterator[Finding]:
     """Report GPUs visible to processes started here, and whether the trainer's device is one of them."""
     from penstock.console.launch.trainable import check_device
-    from penstock.system.metrics.gpu_load import visible_gpus
+    from penstock.metrics.gpu_load import visible_gpus
 
     found = visible_gpus()
     yield passes("gpus", lambda: check_device(config), f"{', '.join(found)} visible" if found else "none, none needed")

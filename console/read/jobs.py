@@ -9,11 +9,11 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.protocol import burials
 from penstock.protocol.audit import scan_groups
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_shown, name_shown, value_shown
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.job import Job, JobState
-from penstock.protocol.records.sample_meta import iter_metas
+from penstock.records.codec import count_shown, name_shown, value_shown
+from penstock.records.disposal import Disposal
+from penstock.records.job import Job, JobState
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import iter_metas
 from penstock.redis.commands import Client, Entry
 
 _LENGTHS = ("prompt_length", "prompt_unit", "max_new_tokens", "drawn")

@@ -6,10 +6,10 @@ from typing import Any
 
 from penstock.console.read.jobs import show_record
 from penstock.names import LANES, Lane
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import live_workers
-from penstock.protocol.records.codec import name_shown, value_shown
-from penstock.protocol.records.job import JobState
+from penstock.records.codec import name_shown, value_shown
+from penstock.records.job import JobState
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client, Entry
 
 FIELDS = ("job", "lane", "place", "not_before", "attempts", "crashes", "committed", "n", "prompt", "held_by")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from penstock.consumers.history.retired import Retired, group_of, read_trained
 from penstock.consumers.history.rows import Trained, row_of, row_of_job
 from penstock.history.row import SampleRow, Use
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_shown, name_shown
+from penstock.records.codec import count_shown, name_shown
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
 #: Groups read per round trip.

@@ -5,9 +5,9 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.names import is_name
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_shown, name_shown
-from penstock.protocol.records.pass_rate import MOST_GROUPS, PARTS, PromptRate, read_chunks, read_prompt_rate
+from penstock.protocol.pass_rate import MOST_GROUPS, PARTS, PromptRate, read_chunks, read_prompt_rate
+from penstock.records.codec import count_shown, name_shown
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
 FIELDS: Sequence[str] = ("dataset", "prompts", "mean", "always", "between", "never", "skipped_easy", "skipped_hard")

@@ -16,7 +16,7 @@ from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, Fate, SampleRow, Use
 from penstock.names import Lane
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.system.run_folder import RunFolder

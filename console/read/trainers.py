@@ -5,8 +5,8 @@ from typing import Any
 
 from penstock.config.subscription import ASKED
 from penstock.names import Lane
-from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
 #: Fields of every trainer; additional ones are shown with ``--json``.

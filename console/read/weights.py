@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
-from penstock.protocol.records.codec import count_of, name_shown, unpack_map
-from penstock.protocol.records.publication import Publication, Whole
-from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import whole_of
+from penstock.records.codec import count_of, name_shown, unpack_map
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication, Whole
+from penstock.records.record import readable
 from penstock.redis.commands import Client, Entry
 
 #: Most steps returned, the latest ones.

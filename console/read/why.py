@@ -14,7 +14,8 @@ from typing import Any
 
 from penstock.console.read.trainers import only_evaluates
 from penstock.protocol.presence import SILENT_S, WorkerPresence, WorkerState
-from penstock.protocol.records.causes import (
+from penstock.protocol.waits import describe
+from penstock.records.causes import (
     EDGE,
     About,
     Cause,
@@ -33,7 +34,6 @@ from penstock.protocol.records.causes import (
     Working,
     decode,
 )
-from penstock.protocol.waits import describe
 
 #: Kinds of parts without which a run stalls -> prefix of their waits.
 _PARTS = ("producer", "buffer")

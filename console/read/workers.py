@@ -6,9 +6,9 @@ from typing import Any
 
 from penstock.console.read.jobs import list_jobs
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
 from penstock.protocol.waits import read_waits
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
 _DECISION = ("at", "before", "engines", "wanted", "binds", "terms")

@@ -57,7 +57,7 @@ from penstock.console.web.samples import Samples
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import LANES, Lane
 from penstock.protocol import scripts, user_failures
-from penstock.protocol.records.job import JobState
+from penstock.records.job import JobState
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.system.run_folder import RunFolder
 from penstock.text import redact, safe_repr

@@ -15,7 +15,7 @@ from penstock.history.eval_rows import FILE, read_rows
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.system.run_folder import RunFolder
 from penstock.text import safe_repr as in_short

@@ -17,8 +17,8 @@ from penstock.consumers.batch.batch import Batch
 from penstock.errors import HookError
 from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, number_of, sample_class
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.sample import SampleStatus
+from penstock.records.job import JobFailure
+from penstock.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
 from penstock.text import format_exc, safe_repr
 

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from penstock.errors import EngineError
+from penstock.metrics.server import STALL_S, BoundedThreads
+from penstock.protocol.engine_http import fetch
 from penstock.protocol.presence import WorkerPresence
-from penstock.system.engine_http import fetch
-from penstock.system.metrics.server import STALL_S, BoundedThreads
 
 log = logging.getLogger(__name__)
 

@@ -28,11 +28,11 @@ from penstock.consumers.subscription.rank import job_of
 from penstock.consumers.subscription.subscriber import ALONE
 from penstock.errors import ConfigError, DiskFull, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import FILE, add_rows, summarize
-from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.causes import Cause, user_wait
 from penstock.protocol.staleness import UNBOUNDED
+from penstock.records.causes import Cause, user_wait
+from penstock.records.keys import Keys
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from penstock.consumers.batch import behaviour
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
+from penstock.protocol.engine_http import check_weights
 from penstock.system.disk import fsync
-from penstock.system.engine_http import check_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 
 #: Deepest nesting of a value.
 MAX_DEPTH = 16

@@ -52,8 +52,8 @@ from penstock.consumers.batch.advantages import Kind, group_advantages
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.schedule import Schedule, schedule, split_first
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.records.manifest import Row
-from penstock.protocol.records.sample import SampleStatus
+from penstock.records.manifest import Row
+from penstock.records.sample import SampleStatus
 
 #: Estimators whose rewards are normalised by group -> whether they are also divided by the standard deviation.
 NORMALISED = {"grpo": True, "gspo": True, "cispo": True, "reinforce_plus_plus_baseline": False}

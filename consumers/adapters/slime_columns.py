@@ -12,7 +12,7 @@ from penstock.consumers.adapters.rows import RowArrays
 from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 from penstock.text import safe_repr
 
 #: Payload side arrays that slime has a key for: name -> key.

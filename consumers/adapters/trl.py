@@ -31,8 +31,8 @@ from penstock.consumers.adapters.requests import Requests
 from penstock.consumers.adapters.rows import RowArrays, label, plain
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
-from penstock.protocol.records.causes import Cause, RanksAbsent, decode
-from penstock.protocol.records.codec import pack, unpack
+from penstock.records.causes import Cause, RanksAbsent, decode
+from penstock.records.codec import pack, unpack
 
 # Let rank 0 talk to the run for all training processes: gather prompts, scatter answers.
 #

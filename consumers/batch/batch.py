@@ -17,7 +17,7 @@ from penstock.consumers.batch.fetch import OpenedPayloads, Payloads, ReadSides
 from penstock.consumers.batch.token_arrays import SIDE_KEYS, LossTokens, TokenArrays, wanted_keys
 from penstock.errors import ProtocolError
 from penstock.protocol import partition
-from penstock.protocol.records.manifest import Manifest, Row
+from penstock.records.manifest import Manifest, Row
 from penstock.text import safe_repr
 
 if TYPE_CHECKING:

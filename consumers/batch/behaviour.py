@@ -14,8 +14,8 @@ from typing import get_args
 from penstock.config import Config
 from penstock.config.sampling import temperature_of as asked_temperature
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.records.manifest import Row
-from penstock.protocol.records.sample import LogprobKind
+from penstock.records.manifest import Row
+from penstock.records.sample import LogprobKind
 
 KINDS = get_args(LogprobKind)
 #: Environment variable that makes SGLang return logprobs from before temperature.

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from penstock.consumers.batch.fetch import Bytes
 from penstock.errors import ConfigError, PayloadError
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 
 #: Bytes of one broadcast.
 CHUNK_BYTES = 256 * 1024 * 1024

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.consumers.batch.columns import Store
 from penstock.errors import PayloadError, ProtocolError
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, pack, unpack
+from penstock.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, pack, unpack
 from penstock.system.disk import append, until_room
 
 log = logging.getLogger(__name__)

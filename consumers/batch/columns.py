@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from penstock.errors import PayloadError, ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
-from penstock.protocol.records.causes import ColumnPending
-from penstock.protocol.records.codec import count_shown, name_shown
-from penstock.protocol.records.manifest import Row
+from penstock.records.causes import ColumnPending
+from penstock.records.codec import count_shown, name_shown
+from penstock.records.manifest import Row
 from penstock.redis.commands import Client
 
 if TYPE_CHECKING:

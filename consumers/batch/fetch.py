@@ -20,10 +20,10 @@ from penstock.payloads import servers as payload_servers
 from penstock.payloads.servers import Directory
 from penstock.payloads.sides import key_of
 from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
-from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.records.causes import PayloadServersAway
-from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import PayloadServersAway
+from penstock.records.keys import CONTROL, Keys
+from penstock.records.manifest import Row
 from penstock.redis.commands import Client
 from penstock.redis.control import Control, until_answered
 from penstock.system.garbage_collection import collecting_later

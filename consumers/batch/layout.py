@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from penstock.consumers.batch.behaviour import check_kinds
 from penstock.errors import PayloadError, ProtocolError
 from penstock.payloads import Payload
-from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.staleness import Lineage
+from penstock.records.manifest import Manifest, Row
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ from penstock.consumers.subscription.manifests import Delivery
 from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
-from penstock.protocol.records.causes import RanksAbsent
-from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import RanksAbsent
+from penstock.records.manifest import Manifest, Row
 from penstock.system.disk import until_room
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from penstock.consumers.batch import column_files
 from penstock.errors import ConfigError, PayloadError
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, pack, unpack
-from penstock.protocol.records.manifest import Manifest
+from penstock.records.codec import MAX_RECORD_BYTES, pack, unpack
+from penstock.records.manifest import Manifest
 
 _PRELUDE = struct.Struct("<4sII")
 _MAGIC = b"PSB1"

@@ -16,8 +16,8 @@ from penstock.consumers.metrics.steps import StepRecorder, steps_file
 from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.subscription.evaluation import Evaluations
 from penstock.errors import ConfigError, PenstockError, ProtocolError
-from penstock.protocol.records.causes import Cause
-from penstock.protocol.records.manifest import Row
+from penstock.records.causes import Cause
+from penstock.records.manifest import Row
 
 
 class RecordingOver(PenstockError):

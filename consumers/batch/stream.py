@@ -11,7 +11,7 @@ from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.subscription.manifests import Delivery
 from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
-from penstock.protocol.records.causes import BatchNotCut
+from penstock.records.causes import BatchNotCut
 
 #: Reads batch n; the callable returns True once the batch is no longer wanted.
 Read = Callable[[int, Callable[[], bool]], "Batch"]

@@ -18,9 +18,9 @@ from penstock.errors import PayloadError, ProtocolError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.payloads import Payload
 from penstock.payloads.format import sum_runs
-from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.staleness import Lineage
+from penstock.records.manifest import Manifest, Row
+from penstock.records.sample import SampleStatus
 
 # Decide which tokens of a batch bear loss here, from their staleness, and compute the loss denominators (T10).
 #

@@ -21,8 +21,8 @@ from penstock.consumers.grpo.train_rows import Ask, asking
 from penstock.errors import HookError, PenstockError
 from penstock.hooks.signatures import Hook, load_hook
 from penstock.hooks.slime import args_of, number_of, sample_class
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.manifest import Row
+from penstock.records.job import JobFailure
+from penstock.records.manifest import Row
 from penstock.system.user_code import staying_alive
 from penstock.text import format_exc
 

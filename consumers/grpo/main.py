@@ -18,7 +18,7 @@ from penstock.config import Config
 from penstock.consumers.grpo.loop import make_loop
 from penstock.consumers.weights.transports.sender import sender_of
 from penstock.errors import ConfigError, PenstockError
-from penstock.logs import set_up
+from penstock.system.logs import set_up
 from penstock.system.out_of_memory import trainer_error
 from penstock.system.processes import EXIT_CONFIG, EXIT_INTERRUPT, die_with_parent
 from penstock.system.stop import watched_signals
@@ -58,7 +58,7 @@ def _run_rank(config: Config, rank: int, size: int) -> int:
         with watched_signals(lambda count: loop.stop() if count == 1 else os._exit(EXIT_INTERRUPT), *numbers):
             return loop.run()
     except (RuntimeError, MemoryError) as exc:
-        if said := trainer_error(exc, config.trainer):
+        if said := trainer_error(exc, device=config.trainer.device, max_tokens=config.trainer.max_tokens):
             raise said from exc
         raise
 

@@ -24,7 +24,7 @@ from penstock.consumers.grpo.ranks import Ranks
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import STEP_REWARDS
 from penstock.payloads.format import are_step_rewards
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 
 # The number types that the reference trainer computes in.
 #

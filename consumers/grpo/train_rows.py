@@ -16,8 +16,8 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.ranks import Ranks
 from penstock.errors import HookError
 from penstock.hooks.signatures import Hook
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.manifest import Row
+from penstock.records.job import JobFailure
+from penstock.records.manifest import Row
 
 Micro = dict[str, Any]
 

@@ -12,7 +12,7 @@ from penstock.history.row import WHOLE_JOB, SampleRow
 from penstock.hooks.signatures import Hook, load_hook
 from penstock.hooks.slime import args_of, number_of, sample_class
 from penstock.names import Lane
-from penstock.protocol.records.sample import SampleStatus
+from penstock.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
 
 log = logging.getLogger(__name__)

@@ -32,20 +32,20 @@ from penstock.errors import ConfigError, DiskFull, ProtocolError, QueueUnavailab
 from penstock.history.part import newest_epoch
 from penstock.history.row import WHOLE_JOB, Fate, SampleRow, Use
 from penstock.history.writer import HistoryWriter
+from penstock.metrics.server import serve
 from penstock.names import new_token
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import Attendance
-from penstock.protocol.records.causes import LeaseHeld
-from penstock.protocol.records.codec import count_shown, name_shown
-from penstock.protocol.records.job import Job, tries_of
-from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Recording, ensure_lanes
 from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import LeaseHeld
+from penstock.records.codec import count_shown, name_shown
+from penstock.records.job import Job, tries_of
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import SampleMeta
 from penstock.redis.commands import Client, Entry, is_full
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
-from penstock.system.metrics.server import serve
 from penstock.system.run_folder import RunFolder
 
 #: Dead letters per read.

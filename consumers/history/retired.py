@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_of, count_shown, name_shown
-from penstock.protocol.records.job import tries_of
-from penstock.protocol.records.sample import BatchUse, uses_of
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.records.codec import count_of, count_shown, name_shown
+from penstock.records.job import tries_of
+from penstock.records.keys import Keys
+from penstock.records.sample import BatchUse, uses_of
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 
 
@@ -28,7 +28,7 @@ class Retired:
     checkpoints: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     crashes: int = 0
-    #: Its leases, as parsed by ``penstock.protocol.records.job``.
+    #: Its leases, as parsed by ``penstock.records.job``.
     tries: str = ""
     #: Unix seconds; 0: unknown or never.
     admitted_s: float = 0.0

@@ -10,9 +10,9 @@ from penstock.consumers.history.texts import Texts
 from penstock.errors import PayloadError
 from penstock.history.row import SCORES, WHOLE_JOB, Fate, SampleRow, Use
 from penstock.payloads import Payload
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.manifest import Row
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.records.disposal import Disposal
+from penstock.records.manifest import Row
+from penstock.records.sample_meta import SampleMeta
 
 # Determine the fate of a retiring group's samples, and the batches that used them.
 #

@@ -12,12 +12,12 @@ from prometheus_client.registry import Collector
 
 from penstock.errors import PenstockError
 from penstock.history.row import SampleRow
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.sample import SampleStatus
+from penstock.metrics.series import counter
 from penstock.protocol.scripts import note
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.sample import SampleStatus
 from penstock.redis.control import PASSING, Control
-from penstock.system.metrics.series import counter
 
 log = logging.getLogger(__name__)
 

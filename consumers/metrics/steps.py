@@ -24,7 +24,7 @@ from penstock.config import Config
 from penstock.consumers.metrics.recorder import LatestRecord
 from penstock.consumers.metrics.tally import Tally, lengths_of, same_rewards, truncated_ratio
 from penstock.errors import DiskFull
-from penstock.protocol.records.manifest import Manifest
+from penstock.records.manifest import Manifest
 from penstock.system.disk import append
 from penstock.text import utf8_safe
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from statistics import mean, median
 from typing import Any
 
-from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.sample import SampleStatus
+from penstock.metrics.series import Histogram
 from penstock.protocol.staleness import Lineage
-from penstock.system.metrics.series import Histogram
+from penstock.records.manifest import Manifest, Row
+from penstock.records.sample import SampleStatus
 
 log = logging.getLogger(__name__)
 

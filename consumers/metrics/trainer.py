@@ -6,8 +6,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.consumers.metrics.tally import Tally, lengths_of, same_rewards, truncated_ratio
-from penstock.protocol.records.manifest import Manifest
-from penstock.system.metrics.series import Series, counter, gauge, histogram, slime
+from penstock.metrics.series import Series, counter, gauge, histogram, slime
+from penstock.records.manifest import Manifest
 
 SUMS = {
     "batches": counter("trainer_batches", "Batches committed by this process; one that comes again counts again."),

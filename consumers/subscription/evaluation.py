@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import FILE
-from penstock.protocol.records.causes import EvaluationPending
+from penstock.records.causes import EvaluationPending
 
 log = logging.getLogger(__name__)
 

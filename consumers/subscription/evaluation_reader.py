@@ -24,11 +24,11 @@ from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import DiskFull, OwnershipLost, PenstockError, WaitTimeout
 from penstock.history.eval_rows import FILE, add_rows, read_rows, reward_info_of, summarize
 from penstock.names import Lane
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
-from penstock.protocol.records.causes import EvaluationSizeUnknown
-from penstock.protocol.records.codec import count_of
-from penstock.protocol.records.manifest import Manifest
+from penstock.records.causes import EvaluationSizeUnknown
+from penstock.records.codec import count_of
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.system.disk import until_room

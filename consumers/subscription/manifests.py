@@ -15,11 +15,11 @@ from penstock.config.subscription import Definition, Unit
 from penstock.consumers.subscription.ownership import Ownership
 from penstock.consumers.subscription.rank import Seat
 from penstock.errors import ConfigError, DataEnded, ProtocolError, WaitTimeout
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
-from penstock.protocol.records.causes import BatchNotCut, NotReported
-from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.waits import Waiting, read_wait
+from penstock.records.causes import BatchNotCut, NotReported
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control

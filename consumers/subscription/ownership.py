@@ -14,11 +14,11 @@ import time
 from penstock.consumers.subscription.rank import Seat
 from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTimeout
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
-from penstock.protocol.records.causes import Cause, LeaseHeld, RankNotJoined, RoleNotStarted
-from penstock.protocol.records.codec import name_shown
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import Cause, LeaseHeld, RankNotJoined, RoleNotStarted
+from penstock.records.codec import name_shown
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import ConfigError, ProtocolError, RolesApart, WaitTimeout
 from penstock.protocol.position import read_count
-from penstock.protocol.records.causes import RanksAbsent
+from penstock.records.causes import RanksAbsent
 
 #: Seconds between two checks of the other ranks' commits.
 LOOK_S = 0.005

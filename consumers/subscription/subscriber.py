@@ -18,10 +18,10 @@ from penstock.consumers.subscription.rank import Seat, missing
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.names import check_name, new_token
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import RanksAbsent
-from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import RanksAbsent
+from penstock.records.keys import Keys
+from penstock.records.manifest import Row
 from penstock.redis.control import Control
 
 log = logging.getLogger(__name__)

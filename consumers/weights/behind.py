@@ -24,9 +24,9 @@ from penstock.consumers.weights.shared_memory import SharedMemory
 from penstock.consumers.weights.sources import Source
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol import scripts
-from penstock.protocol.records.causes import Cause, WeightsUnwritten
-from penstock.protocol.records.publication import Copied, Publication, Whole
 from penstock.protocol.waits import PublishedWaiting, Waiting
+from penstock.records.causes import Cause, WeightsUnwritten
+from penstock.records.publication import Copied, Publication, Whole
 from penstock.redis.call import Call
 from penstock.redis.control import Control
 from penstock.system.disk import until_room

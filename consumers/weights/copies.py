@@ -24,7 +24,7 @@ from penstock.consumers.weights.publish import companions, layout_of, parts_of, 
 from penstock.consumers.weights.shared_memory import SharedMemory
 from penstock.consumers.weights.sources import Source, buckets, dtype_name
 from penstock.errors import PublishError
-from penstock.protocol.records.publication import Copied
+from penstock.records.publication import Copied
 from penstock.redis.control import Control
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights.http.blobs import AnyBlob, BufferBlob

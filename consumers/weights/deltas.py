@@ -16,8 +16,8 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from penstock.config import Config
 from penstock.consumers.weights.publish import Written
 from penstock.errors import DiskFull, PublishError
-from penstock.protocol.records.causes import Cause, ObjectStoreFailing
-from penstock.protocol.records.publication import Publication, is_abandoned
+from penstock.records.causes import Cause, ObjectStoreFailing
+from penstock.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
 from penstock.system.stop import pause_s
 from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, catalog_of, groups_of, kept, version_of

@@ -18,8 +18,8 @@ from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights.http.serving import Serving
 from penstock.errors import ProtocolError, PublishError, WeightsNotFinite
-from penstock.protocol.records.codec import LEAST
-from penstock.protocol.records.publication import Publication
+from penstock.records.codec import LEAST
+from penstock.records.publication import Publication
 from penstock.text import safe_repr
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from penstock.errors import Fenced, OwnershipLost, PublishError, QueueFull, Queu
 from penstock.names import Lane
 from penstock.protocol import scripts, transfers
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
-from penstock.protocol.records.causes import RankPublishing, RanksAbsent
-from penstock.protocol.records.publication import Order, Publication
 from penstock.protocol.scripts import cohorts_in, loading_of
+from penstock.records.causes import RankPublishing, RanksAbsent
+from penstock.records.publication import Order, Publication
 from penstock.redis.control import Control
 from penstock.redis.refusals import in_words
 from penstock.system.disk import until_room

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock.config import TrainerConfig
 from penstock.errors import PublishError
 from penstock.protocol import transfers
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import WorkerNotReady
-from penstock.protocol.records.codec import name_shown
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment, Word
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import WorkerNotReady
+from penstock.records.codec import name_shown
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.control import Control
 
 if TYPE_CHECKING:

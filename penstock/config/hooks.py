@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from penstock.config.section import Seconds, Section
-from penstock.weights.transport import TRANSPORTS
+from penstock.config.transport import TRANSPORTS
 
 # Names of code in a configuration (rewards, filters, transports, ...): penstock's own, or ``module:name`` of a
 # user's.

@@ -6,8 +6,8 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock.config import sentinel
 from penstock.config.section import Section
-from penstock.redis import sentinel
 from penstock.text import MASK
 
 SCHEME = "file://"

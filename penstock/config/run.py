@@ -19,12 +19,12 @@ from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.config.serving import MetricsConfig, NotifyConfig, ServingConfig, TelemetryConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
+from penstock.config.transport import TRANSPORTS, transport
 from penstock.config.worker import WorkerConfig
 from penstock.errors import ConfigError
-from penstock.logs import LogFormat
 from penstock.names import ROUTED_EXPERTS, STEP_REWARDS
+from penstock.system.logs import LogFormat
 from penstock.text import MASK
-from penstock.weights.transport import TRANSPORTS, transport
 
 
 class HistoryConfig(Section):

@@ -10,7 +10,7 @@ from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.config.serving import checked_host
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import SubscriptionConfig, Unit
-from penstock.weights.transport import TRANSPORTS, transport
+from penstock.config.transport import TRANSPORTS, transport
 
 #: Kinds of devices that torch knows; a number after a colon names one of them.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")

@@ -27,7 +27,7 @@ from penstock.history.packing import (
 )
 from penstock.history.row import SampleRow
 from penstock.payloads.format import MAX_TOKENS, Array
-from penstock.protocol.records.codec import MAX_ITEMS, MAX_RECORD_BYTES, pack, unpack
+from penstock.records.codec import MAX_ITEMS, MAX_RECORD_BYTES, pack, unpack
 
 # Lossless compression of log-probabilities.
 #

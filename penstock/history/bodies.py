@@ -7,8 +7,8 @@ from penstock.errors import ProtocolError
 from penstock.history.packing import Spelling, pack_integers, squeeze, unpack_integers, unsqueeze
 from penstock.history.row import TIMES, SampleRow
 from penstock.payloads.format import Array
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, checks_of, pack, unpack
-from penstock.protocol.records.record import Record, defaults_of, values_of
+from penstock.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, checks_of, pack, unpack
+from penstock.records.record import Record, defaults_of, values_of
 from penstock.text import utf8_safe
 
 #: Arrays of longer samples, and the middle of longer texts, are not kept; so no block has arrays of more tokens.

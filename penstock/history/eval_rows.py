@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.manifest import Row
-from penstock.protocol.records.sample import SampleStatus
-from penstock.protocol.records.sample_meta import iter_metas
+from penstock.records.manifest import Row
+from penstock.records.sample import SampleStatus
+from penstock.records.sample_meta import iter_metas
 from penstock.system.disk import append
 
 #: Most categories that are reported by name: the largest; the others are combined.

@@ -152,7 +152,7 @@ class SampleRow:
     #: Failed attempts and crashes of its job.
     attempts: int = 0
     crashes: int = 0
-    #: The leases of its job, and how each ended (``penstock.protocol.records.job``); '': not known.
+    #: The leases of its job, and how each ended (``penstock.records.job``); '': not known.
     tries: str = ""
     num_turns: int = 1
     num_aborts: int = 0

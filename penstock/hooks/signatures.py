@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.errors import ConfigError
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from penstock.system.user_code import find
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from penstock.config import Config
-from penstock.protocol.records.sample import Sample, SampleStatus
+from penstock.records.sample import Sample, SampleStatus
 
 #: Module of slime's own class.
 _THEIRS = "slime.utils.types"

@@ -56,7 +56,7 @@ from penstock.payloads.run_files import (
     unkeep,
     write_all,
 )
-from penstock.protocol.records.causes import PayloadFolderFull
+from penstock.records.causes import PayloadFolderFull
 from penstock.system.disk import FULL
 
 log = logging.getLogger(__name__)

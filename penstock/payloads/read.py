@@ -24,7 +24,7 @@ from penstock.payloads.format import (
     check_spans,
     checksum_of,
 )
-from penstock.protocol.records.codec import SKIP_BYTES
+from penstock.records.codec import SKIP_BYTES
 from penstock.text import safe_repr
 
 #: All values that a mask may have: tokens that bear loss were generated (T8). And those of generated tokens.

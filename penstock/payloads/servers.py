@@ -20,12 +20,12 @@ from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name
 from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
-from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.presence import GONE_S, parse_workers
-from penstock.protocol.records.codec import name_in, name_shown, pack, unpack_map
-from penstock.protocol.records.job import JobState
-from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import run
+from penstock.records.codec import name_in, name_shown, pack, unpack_map
+from penstock.records.job import JobState
+from penstock.records.keys import CONTROL, Keys
+from penstock.records.record import readable
 from penstock.redis.commands import Client
 from penstock.text import safe_repr
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, PayloadError
 from penstock.names import check_name
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 
 MAGIC = b"PSS1"
 #: Most side arrays of one sample, and most bytes of one (a Redis string holds 512 MiB).

@@ -37,8 +37,8 @@ from penstock.payloads.format import (
     checksum_of,
     sum_runs,
 )
-from penstock.protocol.records.sample import Sample
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.records.sample import Sample
+from penstock.records.sample_meta import SampleMeta
 
 #: Most characters of a job's label that are stored with its first sample.
 MAX_LABEL = 1024

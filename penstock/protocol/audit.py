@@ -17,12 +17,12 @@ from redis.exceptions import ResponseError
 from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_of, name_shown
-from penstock.protocol.records.sample import Drawn
-from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.scripts import Recount, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
+from penstock.records.codec import count_of, name_shown
+from penstock.records.keys import Keys
+from penstock.records.sample import Drawn
+from penstock.records.sample_meta import iter_metas
 from penstock.redis.call import Loss, loss
 from penstock.redis.commands import Client, scan_keys
 from penstock.text import safe_repr

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import name_shown
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample_meta import iter_metas
+from penstock.records.codec import name_shown
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import iter_metas
 from penstock.redis.commands import Client
 
 #: Upper ends of the classes by which prompts are counted.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from penstock.config.staleness import Sampler, places
 from penstock.config.subscription import Definition, account_of
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position, read_count
-from penstock.protocol.records.codec import count_of, name_in
+from penstock.records.codec import count_of, name_in
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.text import safe_repr
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence, WorkerState, live_workers, read_workers
-from penstock.protocol.records.causes import Cause, EngineNotBack, WorkerNotFollowing
-from penstock.protocol.records.record import Record
 from penstock.protocol.scripts import Call, script
+from penstock.records.causes import Cause, EngineNotBack, WorkerNotFollowing
+from penstock.records.keys import Keys
+from penstock.records.record import Record
 from penstock.redis.control import Control
 
 #: Tags that an engine can offload, in the order in which they are restored.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from penstock.config.subscription import Split
 from penstock.errors import ConfigError
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 
 
 def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = Split.BALANCED) -> list[list[int]]:

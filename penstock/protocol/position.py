@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from penstock.protocol.records.codec import count_of, text_of
 from penstock.protocol.staleness import Lineage
+from penstock.records.codec import count_of, text_of
 
 #: Sums of rewards are limited to this on both sides of 0, as in ``judge``.
 MOST_REWARD = 1e300

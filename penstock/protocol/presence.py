@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import checks_of, name_in, name_shown, pack, unpack
-from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import note, run
+from penstock.records.codec import checks_of, name_in, name_shown, pack, unpack
+from penstock.records.keys import Keys
+from penstock.records.record import readable
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.text import safe_repr

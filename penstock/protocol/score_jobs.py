@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import Lane
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 from penstock.text import safe_repr
 
 #: Most sequences of one job, and most tokens of a job that has more than one.

@@ -10,11 +10,14 @@ from redis.exceptions import ResponseError
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.names import LANES, Lane
-from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.position import Position
 from penstock.protocol.presence import GONE_S, parse_workers
-from penstock.protocol.records.causes import Cause, RedisDiskFull, RedisEvicts
-from penstock.protocol.records.codec import (
+from penstock.protocol.scripts import ready_groups, run
+from penstock.protocol.tokens import tokens_of
+from penstock.protocol.user_failures import parse_pauses
+from penstock.protocol.waits import describe, waits_in
+from penstock.records.causes import Cause, RedisDiskFull, RedisEvicts
+from penstock.records.codec import (
     count_shown,
     name_in,
     name_shown,
@@ -22,11 +25,8 @@ from penstock.protocol.records.codec import (
     unpack_map,
     value_shown,
 )
-from penstock.protocol.records.record import readable
-from penstock.protocol.scripts import ready_groups, run
-from penstock.protocol.tokens import tokens_of
-from penstock.protocol.user_failures import parse_pauses
-from penstock.protocol.waits import describe, waits_in
+from penstock.records.keys import GROUP, Keys
+from penstock.records.record import readable
 from penstock.redis.call import evicting_policy, loss
 from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble, is_lost

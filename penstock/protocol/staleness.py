@@ -20,7 +20,7 @@ from penstock.config import BufferConfig, Config, StalenessConfig, TrainerConfig
 from penstock.config.staleness import Mode, OnExpiry, Sampler
 from penstock.config.subscription import Asked, Definition, SubscriptionConfig, Unit
 from penstock.errors import ConfigError
-from penstock.protocol.records.publication import is_abandoned
+from penstock.records.publication import is_abandoned
 
 #: The bound of a subscription without one.
 UNBOUNDED = -1

@@ -10,11 +10,11 @@ from penstock.config.subscription import ASKED, Definition, Trait, Unit, fields_
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
-from penstock.protocol.records.codec import count_in, name_in, name_shown, unpack_map
-from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import run
+from penstock.records.codec import count_in, name_in, name_shown, unpack_map
+from penstock.records.keys import Keys
+from penstock.records.record import readable
 from penstock.redis.commands import Client
 
 #: Attempts of a change while others change the same.

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.names import Lane
-from penstock.protocol.records.codec import count_of, count_shown, name_shown
-from penstock.protocol.records.record import readable
+from penstock.records.codec import count_of, count_shown, name_shown
+from penstock.records.record import readable
 
 #: Not an account: all tokens that were reported.
 HEARD = "heard"

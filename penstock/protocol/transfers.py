@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import name_in
-from penstock.protocol.records.record import Record
 from penstock.protocol.scripts import Call, Value, script
+from penstock.records.codec import name_in
+from penstock.records.keys import Keys
+from penstock.records.record import Record
 
 #: How long the record of a transfer is kept after it.
 LIFE_MS = 3_600_000

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from penstock.config import RewardConfig
 from penstock.errors import ProtocolError
 from penstock.names import Lane
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import JobsFailing
-from penstock.protocol.records.codec import name_shown, number_in, pack, unpack_map
-from penstock.protocol.records.job import JobFailure
 from penstock.protocol.scripts import pause as pause_call
 from penstock.protocol.scripts import run
+from penstock.records.causes import JobsFailing
+from penstock.records.codec import name_shown, number_in, pack, unpack_map
+from penstock.records.job import JobFailure
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.text import utf8_safe
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, WorkerPresence, parse_workers
-from penstock.protocol.records.causes import Cause, decode
-from penstock.protocol.records.codec import count_in, name_shown, number_in, pack, unpack_map
-from penstock.protocol.records.record import readable
 from penstock.protocol.scripts import note, run
+from penstock.records.causes import Cause, decode
+from penstock.records.codec import count_in, name_shown, number_in, pack, unpack_map
+from penstock.records.keys import Keys
+from penstock.records.record import readable
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.text import safe_repr

@@ -12,8 +12,8 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
 from penstock.names import LANES
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import RedisFull, RedisKeysLost
+from penstock.records.causes import RedisFull, RedisKeysLost
+from penstock.records.keys import Keys
 from penstock.redis.commands import AsyncClient, Client, Encodable
 from penstock.redis.refusals import RECOVERY, KeysLost, is_demoted, is_wrong_type, passing
 
@@ -91,7 +91,7 @@ async def run_async(client: AsyncClient, call: Call[T]) -> T:
 def _look_for_loss(call: Call[Any], error: Exception) -> "Call[Loss] | None":
     """Return the call that reads what the run lost, if that may be why a verb failed; else None."""
     # Imported here: it imports this module.
-    from penstock.protocol.keys import Keys
+    from penstock.records.keys import Keys
 
     run_name = _RUN.match(call.keys[0]) if call.keys else None
     may_be = isinstance(error, KeysLost) or (isinstance(error, ResponseError) and "user_script" in str(error))

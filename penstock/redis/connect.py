@@ -25,10 +25,10 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
+from penstock.config import sentinel
 from penstock.config.redis import is_folder
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLost, QueueRefused, QueueUnavailable
-from penstock.protocol.records.causes import RedisFull
-from penstock.redis import sentinel
+from penstock.records.causes import RedisFull
 from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.refusals import AsyncParser, DiskRefused, KeysLost, NamingRedis, Parser
 from penstock.text import know_url, redact

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from penstock.errors import DiskFull
-from penstock.protocol.records.causes import Cause, FileUnwritable, RoomOnDisk
+from penstock.records.causes import Cause, FileUnwritable, RoomOnDisk
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

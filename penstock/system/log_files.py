@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.logs import as_text
+from penstock.system.logs import as_text
 
 #: Seconds between two checks of a log's size.
 LOOK_EVERY_S = 10.0

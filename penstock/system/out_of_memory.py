@@ -1,12 +1,8 @@
 """Errors for out of memory with the key to lower: of a trainer by its exception, of an engine by its log."""
 
 import re
-from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
-
-if TYPE_CHECKING:
-    from penstock.config import TrainerConfig
 
 #: Messages of allocators: CUDA's and the CPU's of torch, Python's, C++'s.
 _SAID = re.compile(
@@ -41,14 +37,14 @@ def is_out_of_memory(exc: BaseException) -> bool:
     return isinstance(exc, MemoryError) or (isinstance(exc, RuntimeError) and _SAID.search(named) is not None)
 
 
-def trainer_error(exc: BaseException, config: "TrainerConfig") -> PenstockError | None:
+def trainer_error(exc: BaseException, *, device: str, max_tokens: int | None) -> PenstockError | None:
     """Return the error for an exception of a training process that ran out of memory; None for any other exception."""
     if not is_out_of_memory(exc):
         return None
-    now = f"is {config.max_tokens}" if config.max_tokens else "is not set, so a rank's whole share is one micro-batch"
+    now = f"is {max_tokens}" if max_tokens else "is not set, so a rank's whole share is one micro-batch"
     reason = _line(str(exc)) or type(exc).__name__
     return PenstockError(
-        f"The trainer ran out of memory on {config.device} ({reason}): lower trainer.max_tokens, the tokens of a "
+        f"The trainer ran out of memory on {device} ({reason}): lower trainer.max_tokens, the tokens of a "
         f"micro-batch, which {now}; or raise trainer.dp_size, lower rollout.max_context_tokens, or give the trainer a "
         "device that no engine uses."
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.protocol.records.codec import checks_of
+from penstock.records.codec import checks_of
 from penstock.system.disk import own_file
 from penstock.text import safe_repr
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ProtocolError, PublishError
-from penstock.protocol.records.codec import MOST, pack
-from penstock.protocol.records.record import Record
+from penstock.records.codec import MOST, pack
+from penstock.records.record import Record
 from penstock.system.disk import open_plain
 from penstock.text import safe_repr
 

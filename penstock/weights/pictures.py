@@ -19,9 +19,9 @@ from penstock.errors import ConfigError
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.payloads import sides
 from penstock.payloads.sides import Packed
-from penstock.protocol.records.images import check_images, decoded
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.images import check_images, decoded
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.system.extras import check_installed
 from penstock.weights.index import read_config
 

@@ -19,7 +19,7 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.producer.sources.rows import CHUNK_BYTES, BadLine
-from penstock.protocol.records.codec import MAX_TEXT_BYTES
+from penstock.records.codec import MAX_TEXT_BYTES
 
 #: Most bytes of one line; a record takes texts of half as much.
 MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES

@@ -12,10 +12,10 @@ import yaml
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
+from penstock.hooks.user_imports import answer_apart, ask_apart
 from penstock.producer.dataset import Dataset
 from penstock.producer.mixture import mixture_of
 from penstock.producer.prompt import Template
-from penstock.system.user_imports import answer_apart, ask_apart
 
 
 def check_sources(datasets: Iterable[DatasetConfig], limit_s: float) -> bool:

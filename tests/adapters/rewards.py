@@ -1,6 +1,6 @@
 """Rewards for trainers in tests."""
 
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 
 
 def last_digit(sample: Sample) -> float:

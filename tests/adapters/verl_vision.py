@@ -19,7 +19,7 @@ from verl.utils import hf_processor
 from penstock.config import Config
 from penstock.consumers.adapters.verl import from_batch
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 from tests.adapters.verl_cpu import make_actor
 from tests.adapters.verl_step import difference, log_probs, refusal, update, weights_of
 from tests.integration import play

@@ -13,7 +13,7 @@ import torch
 from benchmarks.engine import ARGS, engine_env
 from benchmarks.random_model import Shape, make_model
 from penstock.config import Config, EngineConfig, ModelConfig
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.workers.sglang import server as servers
 from tests.integration import worker_play

@@ -13,7 +13,7 @@ import redis
 
 from penstock.consumers.trainer import Trainer
 from penstock.consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.workers.main import Worker
 from tests.gpu.conftest import Make
 from tests.gpu.test_one_gpu import check_folder, check_was_sent, host, load, play, publish, publish_spoilt

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from penstock.config import ModelConfig
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.gpu.conftest import SHAPE, serving
 from tests.integration.seeded_play import SeededRuns

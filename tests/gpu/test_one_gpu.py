@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.workers.main import Worker
 from tests.gpu.conftest import Make
 from tests.integration.held_disk import Disk, disk

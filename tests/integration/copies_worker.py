@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.weights.deltas import apply, objects
 from penstock.weights.deltas.objects import FolderObjects
 from penstock.workers.weights import local_copies

@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.consumers.weights.http.serving import Serving
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.weights.deltas.objects import listed
 from penstock.workers.services import Tally
 from penstock.workers.weights.copies import Copies

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.workers.sglang import server as servers
 from penstock.workers.sglang.engine import SglangEngine
 from tests.missing import need

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from penstock.config import Config, ModelConfig
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import worker_parts
 from tests.integration.fake_engine import FakeEngine

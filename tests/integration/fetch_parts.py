@@ -12,8 +12,8 @@ from typing import Any
 import redis
 
 from penstock.config import Config
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.offer import Offer
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
 from penstock.redis.connect import connect
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, digest, index_bytes

@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from penstock.config import ModelConfig
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
+from penstock.records.codec import unpack
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.saved import saved

@@ -2,7 +2,7 @@
 
 import threading
 
-from penstock.protocol.records.sample_meta import CompletedGroup
+from penstock.records.sample_meta import CompletedGroup
 
 #: Set by a test that wants ``hang`` to end.
 RELEASE = threading.Event()

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 
 
 def _folder() -> Path:

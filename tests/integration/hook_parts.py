@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 
 
 def masks_the_end(sample: Sample) -> None:

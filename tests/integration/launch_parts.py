@@ -50,8 +50,8 @@ def main() -> int:
 
 def vanish(name: str, run_dir: Path) -> None:
     """Show itself as a worker does."""
-    from penstock.protocol.keys import Keys
-    from penstock.protocol.records.codec import pack
+    from penstock.records.codec import pack
+    from penstock.records.keys import Keys
     from penstock.redis.connect import connect
     from penstock.redis.server import read_address
 
@@ -61,8 +61,8 @@ def vanish(name: str, run_dir: Path) -> None:
 
 def burn(run_dir: Path) -> None:
     """Note jobs that died of their reward, as workers do."""
-    from penstock.protocol.keys import Keys
     from penstock.protocol.scripts import ended, run
+    from penstock.records.keys import Keys
     from penstock.redis.connect import connect
     from penstock.redis.server import read_address
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 
 torch.set_num_threads(1)
 

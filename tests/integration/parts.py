@@ -18,16 +18,16 @@ from penstock.config import Config
 from penstock.consumers.adapters.requests import Requests
 from penstock.consumers.session import Session
 from penstock.consumers.trainer import Trainer
+from penstock.metrics.server import targets
 from penstock.producer.main import Producer
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import read_waits
-from penstock.system.metrics.server import targets
+from penstock.records.causes import Cause
+from penstock.records.codec import pack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from tests.integration import play
 
 C = TypeVar("C", bound=Cause)

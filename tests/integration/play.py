@@ -7,14 +7,14 @@ from dataclasses import replace
 import redis
 
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.offer import Offer
-from penstock.protocol.records.publication import Copied, Whole
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import Leadership, RawLease, run
 from penstock.protocol.tokens import LaneTokens, of_training, tokens_of
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
+from penstock.records.offer import Offer
+from penstock.records.publication import Copied, Whole
+from penstock.records.sample_meta import SampleMeta, iter_metas
 
 MODEL = "policy"
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from penstock.consumers.weights.transfer import Bucket
 from penstock.consumers.weights.transports.ipc import CudaIpc
 from penstock.errors import EngineError
-from penstock.system.engine_http import fetch
+from penstock.protocol.engine_http import fetch
 
 PUSHED = "pushed-"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import ensure_lanes
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration.servers import binary_of

@@ -7,9 +7,9 @@ from typing import Any
 import redis
 
 from penstock.config import ModelConfig
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from tests.integration import worker_play
 from tests.integration.worker_play import admit, all_in, job, publish, read_group, tended, until, working
 

@@ -13,7 +13,7 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.chaos.cluster.forked import Forked, Zygote
 from tests.integration import worker_play

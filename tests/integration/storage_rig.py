@@ -14,8 +14,8 @@ import safetensors.torch
 
 from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play, worker_play

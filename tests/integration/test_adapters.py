@@ -14,8 +14,8 @@ from penstock.consumers.adapters.rollout_manager import Box, RolloutManager
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import BatchNotCut
+from penstock.records.causes import BatchNotCut
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, admit, buffering, make_config, producing, until, until_waits

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import Make, config, fake
 from tests.integration.worker_play import (

@@ -14,9 +14,9 @@ from penstock.config import Config
 from penstock.consumers.history.all_samples import AllSamples
 from penstock.hooks.slime import number_of
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Judged, Leadership, run
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.test_recorder import begin, config_of, fates, recording, train, until, until_recorded

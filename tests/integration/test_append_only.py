@@ -13,7 +13,7 @@ import pytest
 
 from penstock.console.cli.main import execute
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis import append_only
 from penstock.redis.append_only import AppendOnlySync, read_synced
 from penstock.redis.commands import Client

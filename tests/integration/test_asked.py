@@ -9,13 +9,13 @@ import redis
 
 from penstock.console.cli.main import execute
 from penstock.console.read import health
+from penstock.metrics.probes import ASKED, KEEP_S, MAX_FINDINGS, MAX_TEXT, ask, read_answers
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note, run
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
-from penstock.system.probes import ASKED, KEEP_S, MAX_FINDINGS, MAX_TEXT, ask, read_answers
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import presence, until, working
 
@@ -37,7 +37,7 @@ async def test_a_worker_that_reaches_neither_weights_nor_payloads_says_so_from_w
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # However full the disk is that this runs on.
-    monkeypatch.setattr("penstock.system.probes.NEARLY", 2.0)
+    monkeypatch.setattr("penstock.metrics.probes.NEARLY", 2.0)
     made = config()
     async with working(made):
         await until(lambda: presence(client, keys)["state"] == "serving")

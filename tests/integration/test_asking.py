@@ -12,8 +12,8 @@ from penstock.consumers.adapters.prompts import Request
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, buffering, make_config, publish, until

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration.test_inspection import Cli, cli
 from tests.unit.console.cli.test_verbs import NO_RESULT, NO_RUN, VERBS

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from penstock.console.cli.main import execute
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 

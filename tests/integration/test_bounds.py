@@ -8,9 +8,9 @@ import sys
 import redis
 
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import admit, all_in, job, letters, until

@@ -18,8 +18,9 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import (
+from penstock.protocol.scripts import RawLease, run
+from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import (
     CohortUnfinished,
     GroupsDue,
     GroupsMissing,
@@ -28,10 +29,9 @@ from penstock.protocol.records.causes import (
     NoPublication,
     RedisFull,
 )  # fmt: skip
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job
-from penstock.protocol.scripts import RawLease, run
-from penstock.protocol.waits import PublishedWaiting
+from penstock.records.codec import pack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
@@ -587,7 +587,7 @@ def test_events_that_were_lost_are_found_by_the_next_look(
 def commit_in(pipe: Any, worker: Player, held: RawLease, k: int) -> None:
     """Queue the commit of one sample in a transaction."""
     from penstock import payloads
-    from penstock.protocol.records.job import Job
+    from penstock.records.job import Job
     from tests.integration.parts import make_sample
 
     sample = make_sample(Job.from_bytes(held.body), k, [1], 2)

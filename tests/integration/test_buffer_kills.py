@@ -17,9 +17,9 @@ from penstock.consumers.trainer import Trainer
 from penstock.payloads import sides
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

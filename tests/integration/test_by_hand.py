@@ -17,7 +17,7 @@ from penstock.config.load import load_config
 from penstock.console.cli import main as cli
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, QueueRefused
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.redis.saved_config import keep_config
 from penstock.redis.server import RedisServer, read_address

@@ -24,8 +24,8 @@ from penstock.consumers.weights.shared_memory import SharedMemory
 from penstock.consumers.weights.sources import as_source
 from penstock.consumers.weights.transfer import Transfer
 from penstock.consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
+from penstock.records.codec import unpack
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.system.checksum import bytes_xxh3
 from tests.integration import worker_play

@@ -13,8 +13,8 @@ from penstock.config import Config, RewardConfig
 from penstock.console.launch.preflight import check_extras, runs_programs, steps
 from penstock.console.read.health import look_at_jail
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.jail.probe import check_jail
 from penstock.workers.rewards.score import Rewards
 from tests.integration.worker_play import until

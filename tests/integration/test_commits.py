@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
 from penstock.protocol.waits import Waiting
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer

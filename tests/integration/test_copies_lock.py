@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import FolderLocked
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import FolderLocked
+from penstock.records.publication import Publication
 from penstock.weights.deltas.objects import FolderObjects
 from penstock.workers.weights import local_copies, machine_lock
 from penstock.workers.weights.local_copies import LocalCopies

@@ -23,10 +23,10 @@ from penstock.consumers.trainer import Trainer
 from penstock.consumers.weights.http import serving
 from penstock.consumers.weights.http.serving import Serving
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import WeightsFetched
-from penstock.protocol.records.publication import Copied
 from penstock.protocol.waits import read_waits
+from penstock.records.causes import WeightsFetched
+from penstock.records.keys import Keys
+from penstock.records.publication import Copied
 from penstock.redis.server import RedisServer
 from penstock.weights.http.blobs import object_name
 from penstock.weights.http.server import Rate

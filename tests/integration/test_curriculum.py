@@ -19,9 +19,7 @@ from penstock.errors import LeadershipLost
 from penstock.producer.main import Producer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.pass_rate import (
+from penstock.protocol.pass_rate import (
     CHUNK,
     MOST_GROUPS,
     Skip,
@@ -31,6 +29,8 @@ from penstock.protocol.records.pass_rate import (
     share_of,
 )
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play

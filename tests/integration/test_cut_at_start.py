@@ -12,7 +12,7 @@ import redis
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, QueueRefused, QueueUnavailable
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.control import Control
 from penstock.redis.server import RedisServer
 from tests.integration.cut_proxy import CutProxy

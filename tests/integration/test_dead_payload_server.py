@@ -12,8 +12,8 @@ from penstock.console.cli.main import execute
 from penstock.consumers.trainer import Trainer
 from penstock.payloads import servers as payload_servers
 from penstock.protocol.audit import audit
-from penstock.protocol.records.causes import PayloadServersAway
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import PayloadServersAway
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import matches, until, waits
 from tests.integration.storage_parts import Parts, parts

@@ -16,9 +16,9 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import PublishError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import VersionSetAside
 from penstock.protocol.scripts import run
+from penstock.records.causes import VersionSetAside
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

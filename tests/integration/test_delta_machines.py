@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.config import Config, ModelConfig
 from penstock.errors import PublishError
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.weights.file_hashes import prove
 from tests.integration.fake_engine import FakeEngine

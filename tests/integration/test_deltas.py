@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.config import ModelConfig
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.weights.deltas.chains import catalog_of
 from penstock.weights.deltas.objects import FolderObjects

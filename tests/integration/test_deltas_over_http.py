@@ -14,9 +14,9 @@ import redis
 from penstock.consumers.weights.http import serving
 from penstock.consumers.weights.http.serving import Serving
 from penstock.errors import PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.offer import Offer
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.weights import copies as copies_module
 from penstock.workers.weights.fetch import fetcher, swarm

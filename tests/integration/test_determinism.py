@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from penstock.config import ModelConfig
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine, opened, up

@@ -33,8 +33,8 @@ from penstock.consumers.trainer import Trainer
 from penstock.history.row import Fate, SampleRow
 from penstock.hooks.signatures import check_hook
 from penstock.hooks.slime import SlimeSample
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.system.processes import free_port
 from penstock.workers.rewards import score
 from tests.integration.docs_blocks import ROOT, Block, blocks

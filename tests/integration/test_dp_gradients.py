@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.config import TrainerConfig
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.step import GRPO
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import make_batch, make_samples, tiny_model
 
 MICRO_BATCHES = (1, 3, 8)

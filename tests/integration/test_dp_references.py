@@ -23,7 +23,7 @@ from penstock.consumers.grpo.train_rows import Ask, TrainRow
 from penstock.errors import PayloadError, PenstockError
 from penstock.names import REFERENCE_LOGPROBS, STEP_REWARDS, TEACHER_LOGPROBS
 from penstock.payloads import sides
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_samples, near_model, tiny_model, with_beside
 
 WORLD = 2

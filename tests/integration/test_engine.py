@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig, RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes

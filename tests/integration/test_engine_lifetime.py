@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
 from penstock.errors import EngineDied
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.weights.apply import apply_publication

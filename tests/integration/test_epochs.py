@@ -16,9 +16,9 @@ from penstock.errors import ConfigError, DataEnded, LeadershipLost, ProtocolErro
 from penstock.producer.main import Producer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import DataExhausted, DataUsedUp, GroupsMissing
 from penstock.protocol.scripts import run
+from penstock.records.causes import DataExhausted, DataUsedUp, GroupsMissing
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

@@ -14,10 +14,10 @@ from penstock.consumers.subscription.evaluation import Evaluations
 from penstock.consumers.subscription.evaluation_reader import EvaluationReader
 from penstock.errors import PenstockError
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import EvaluationRunning
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
+from penstock.records.causes import EvaluationRunning
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering

@@ -12,18 +12,18 @@ import redis
 import safetensors.torch
 
 from penstock.config import Config, ModelConfig
+from penstock.config.sentinel import parse
 from penstock.console.cli.inspect import rollback_line
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.protocol.snapshot import snapshot
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect, translate
-from penstock.redis.sentinel import parse
 from penstock.redis.server import RedisServer
 from tests.integration import play, worker_play
 from tests.integration.fake_engine import FakeEngine

@@ -13,11 +13,11 @@ from penstock.consumers.history.retired import read_retired
 from penstock.consumers.history.rows import fate_of, uses_of_sample
 from penstock.history.row import Fate
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.sample import Drawn
 from penstock.protocol.scripts import Judged, Leadership, run
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
+from penstock.records.sample import Drawn
 from penstock.redis.call import Call
 from tests.integration import play
 

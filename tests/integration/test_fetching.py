@@ -18,9 +18,9 @@ import redis
 from penstock.consumers.weights.http import serving
 from penstock.consumers.weights.http.serving import CopyFiles, Serving
 from penstock.errors import PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.offer import Offer, range_digest
 from penstock.protocol.scripts import relay_have, run
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer, range_digest
 from penstock.redis.control import Control
 from penstock.redis.server import RedisServer
 from penstock.weights.http.blobs import BufferBlob, files_of, object_name

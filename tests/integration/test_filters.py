@@ -15,12 +15,12 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import FilterFailing, FilterUnknown, FirstBatchTooSmall, GateClosed, GroupsMissing
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.snapshot import snapshot
 from penstock.protocol.subs import set_subscription
+from penstock.records.causes import FilterFailing, FilterUnknown, FirstBatchTooSmall, GateClosed, GroupsMissing
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import group_filters, play
 from tests.integration.parts import (

@@ -13,8 +13,8 @@ from penstock.config import Config
 from penstock.consumers.metrics.trainer import TrainerCollector
 from penstock.consumers.trainer import Trainer
 from penstock.errors import WeightsNotFinite
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_config, publish, step
 

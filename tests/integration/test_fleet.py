@@ -14,9 +14,9 @@ import redis
 
 from penstock.config import ModelConfig
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.publication import Publication
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.system.stop import Stop
 from penstock.workers.fleet import main as fleet_main

@@ -19,7 +19,7 @@ from penstock.consumers.trainer import Trainer
 from penstock.consumers.weights import publish as files
 from penstock.consumers.weights.claim import claimed
 from penstock.errors import DiskFull
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.system import disk
 from penstock.weights.index import read_index

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.consumers.weights.http import serving
 from penstock.errors import PublishError
-from penstock.protocol.records.offer import Offer
+from penstock.records.offer import Offer
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, read_index
 from penstock.workers.weights.fetch import swarm
 from penstock.workers.weights.fetch.progress import Progress

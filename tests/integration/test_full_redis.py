@@ -9,11 +9,11 @@ from penstock.consumers.trainer import Trainer
 from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, run
+from penstock.records.codec import pack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.workers.main import Worker
 from tests.integration import play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, LOGPROB, FakeEngine

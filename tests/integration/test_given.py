@@ -10,9 +10,9 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.fake_engine import EOS, FIRST, FakeEngine

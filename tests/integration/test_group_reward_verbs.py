@@ -8,9 +8,9 @@ import redis
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.gate import read_rooms
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import iter_metas
 from tests.integration import play
 
 

@@ -10,8 +10,8 @@ import redis
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import Make

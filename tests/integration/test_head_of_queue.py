@@ -15,10 +15,10 @@ from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.codec import unpack
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

@@ -9,9 +9,9 @@ from penstock.buffer.housekeeping import HeldForHistory
 from penstock.errors import LeadershipLost, RecordingLost
 from penstock.protocol import scripts
 from penstock.protocol.audit import missing_jobs
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.sample import uses_of
 from penstock.protocol.scripts import Backlog, Leadership, Recording, run
+from penstock.records.keys import Keys
+from penstock.records.sample import uses_of
 from penstock.redis.commands import scan_keys
 from tests.integration import play
 

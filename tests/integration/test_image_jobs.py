@@ -14,10 +14,10 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import run
+from penstock.records.codec import pack, unpack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.worker_play import admit, all_in, letters, metas, publish, tended, until, working
 from tests.tiny_model import publication_of

@@ -9,8 +9,8 @@ import redis
 
 from penstock.config import Config
 from penstock.producer.main import Producer
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GateClosed
+from penstock.records.causes import GateClosed
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import make_config, running, until, until_waits

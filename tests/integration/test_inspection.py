@@ -9,10 +9,10 @@ import redis
 
 from penstock.console.cli.main import execute
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GateClosed
-from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
+from penstock.records.causes import GateClosed
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer, write_address
 from tests.integration import play
 from tests.integration.parts import wait_record

@@ -15,13 +15,13 @@ from penstock.errors import LeadershipLost, PublishError
 from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit, scan_groups
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import PayloadServersAway
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.offer import Offer
-from penstock.protocol.records.publication import Copied
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
+from penstock.records.causes import PayloadServersAway
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
+from penstock.records.publication import Copied
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -646,7 +646,7 @@ def test_a_payload_server_that_is_away_stops_nothing_for_good(
 ) -> None:
     """The buffer says what it waits for, and goes on when the server is back."""
     from penstock import payloads
-    from penstock.protocol.records.job import Job
+    from penstock.records.job import Job
     from tests.integration.parts import make_sample
 
     server = RedisServer(tmp_path / "payloads")

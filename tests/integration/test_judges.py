@@ -8,8 +8,8 @@ from pathlib import Path
 import redis
 
 from penstock.config import Config
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import ServiceCalled
+from penstock.records.causes import ServiceCalled
+from penstock.records.keys import Keys
 from tests.integration import judged, play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import admit, all_in, is_blocked, job, metas, tended, until, working

@@ -13,8 +13,8 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play

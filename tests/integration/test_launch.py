@@ -18,7 +18,7 @@ import yaml
 from penstock.console.launch.children import STOP_S
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.folder import PayloadFolder
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer, read_address
 
 DRIVER = Path(__file__).with_name("launch_driver.py")

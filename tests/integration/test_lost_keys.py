@@ -20,10 +20,10 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError, QueueLost, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
 from penstock.protocol.snapshot import snapshot
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from penstock.redis.call import loss
 from penstock.redis.control import Control
 from penstock.redis.refusals import KeysLost

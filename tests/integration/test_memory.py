@@ -14,8 +14,8 @@ from penstock.console.cli.inspect import register
 from penstock.console.cli.main import app
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, PublishError, WaitTimeout
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import MemoryOffloaded
+from penstock.records.causes import MemoryOffloaded
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import worker_play
 from tests.integration.test_transfers import expected, load
@@ -108,7 +108,7 @@ def test_an_operator_offloads_and_onloads(
 
 def test_a_worker_that_does_not_follow_is_named(make: Callable[..., Config], client: redis.Redis, keys: Keys) -> None:
     from penstock.protocol import scripts
-    from penstock.protocol.records.codec import pack
+    from penstock.records.codec import pack
 
     record = {"name": "w", "at": 1e12, "state": "serving", "why": "cannot give memory back", "version": 1}
     scripts.run(client, scripts.note(keys, keys.workers, "w", pack(record)))
@@ -121,7 +121,7 @@ def test_the_command_says_what_it_waits_for_while_it_waits(
 ) -> None:
     from penstock.console.cli import engines as engines_cli
     from penstock.protocol import scripts
-    from penstock.protocol.records.codec import pack
+    from penstock.records.codec import pack
 
     monkeypatch.setattr(engines_cli, "MOMENT_S", 0.0)
     record = {"name": "w", "at": 1e12, "state": "serving", "why": "cannot give memory back", "version": 1}
@@ -141,7 +141,7 @@ def test_versions_that_are_held_or_pinned_are_kept(
     make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path]
 ) -> None:
     from penstock.protocol import scripts
-    from penstock.protocol.records.codec import pack
+    from penstock.records.codec import pack
 
     record = {"name": "w", "at": 1e12, "state": "serving", "version": 2}
     with Trainer(make()) as trainer:

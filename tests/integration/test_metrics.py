@@ -10,8 +10,8 @@ import redis
 
 from penstock.console.cli.main import execute
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, make_config, until

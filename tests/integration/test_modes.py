@@ -10,9 +10,9 @@ from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit, scan_groups
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GateClosed
 from penstock.protocol.scripts import RawLease
+from penstock.records.causes import GateClosed
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

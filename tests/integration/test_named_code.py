@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import admit, all_in, job, letters, metas, tended, until

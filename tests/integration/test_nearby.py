@@ -8,10 +8,10 @@ from pathlib import Path
 import redis
 
 from penstock.consumers.weights.http.serving import Serving
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import WeightsFetched
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import PublishedWaiting, read_waits
+from penstock.records.causes import WeightsFetched
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.weights.fetch.fetcher import Fetcher
 from penstock.workers.weights.fetch.nearby import Nearby

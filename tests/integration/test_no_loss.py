@@ -13,9 +13,9 @@ from penstock.consumers.adapters.requests import Requests
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

@@ -11,8 +11,8 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.part_processes import StartPart, start_part

@@ -11,7 +11,7 @@ import redis
 from penstock.config import Config
 from penstock.consumers.subscription.ownership import OWNER_LEASE_S
 from penstock.consumers.subscription.rank import job_of
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_config, until
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_engine import EOS, FILLER, FIRST
 from tests.integration.fake_fixtures import Make

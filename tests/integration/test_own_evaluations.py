@@ -15,9 +15,9 @@ from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import EvaluationsUnread, FileUnwritable
 from penstock.protocol.snapshot import snapshot
+from penstock.records.causes import EvaluationsUnread, FileUnwritable
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

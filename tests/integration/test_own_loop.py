@@ -24,9 +24,9 @@ from penstock.consumers.adapters.rollout_manager import RolloutManager
 from penstock.consumers.grpo.rows import Rows, of_steps, read_rows
 from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GroupsMissing
 from penstock.protocol.snapshot import snapshot
+from penstock.records.causes import GroupsMissing
+from penstock.records.keys import Keys
 from penstock.redis.saved_config import keep_config
 from penstock.redis.server import RedisServer, write_address
 from tests.integration import play

@@ -16,8 +16,8 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.main import Worker
 from tests.integration import worker_play

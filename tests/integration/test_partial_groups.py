@@ -10,9 +10,9 @@ from penstock.consumers.metrics.tally import Ledger
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GroupsLate
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.causes import GroupsLate
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

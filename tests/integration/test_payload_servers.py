@@ -18,9 +18,9 @@ from penstock.errors import ProtocolError, WaitTimeout
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.folder import PayloadFolder
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer

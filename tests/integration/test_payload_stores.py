@@ -22,10 +22,10 @@ from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.run_files import PENDING, file_of
 from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.manifest import Row
 from penstock.protocol.scripts import run
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.manifest import Row
 from penstock.redis.connect import connect
 from penstock.redis.control import PASSING
 from penstock.redis.server import RedisServer

@@ -8,9 +8,9 @@ import redis
 
 from penstock.protocol import scripts
 from penstock.protocol.gate import read_rooms
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
 from penstock.protocol.staleness import UNBOUNDED, Lineage, Policy
+from penstock.records.keys import Keys
 from tests.integration import play
 
 STATES = 1200

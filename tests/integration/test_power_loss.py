@@ -13,10 +13,10 @@ from penstock.consumers.grpo import checkpoint
 from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError, ProtocolError
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import VersionLost
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, version_field
+from penstock.records.causes import VersionLost
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration.part_processes import PartProcess, StartPart, start_part

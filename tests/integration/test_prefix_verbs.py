@@ -9,9 +9,9 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.integration import play

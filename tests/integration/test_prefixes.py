@@ -14,10 +14,10 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.payloads import Payload
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.integration import oracle, play

@@ -17,10 +17,10 @@ from penstock.producer.main import Producer
 from penstock.producer.offers import Evaluations
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GateClosed, NoDrivingTrainer, NoPublication, RedisFull
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import ensure_lanes, run
+from penstock.records.causes import GateClosed, NoDrivingTrainer, NoPublication, RedisFull
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -8,10 +8,10 @@ import redis
 
 from penstock.errors import LeadershipLost, PublishError, QueueFull
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.sample import Drawn
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
+from penstock.records.sample import Drawn
 from penstock.redis.server import RedisServer
 from tests.integration import play
 

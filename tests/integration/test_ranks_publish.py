@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.errors import DiskFull, ProtocolError, PublishError, WaitTimeout, WeightsNotFinite
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import RankPublishing, RanksAbsent, RoomOnDisk
 from penstock.protocol.waits import read_waits
+from penstock.records.causes import RankPublishing, RanksAbsent, RoomOnDisk
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.system.disk import until_room
 from tests.integration.parts import PATIENCE_S, kill, make_config, until, until_waits

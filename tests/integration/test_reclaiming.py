@@ -9,8 +9,8 @@ import redis
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.part_processes import StartPart, start_part

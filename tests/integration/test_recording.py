@@ -15,8 +15,8 @@ from penstock.console.launch import preflight
 from penstock.consumers.grpo.loop import make_loop
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, jobs_of, make_config, until
 from tests.tiny_model import make_tiny_model

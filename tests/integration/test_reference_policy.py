@@ -11,8 +11,8 @@ from penstock.config import ModelConfig, TrainerConfig
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.trainer import Trainer
 from penstock.names import REFERENCE_LOGPROBS
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.batch_factory import logprobs_of
 from tests.integration import oracle

@@ -4,9 +4,9 @@ import pytest
 import redis
 
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import MOST_REWARD, Position, total_reward
 from penstock.protocol.scripts import Judged, run
+from penstock.records.keys import Keys
 from tests.integration import play
 
 

@@ -3,9 +3,9 @@
 import pytest
 import redis
 
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.offer import Offer
 from penstock.protocol.scripts import read_names, read_peers, relay_claim, relay_have, run
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
 from penstock.redis.connect import connect_async
 from penstock.redis.server import RedisServer
 from tests.integration import play as play_

@@ -15,8 +15,8 @@ import redis
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import RanksAbsent
+from penstock.records.causes import RanksAbsent
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_config, publish, until, until_waits
 

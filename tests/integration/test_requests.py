@@ -18,9 +18,9 @@ from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.history.eval_rows import read_rows
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import BatchNotCut, GroupsMissing
 from penstock.protocol.scripts import run
+from penstock.records.causes import BatchNotCut, GroupsMissing
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, Player, buffering, make_config, publish, silence, until, until_waits

@@ -14,8 +14,8 @@ from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, OwnershipLost, PayloadError, ProtocolError, WaitTimeout
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import ColumnPending, RanksAbsent, RoleNotStarted
+from penstock.records.causes import ColumnPending, RanksAbsent, RoleNotStarted
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

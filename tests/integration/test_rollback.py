@@ -3,7 +3,7 @@
 import redis
 
 from penstock.buffer.main import Rollback
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 from pydantic import ValidationError
 
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, LOGPROB, FakeEngine
 from tests.integration.fake_fixtures import Make

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.offer import Offer
+from penstock.records.offer import Offer
 from penstock.system.disk import free_bytes
 from penstock.weights.deltas.objects import FolderObjects
 from penstock.workers.weights.fetch.partial import Partial

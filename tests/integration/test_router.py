@@ -24,10 +24,10 @@ from penstock.config import Config, ModelConfig
 from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.consumers.scorer import Scorer
 from penstock.errors import ConfigError, EngineError
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import EnginePresence
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from penstock.workers.router.engine import RoutedEngine

@@ -15,9 +15,9 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.names import ROUTED_EXPERTS
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from penstock.workers.router.members import make_engine
 from penstock.workers.sglang.routed_experts import FLAG, read_routing

@@ -7,8 +7,8 @@ import redis
 
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, WaitTimeout
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GroupsMissing, NotReported
+from penstock.records.causes import GroupsMissing, NotReported
+from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration.parts import Player, admit, buffering, make_config, publish, until_waits

@@ -11,8 +11,8 @@ from penstock.console.cli.main import execute
 from penstock.console.read.live_samples import read_live
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.unit.penstock.history.rows import row

@@ -18,8 +18,8 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError
 from penstock.names import LANES
 from penstock.producer.main import Producer
-from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.scripts import check_schema, ensure_lanes, run, subscribe
+from penstock.records.keys import GROUP, Keys
 from penstock.redis.server import RedisServer
 from penstock.workers.main import Worker
 from penstock.workers.rewards.pool.pool import Verifiers

@@ -19,12 +19,12 @@ from penstock.config import Config, ModelConfig
 from penstock.consumers.scorer import MAX_SEQUENCES, Scorer
 from penstock.errors import ConfigError, ScoreError, WaitTimeout
 from penstock.protocol import score_jobs, scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import ScoresPending
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import run
+from penstock.records.causes import ScoresPending
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.fake_engine import FakeEngine

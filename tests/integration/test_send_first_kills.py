@@ -16,7 +16,7 @@ import redis
 
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration.saved import saved
 from tests.integration.send_first_rig import (
     HELD,

@@ -15,8 +15,8 @@ import redis
 
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.workers.main import Worker
 from tests.chaos.cluster.forked import Forked
 from tests.integration.send_first_rig import HELD, RUN, Fork, Make, Rig, Rigs, fork, fork_trainer, make, up, zygote

@@ -19,7 +19,7 @@ import redis
 
 from penstock.config import Config
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import several_trainer
 from tests.integration.parts import Player, admit, buffering, make_config, until

@@ -11,9 +11,9 @@ from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.payloads.store import PayloadRedis
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

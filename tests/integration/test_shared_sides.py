@@ -17,11 +17,11 @@ from penstock.consumers.trainer import Trainer
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.payloads import sides
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.waits import Waiting
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
 from penstock.weights.pictures import Pictures

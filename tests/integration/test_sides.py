@@ -14,10 +14,10 @@ from penstock.errors import PayloadError
 from penstock.names import Lane
 from penstock.payloads import sides
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.waits import Waiting
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
 from penstock.workers.jobs.commits import Commits

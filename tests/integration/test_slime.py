@@ -25,10 +25,10 @@ from penstock.errors import ConfigError, EngineError, WaitTimeout
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.payloads import sides
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.adapters.slime_contract import check_share
 from tests.integration.fake_engine import FakeEngine

@@ -7,7 +7,7 @@ import redis
 
 from penstock.names import STEP_REWARDS
 from penstock.payloads import sides
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import Make

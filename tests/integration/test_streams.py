@@ -12,8 +12,8 @@ import redis
 from penstock.config import Config
 from penstock.producer.main import Producer
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import DataExhausted
+from penstock.records.causes import DataExhausted
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, make_config, running, until, until_waits

@@ -17,17 +17,17 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import (
+from penstock.protocol.scripts import run
+from penstock.protocol.subs import drop_subscription, list_subscriptions, set_subscription
+from penstock.records.causes import (
     BatchUncommitted,
     GateClosed,
     GroupsMissing,
     RecordUnreadable,
     TrainerAbsent,
 )
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.scripts import run
-from penstock.protocol.subs import drop_subscription, list_subscriptions, set_subscription
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

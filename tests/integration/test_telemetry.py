@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import PATIENCE_S, buffering, producing

@@ -12,12 +12,12 @@ import redis
 from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.sample import Drawn
 from penstock.protocol.scripts import Leadership, RawLease, run
 from penstock.protocol.tokens import LaneTokens
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
+from penstock.records.sample import Drawn
 from penstock.redis.call import Call, Script
 from tests.integration import play
 

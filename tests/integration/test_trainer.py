@@ -20,8 +20,8 @@ from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishEr
 from penstock.payloads.store import PayloadRedis
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import (
+from penstock.protocol.scripts import run
+from penstock.records.causes import (
     BatchNotCut,
     GroupsMissing,
     LeaseHeld,
@@ -29,8 +29,8 @@ from penstock.protocol.records.causes import (
     RanksAbsent,
     RewindUnpublished,
 )
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.system.checksum import bytes_xxh3
 from tests.integration import oracle, worker_play

@@ -75,7 +75,7 @@ def tried(
     tmp_path: Path, model_config: ModelConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Tried:
     # However full the disk is that this runs on.
-    monkeypatch.setattr("penstock.system.probes.NEARLY", 2.0)
+    monkeypatch.setattr("penstock.metrics.probes.NEARLY", 2.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "temporary").mkdir()

@@ -7,9 +7,9 @@ import redis
 
 from penstock.consumers.history.retired import read_retired
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Try, tries_of
 from penstock.protocol.scripts import RawLease, run
+from penstock.records.job import Try, tries_of
+from penstock.records.keys import Keys
 from tests.integration import play
 
 Verb = Callable[[redis.Redis, Keys, RawLease], object]

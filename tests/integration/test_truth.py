@@ -15,9 +15,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.workers.jobs.environments import Observation
 from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.valves import Valves

@@ -16,10 +16,10 @@ from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.payloads import decode
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.generate import generate_sample

@@ -9,8 +9,8 @@ from penstock.config import ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.errors import RewardError
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.rewards.outcomes import MAX_INFO_BYTES, number_of
 from tests.integration import play

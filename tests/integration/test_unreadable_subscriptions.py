@@ -11,9 +11,9 @@ from penstock.config import RedisConfig
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.gate import read_rooms
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import RecordUnreadable
 from penstock.protocol.scripts import run
+from penstock.records.causes import RecordUnreadable
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, make_config, producing, until, until_waits

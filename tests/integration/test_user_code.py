@@ -7,7 +7,7 @@ import signal
 
 import redis
 
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import admit, all_in, job, letters, metas, tended, until

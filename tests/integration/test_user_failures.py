@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from penstock.config import RewardConfig
 from penstock.console.cli.main import app
 from penstock.protocol import user_failures
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import JobsFailing
+from penstock.records.causes import JobsFailing
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_fixtures import Make

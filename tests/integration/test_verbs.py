@@ -22,10 +22,10 @@ from penstock.consumers.subscription.evaluation_reader import NAME, definition
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.trainer import Trainer
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import GateClosed
-from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
+from penstock.records.causes import GateClosed
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, make_config, publish, wait_record

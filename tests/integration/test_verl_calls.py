@@ -18,8 +18,8 @@ from penstock.config import Config
 from penstock.consumers.adapters.inside_verl.sampling import LANE
 from penstock.consumers.adapters.prompts import Prompts, Request
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, Player, buffering, make_config, publish

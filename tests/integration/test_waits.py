@@ -4,9 +4,9 @@ import time
 
 import redis
 
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import ObjectStoreFailing
 from penstock.protocol.waits import PublishedWaiting, read_waits
+from penstock.records.causes import ObjectStoreFailing
+from penstock.records.keys import Keys
 
 
 def test_what_is_waited_for_holds_no_password(client: redis.Redis, keys: Keys) -> None:

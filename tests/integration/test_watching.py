@@ -13,7 +13,7 @@ from pathlib import Path
 import redis
 
 from penstock.console.cli import main as cli
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S

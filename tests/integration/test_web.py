@@ -15,11 +15,11 @@ from starlette.testclient import TestClient
 from penstock.console.cli.main import execute
 from penstock.console.web.app import make_app
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import UserWait
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import run
+from penstock.records.causes import UserWait
+from penstock.records.codec import pack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer, write_address
 from tests.integration import play
 from tests.integration.parts import wait_record

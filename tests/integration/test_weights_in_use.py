@@ -8,7 +8,7 @@ from penstock.config import ModelConfig
 from penstock.consumers.clock import versions_in
 from penstock.consumers.trainer import Trainer
 from penstock.consumers.weights.publish import write_weights
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts

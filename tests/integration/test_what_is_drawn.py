@@ -9,7 +9,7 @@ import redis
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.workers.main import Worker
 from tests.integration.fake_engine import FIRST, FakeEngine
 from tests.integration.worker_play import admit, all_in, job, metas, until, working

@@ -14,9 +14,9 @@ import redis
 from penstock.console.read.why import chains
 from penstock.names import Lane
 from penstock.protocol import scripts, snapshot, user_failures
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence, WorkerState
-from penstock.protocol.records.causes import (
+from penstock.protocol.scripts import note, run
+from penstock.records.causes import (
     BatchNotCut,
     Cause,
     CrashSuspects,
@@ -35,8 +35,8 @@ from penstock.protocol.records.causes import (
     RedisFull,
     TrainerGone,
 )
-from penstock.protocol.records.codec import pack
-from penstock.protocol.scripts import note, run
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.parts import matches, wait_record
 

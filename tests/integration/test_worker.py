@@ -14,10 +14,10 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import NoPublication
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, run
+from penstock.records.causes import NoPublication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from penstock.workers.jobs.prefixes import partial_from_bytes

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from penstock.config import Config
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import Make

@@ -19,8 +19,8 @@ from redis.exceptions import ConnectionError as LostConnection
 
 from penstock.config import Config
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import (
+from penstock.protocol.scripts import run
+from penstock.records.causes import (
     CodeCalled,
     CohortRunning,
     EngineSilent,
@@ -29,8 +29,8 @@ from penstock.protocol.records.causes import (
     VersionDraining,
     VersionRefused,
 )
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import run
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.workers.main import Worker
 from penstock.workers.weights import updates
 from tests.integration import play, worker_parts

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from penstock.protocol import scripts, transfers
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.protocol.transfers import Decision, Enrollment
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights.index import in_buckets, read_index

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.jobs.environments import Observation
 
 #: A lone surrogate: no UTF-8 holds it.

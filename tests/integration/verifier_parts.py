@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 
 
 def length(sample: Sample) -> float:

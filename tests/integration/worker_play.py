@@ -16,13 +16,13 @@ from penstock import payloads
 from penstock.config import Config, ModelConfig
 from penstock.names import LANES
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause
-from penstock.protocol.records.codec import unpack
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import run
+from penstock.records.causes import Cause
+from penstock.records.codec import unpack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.workers.main import Worker
 from tests.integration import play
 from tests.integration.parts import matches, waits

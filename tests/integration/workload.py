@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import RolloutConfig
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.valves import Valves

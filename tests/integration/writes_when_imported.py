@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 
 if "PENSTOCK_TEST_IMPORTED" in os.environ:
     Path(os.environ["PENSTOCK_TEST_IMPORTED"]).touch()

@@ -6,8 +6,8 @@ It is told what happened and what the real buffer answered, and asserts what mus
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.publication import Copied
+from penstock.records.manifest import Manifest
+from penstock.records.publication import Copied
 
 
 @dataclass

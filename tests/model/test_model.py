@@ -38,15 +38,15 @@ from penstock.config import RedisConfig
 from penstock.errors import LeadershipLost
 from penstock.protocol import partition, scripts
 from penstock.protocol.gate import read_rooms
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.pass_rate import read_prompt_rate
-from penstock.protocol.records.publication import Copied, Whole
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.pass_rate import read_prompt_rate
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
+from penstock.records.causes import Cause
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
+from penstock.records.publication import Copied, Whole
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.connect import connect
 from penstock.redis.server import find_binary
 from tests.integration import play

@@ -29,10 +29,10 @@ from penstock.errors import PenstockError
 from penstock.payloads import sides
 from penstock.payloads.format import MAGIC
 from penstock.payloads.read import decode
+from penstock.protocol.engine_http import check_weights
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.codec import pack
+from penstock.records.codec import pack
 from penstock.system.checksum import file_crc32
-from penstock.system.engine_http import check_weights
 from penstock.weights.safetensors_files import read_header
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from penstock.workers.rewards.pool.wire import Verdict, sample_from_json

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from penstock.config import Config
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.group_reward import ranks
 from tests.unit.example_parts import EXAMPLES, load
 

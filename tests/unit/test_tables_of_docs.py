@@ -11,10 +11,10 @@ import penstock.protocol
 from penstock.config import TrainerConfig
 from penstock.config.hooks import REWARDS
 from penstock.config.trainer import TRACKERS
+from penstock.config.transport import TRANSPORTS
 from penstock.console.read.trace.stages import MEANING
-from penstock.protocol.records.job import TryEnd
 from penstock.protocol.tokens import HEARD
-from penstock.weights.transport import TRANSPORTS
+from penstock.records.job import TryEnd
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOSSES = get_args(TrainerConfig.model_fields["loss"].annotation)

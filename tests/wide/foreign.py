@@ -15,7 +15,7 @@ import redis
 from penstock.config import Config, ModelConfig
 from penstock.config.load import save_resolved
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, until

@@ -15,8 +15,8 @@ import redis
 from penstock.config import ModelConfig
 from penstock.config.fleet import NodeConfig
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.workers.fleet.kept import Spec
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from penstock.config import Config
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.wide.foreign import PROCESS_S, _adapters, config, run_inside
 
 __all__ = ["_adapters", "config"]

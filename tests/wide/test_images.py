@@ -14,8 +14,8 @@ import torch
 from penstock.config import Config, ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine, up

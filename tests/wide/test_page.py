@@ -16,11 +16,11 @@ import redis
 from penstock.history.row import Use
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import BatchNotCut, UserWait
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import run
+from penstock.records.causes import BatchNotCut, UserWait
+from penstock.records.codec import pack
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer, write_address
 from tests import missing
 from tests.integration import play

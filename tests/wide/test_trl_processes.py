@@ -14,7 +14,7 @@ import redis
 
 from penstock.config import Config
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.integration import play
 from tests.integration.parts import buffering, until
 from tests.wide.foreign import PROCESS_S, PYTHON, _adapters, config, working

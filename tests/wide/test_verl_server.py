@@ -10,9 +10,9 @@ import redis
 
 from penstock.config.load import save_resolved
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, buffering, make_config, until

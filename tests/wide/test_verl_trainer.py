@@ -15,8 +15,8 @@ import redis
 
 from penstock.config import Config
 from penstock.protocol.audit import audit
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from tests.integration import play
 from tests.integration.docs_blocks import blocks
 from tests.integration.parts import buffering, until

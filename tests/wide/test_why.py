@@ -23,7 +23,7 @@ from penstock.config import ModelConfig
 from penstock.console.cli.main import execute
 from penstock.consumers.trainer import Trainer
 from penstock.errors import PenstockError, WaitTimeout
-from penstock.protocol.records.causes import (
+from penstock.records.causes import (
     Cause,
     CrashSuspects,
     EngineCrashLoop,
@@ -37,7 +37,7 @@ from penstock.protocol.records.causes import (
     RedisFull,
     TrainerGone,
 )
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import kill, until
 from tests.integration.small_disk import SmallDisk, small_disk

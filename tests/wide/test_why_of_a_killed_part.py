@@ -14,10 +14,10 @@ from penstock.console.read.why import Chain, chains
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause, GateClosed, LanePaused, NoPart, PartGone, PartStarting, TrainerGone
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.snapshot import snapshot
+from penstock.records.causes import Cause, GateClosed, LanePaused, NoPart, PartGone, PartStarting, TrainerGone
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import fake

@@ -149,7 +149,7 @@ async def _bound_logs(spec: dict[str, Any]) -> None:
 
 def main() -> int:
     """Run the keeper; return 0 if asked to end, 1 if the process was lost, 2 if the configuration is invalid."""
-    from penstock.logs import say_end, set_up
+    from penstock.system.logs import say_end, set_up
 
     spec = json.loads(os.environ.pop(VARIABLE))
     set_up(f"keeper-{spec['name']}", spec["run"], LogsConfig.model_validate(spec["logs"]).format)

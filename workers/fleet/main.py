@@ -20,12 +20,12 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError, PenstockError
-from penstock.protocol.keys import Keys
+from penstock.metrics.server import Exporter
 from penstock.protocol.presence import read_workers
 from penstock.protocol.scripts import check_schema
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
-from penstock.system.metrics.server import Exporter
 from penstock.system.stop import Stop
 from penstock.text import redact
 from penstock.workers.fleet.kept import ProcessState, Spec, Status
@@ -329,7 +329,7 @@ class Fleet:
 
 def answers(url: str) -> bool:
     """Return whether the server at ``url`` is healthy. Blocks for seconds at most."""
-    from penstock.system.engine_http import ask
+    from penstock.protocol.engine_http import ask
 
     try:
         return ask(url + "/health", timeout_s=2).status == 200

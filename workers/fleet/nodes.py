@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.system.metrics.gpu_load import visible_gpus
+from penstock.metrics.gpu_load import visible_gpus
 
 LOOPBACK = "127.0.0.1"
 

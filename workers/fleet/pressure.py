@@ -12,8 +12,8 @@ from penstock.config.fleet import AutoscaleConfig
 from penstock.config.staleness import places
 from penstock.config.subscription import Unit
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.workers.fleet.models import groups_of
 from penstock.workers.fleet.state import read_capacity, write_capacity

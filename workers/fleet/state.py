@@ -10,13 +10,13 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.errors import ConfigError, ProtocolError
+from penstock.metrics.series import counter, gauge
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
-from penstock.protocol.records.codec import checks_of, number_in, pack, unpack, unpack_map
 from penstock.protocol.scripts import run
+from penstock.records.codec import checks_of, number_in, pack, unpack, unpack_map
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
-from penstock.system.metrics.series import counter, gauge
 from penstock.text import safe_repr
 
 PROCESSES = gauge("fleet_processes", "Processes of the fleet, by kind and state.", "kind", "state")

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from penstock.config import Config
 from penstock.names import Lane
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Drawn, Sample
+from penstock.records.job import Job
+from penstock.records.sample import Drawn, Sample
 from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.maker import Maker, Slot

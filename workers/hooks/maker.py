@@ -22,10 +22,10 @@ from penstock.errors import ConfigError, EngineError, HookError
 from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, begun
 from penstock.names import ROUTED_EXPERTS, Lane
-from penstock.protocol.records.causes import CodeCalled
-from penstock.protocol.records.codec import copy_plain
-from penstock.protocol.records.job import Job, JobFailure
-from penstock.protocol.records.sample import Drawn, FinishReason, Sample, SampleStatus
+from penstock.records.causes import CodeCalled
+from penstock.records.codec import copy_plain
+from penstock.records.job import Job, JobFailure
+from penstock.records.sample import Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
 from penstock.weights.http.token import BAD_REQUESTS
 from penstock.weights.tokenizer import Tokenizer

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import HookError
-from penstock.protocol.records.causes import CodeCalled, ServiceCalled
-from penstock.protocol.records.job import JobFailure
+from penstock.records.causes import CodeCalled, ServiceCalled
+from penstock.records.job import JobFailure
 from penstock.system.user_code import Raised, bounded
 from penstock.text import format_exc
 

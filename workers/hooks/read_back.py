@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.hooks.slime import sample_class
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from penstock.text import safe_repr
 
 

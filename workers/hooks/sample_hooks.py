@@ -7,9 +7,9 @@ from penstock.errors import HookError
 from penstock.hooks.signatures import Hook, load_hooks
 from penstock.hooks.slime import args_of, seen
 from penstock.names import Lane
-from penstock.protocol.records.causes import CodeCalled
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.sample import Sample
+from penstock.records.causes import CodeCalled
+from penstock.records.job import JobFailure
+from penstock.records.sample import Sample
 from penstock.text import safe_repr
 from penstock.workers.hooks.open_calls import called
 from penstock.workers.hooks.read_back import field_of, read_mask, read_seen

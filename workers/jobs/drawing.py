@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from penstock.errors import EngineDied, MemberDied
 from penstock.names import Lane
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Drawn, Sample, SampleStatus
+from penstock.records.job import Job
+from penstock.records.sample import Drawn, Sample, SampleStatus
 from penstock.weights.pictures import Pictures, image_reader, no_pictures, reading_threads
 from penstock.workers.jobs.generate import prompt_ids
 from penstock.workers.jobs.prefixes import Prefix

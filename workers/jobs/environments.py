@@ -26,9 +26,9 @@ from typing import NoReturn, Protocol, TypeVar
 
 from penstock.config import Config
 from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
-from penstock.protocol.records.causes import CodeCalled
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.causes import CodeCalled
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
 from penstock.text import format_exc, safe_repr, utf8_safe
 from penstock.workers.hooks.open_calls import CODE, calling

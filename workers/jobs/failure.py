@@ -19,10 +19,10 @@ from penstock.errors import (
     RewardError,
 )
 from penstock.protocol import scripts
-from penstock.protocol.records.job import Job, JobFailure, JobState
-from penstock.protocol.records.sample import Drawn
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.user_failures import OF_USER_CODE
+from penstock.records.job import Job, JobFailure, JobState
+from penstock.records.sample import Drawn
 from penstock.text import trace_of, user_trace_of
 from penstock.workers.services import Services
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
-from penstock.protocol.records.causes import CodeCalled
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.publication import is_abandoned
-from penstock.protocol.records.sample import MAX_PAUSES, Drawn, FinishReason, Sample, SampleStatus
+from penstock.records.causes import CodeCalled
+from penstock.records.job import Job
+from penstock.records.publication import is_abandoned
+from penstock.records.sample import MAX_PAUSES, Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr
 from penstock.weights.pictures import Pictures
 from penstock.weights.tokenizer import Tokenizer

@@ -22,9 +22,9 @@ from functools import partial
 
 from penstock.errors import QueueUnavailable
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import EventLoopStuck
 from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import EventLoopStuck
+from penstock.records.keys import Keys
 from penstock.redis.control import Control
 
 log = logging.getLogger(__name__)

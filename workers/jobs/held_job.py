@@ -31,13 +31,13 @@ from penstock.errors import (
     ProtocolError,
     QueueFull,
 )
-from penstock.logs import of_job
+from penstock.metrics.telemetry import name_of
 from penstock.names import Lane
 from penstock.protocol import scripts
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Drawn, Sample, SampleStatus
 from penstock.protocol.scripts import Committed, RawLease
-from penstock.system.telemetry import name_of
+from penstock.records.job import Job
+from penstock.records.sample import Drawn, Sample, SampleStatus
+from penstock.system.logs import of_job
 from penstock.text import format_exc, utf8_safe
 from penstock.weights.pictures import Pictures
 from penstock.workers.jobs.drawing import Drawing

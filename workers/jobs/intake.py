@@ -11,8 +11,8 @@ from typing import Any
 from penstock.errors import QueueFull
 from penstock.names import LANES, new_token
 from penstock.protocol import scripts
-from penstock.protocol.records.causes import Cause, EngineRestarting, NoJobs, NoPublication
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import Cause, EngineRestarting, NoJobs, NoPublication
 from penstock.redis.control import AsyncControl
 from penstock.workers.jobs.held_jobs import HeldJobs
 from penstock.workers.services import Services

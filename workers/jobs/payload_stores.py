@@ -14,7 +14,7 @@ from penstock.config import RedisConfig
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadRedis, AsyncPayloadStore, open_async_store
-from penstock.protocol.keys import CONTROL, Keys
+from penstock.records.keys import CONTROL, Keys
 from penstock.redis.control import AsyncControl
 from penstock.text import redact
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, get_args
 from penstock.config.sampling import is_temperature
 from penstock.errors import LeaseLost, PayloadError, PenstockError, ProtocolError, QueueFull
 from penstock.protocol import scripts
-from penstock.protocol.records.codec import pack, unpack_each
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Drawn, FinishReason, LogprobKind, Sample, SampleStatus
+from penstock.records.codec import pack, unpack_each
+from penstock.records.job import Job
+from penstock.records.sample import Drawn, FinishReason, LogprobKind, Sample, SampleStatus
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import raise_passing
 from penstock.text import format_exc, safe_repr

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.errors import EngineError
 from penstock.names import ROUTED_EXPERTS
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from penstock.workers.engine import Rows
 
 

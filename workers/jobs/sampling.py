@@ -7,7 +7,7 @@ from penstock.config import RolloutConfig
 from penstock.config.sampling import GREEDY_BELOW, NEUTRAL, hidden_by, is_temperature, temperature_of
 from penstock.errors import ConfigError
 from penstock.names import Lane
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 
 #: Shorter texts are not checked; of longer ones, this many characters at the end are.
 LOOKED_AT = 10_000

@@ -3,9 +3,9 @@
 import time
 
 from penstock.errors import ConfigError, EngineError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.protocol.score_jobs import check_temperature, read_given
+from penstock.records.job import Job
+from penstock.records.sample import FinishReason, Sample, SampleStatus
 from penstock.workers.engine import Engine, Scores
 from penstock.workers.jobs.valves import Valves
 

@@ -13,9 +13,9 @@ from typing import Any
 from penstock.config import Config
 from penstock.names import Lane
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.user_failures import digit_of
+from penstock.records.job import Job, JobFailure
+from penstock.records.keys import Keys
 from penstock.redis.control import AsyncControl
 from penstock.weights.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ import time
 
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import Lane
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
+from penstock.records.job import Job
+from penstock.records.sample import FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine
 from penstock.workers.jobs.generate import prompt_ids

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
-from penstock.protocol.records.causes import Cause, MemoryWanted, VersionDraining
+from penstock.records.causes import Cause, MemoryWanted, VersionDraining
 
 #: Number of past closings a valve remembers.
 MAX_CLOSINGS = 256

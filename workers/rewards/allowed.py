@@ -10,7 +10,7 @@ from penstock.config.hooks import REWARDS
 from penstock.errors import ConfigError
 from penstock.hooks.signatures import Form, check_hook, is_async
 from penstock.hooks.slime import seen
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from penstock.system.user_code import find_function
 from penstock.workers.rewards.kinds.registry import is_quick
 

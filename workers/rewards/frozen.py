@@ -18,8 +18,8 @@ from penstock.config import Config
 from penstock.config.reward import ScoringModelConfig
 from penstock.errors import ConfigError, EngineError, FrozenModelError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, Lane
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.weights.index import read_vocab_size
 from penstock.weights.tokenizer import check_same_ids
 from penstock.workers.rewards.service import Service, ServiceFailed

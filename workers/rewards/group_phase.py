@@ -15,12 +15,12 @@ from penstock import payloads
 from penstock.errors import ConfigError, LeaseLost, PayloadError, ProtocolError
 from penstock.payloads.sides import key_of
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause, PayloadServersAway
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas, stored
 from penstock.protocol.scripts import Committed, RawLease
+from penstock.records.causes import Cause, PayloadServersAway
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import FinishReason, Sample, SampleStatus
+from penstock.records.sample_meta import SampleMeta, iter_metas, stored
 from penstock.workers.jobs.commits import bounded_record
 from penstock.workers.jobs.payload_stores import PayloadStores
 from penstock.workers.jobs.sampling import sampling_for

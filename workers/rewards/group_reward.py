@@ -11,10 +11,10 @@ from penstock.config import RewardConfig
 from penstock.errors import RewardError
 from penstock.hooks.signatures import check_hook
 from penstock.names import Lane
-from penstock.protocol.records.causes import CodeCalled
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import Job, JobFailure
-from penstock.protocol.records.sample import Sample
+from penstock.records.causes import CodeCalled
+from penstock.records.codec import pack
+from penstock.records.job import Job, JobFailure
+from penstock.records.sample import Sample
 from penstock.system.user_code import bounded, find_function
 from penstock.text import format_exc, safe_repr
 from penstock.workers.hooks.draws import Repeats

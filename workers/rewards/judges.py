@@ -18,7 +18,7 @@ from typing import Any
 from penstock.config.reward import JudgeConfig
 from penstock.config.sampling import check_sampling
 from penstock.errors import ConfigError, JudgeError
-from penstock.protocol.records.job import JobFailure
+from penstock.records.job import JobFailure
 from penstock.text import safe_repr, utf8_safe
 from penstock.workers.rewards.service import PathMissing, Service, ServiceAway, ServiceFailed
 

@@ -5,8 +5,8 @@ import numbers
 from typing import Any
 
 from penstock.errors import RewardError
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import JobFailure
+from penstock.records.codec import pack
+from penstock.records.job import JobFailure
 from penstock.system.user_code import Raised
 from penstock.text import TooMuch, format_exc, safe_repr, to_plain, utf8_safe
 

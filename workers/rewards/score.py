@@ -21,9 +21,9 @@ from penstock.config.reward import OverlongConfig, RemoteConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.names import STEP_REWARDS, Lane
 from penstock.payloads.format import are_step_rewards
-from penstock.protocol.records.causes import CodeCalled
-from penstock.protocol.records.job import Job, JobFailure
-from penstock.protocol.records.sample import Sample
+from penstock.records.causes import CodeCalled
+from penstock.records.job import Job, JobFailure
+from penstock.records.sample import Sample
 from penstock.system.user_code import bounded
 from penstock.text import MASK, safe_repr
 from penstock.workers.hooks.draws import Repeats

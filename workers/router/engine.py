@@ -26,7 +26,7 @@ from typing import Any
 
 from penstock.errors import EngineDied, EngineError, EngineRefused, MemberDied, PublishError
 from penstock.protocol.presence import EngineState
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.workers.engine import Heard
 from penstock.workers.router.process import dropped_fields
 from penstock.workers.router.tended_engines import TendedEngines

@@ -13,9 +13,9 @@ from penstock.config.reading.validation_errors import explain
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import ROUTED_EXPERTS
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
+from penstock.records.codec import pack, unpack
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.control import AsyncControl
 from penstock.text import safe_repr

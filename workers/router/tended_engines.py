@@ -18,7 +18,7 @@ from penstock.config.fleet import MemberConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
 from penstock.protocol.presence import EnginePresence, EngineState
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.workers.router.process import Router
 from penstock.workers.sglang import server as servers
 from penstock.workers.sglang.client import SglangClient

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
 from penstock.names import ROUTED_EXPERTS
-from penstock.protocol.records.sample import FinishReason
+from penstock.records.sample import FinishReason
 from penstock.text import safe_repr
 from penstock.weights.pictures import Images
 from penstock.workers.engine import Heard, Rows, Scores, Segment

@@ -13,9 +13,9 @@ from penstock.config import EngineConfig, FaultsConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
-from penstock.protocol.records.causes import EngineStarting
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import LogprobKind
+from penstock.records.causes import EngineStarting
+from penstock.records.publication import Publication
+from penstock.records.sample import LogprobKind
 from penstock.system.out_of_memory import engine_advice
 from penstock.text import redact, safe_repr
 from penstock.weights.index import read_config

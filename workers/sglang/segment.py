@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import EngineError
-from penstock.protocol.records.sample import FinishReason
+from penstock.records.sample import FinishReason
 from penstock.text import safe_repr, utf8_safe
 from penstock.workers.engine import Drafts
 

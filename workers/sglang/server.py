@@ -16,7 +16,7 @@ import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
-from penstock.protocol.records.causes import EngineStarting
+from penstock.records.causes import EngineStarting
 from penstock.system.log_files import Mark, mark
 from penstock.system.out_of_memory import engine_advice
 from penstock.system.processes import free_port

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
-from penstock.protocol.records.causes import VersionDraining, VersionLoading
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import VersionDraining, VersionLoading
+from penstock.records.publication import Publication
 from penstock.workers.engine import ABORT_AGAIN_S, Engine
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.services import Services

@@ -6,9 +6,9 @@ from collections import Counter
 
 from penstock.config.staleness import Mode
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import VersionRetried
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import VersionRetried
+from penstock.records.publication import Publication
 from penstock.redis.control import AsyncControl
 from penstock.workers.services import Services
 from penstock.workers.weights.ends import Ends

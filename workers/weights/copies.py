@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause, CopyMade, VersionNotServed
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import Cause, CopyMade, VersionNotServed
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.weights.deltas.objects import Objects, open_objects
 from penstock.weights.file_errors import is_folder
 from penstock.workers.services import Tally

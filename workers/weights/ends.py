@@ -5,12 +5,12 @@ import time
 from collections.abc import Collection
 
 from penstock.names import Lane
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, parse_workers
-from penstock.protocol.records.causes import CohortRunning, EvaluationRunning
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import cohorts_in, loading_in, translate
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import CohortRunning, EvaluationRunning
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.commands import AsyncClient
 from penstock.workers.services import Services
 from penstock.workers.weights.folders import Folders

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from penstock.errors import EngineDied, ProtocolError, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import WeightsFetched, WeightsUnwritten
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import read_copied, read_whole_async
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import WeightsFetched, WeightsUnwritten
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.control import AsyncControl
 from penstock.workers.weights.fetch.progress import Progress
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import DiskFull, PublishError
-from penstock.protocol.records.causes import Cause, WeightsOverLimit
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import Cause, WeightsOverLimit
+from penstock.records.publication import Publication
 from penstock.system.disk import free_bytes, fsync, is_full, own_file, own_folder, remove, remove_whole
 from penstock.weights.deltas.apply import apply_delta, link_or_copy
 from penstock.weights.deltas.chains import DELTA, Anchor, Catalog, Delta, Way, catalog_of, ways

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import Cause, FolderLocked, LockHolderStalled, process_name
+from penstock.records.causes import Cause, FolderLocked, LockHolderStalled, process_name
 from penstock.system.disk import FULL, own_file
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from penstock.config.staleness import Mode
 from penstock.errors import EngineDied, EngineError, ProtocolError, PublishError, QueueFull
 from penstock.protocol.memory_control import parse_wish
-from penstock.protocol.records.causes import MemoryOffloaded, VersionRefused, VersionSetAside
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note, translate
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import MemoryOffloaded, VersionRefused, VersionSetAside
+from penstock.records.codec import pack
+from penstock.records.publication import Publication
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from penstock.text import MAX_SAID, utf8_safe

@@ -8,7 +8,7 @@ import operator
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.text import safe_repr
 from penstock.weights.file_errors import is_folder, shown_path
 from penstock.weights.index import read_index

@@ -20,7 +20,7 @@ from penstock.system.run_folder import RunFolder
 if TYPE_CHECKING:
     from penstock.history.filters import Filters
     from penstock.history.reader import HistoryReader
-    from penstock.protocol.keys import Keys
+    from penstock.records.keys import Keys
     from penstock.redis.commands import Client
 
 #: Conditions that ``--where`` supports for samples: field and relation -> filter.

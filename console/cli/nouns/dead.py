@@ -124,7 +124,7 @@ def dead_purge(
 ) -> None:
     """Purge dead-lettered jobs for good, with their letters: one, those of a filter, or all."""
     from penstock.protocol import scripts
-    from penstock.protocol.records.job import JobState
+    from penstock.records.job import JobState
 
     target = Target(run, redis, directory)
     letters = _letters(target, job, every, where)

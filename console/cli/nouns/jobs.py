@@ -40,7 +40,7 @@ def jobs_ls(
 ) -> None:
     """List jobs with their state, lane, version and attempts."""
     from penstock.console.read.jobs import FIELDS, list_jobs
-    from penstock.protocol.records.job import JobState
+    from penstock.records.job import JobState
 
     if state is not None and state not in set(JobState):
         raise ConfigError(f"--state {state}: a job is {', '.join(JobState)}.")

@@ -8,7 +8,7 @@ from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
 from penstock.history.row import SampleRow, id_of, place_of
 from penstock.names import HOME_LANES
-from penstock.protocol.records.job import tries_of
+from penstock.records.job import tries_of
 
 #: Most samples of a batch that are shown.
 MOST_SAMPLES = 20_000

@@ -15,7 +15,7 @@ from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SCORES, WHOLE_JOB, SampleRow, Use
-from penstock.protocol.records.job import Try, tries_of
+from penstock.records.job import Try, tries_of
 
 _OF_A_SAMPLE = (
     *("id", "k", "part", "worker", "status", "finish_reason", "reward", "reward_info", "oldest", "newest"),

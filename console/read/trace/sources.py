@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.history.reader import HistoryReader
 from penstock.history.row import key_of
 from penstock.names import is_name
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
 _JOB = re.compile(r"([^/]+)/([0-9]{1,18})/([0-9]{1,18})")

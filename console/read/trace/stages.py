@@ -10,7 +10,7 @@ from penstock.config.trainer import TrainerConfig
 from penstock.consumers.grpo.rows import Row, read_rows
 from penstock.errors import ConfigError
 from penstock.history.row import SampleRow
-from penstock.protocol.records.job import Try
+from penstock.records.job import Try
 from penstock.redis.saved_config import CONFIG_FILE
 
 _SPENT = ("wait_s", "step_s", "publish_s")

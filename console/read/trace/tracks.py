@@ -10,7 +10,7 @@ from penstock.console.read.trace.stages import MEANING, Stage, stages_of
 from penstock.errors import ProtocolError
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, WHOLE_JOB, SampleRow
-from penstock.protocol.records.job import Try, tries_of
+from penstock.records.job import Try, tries_of
 
 #: Most samples of a span, the latest ones; rows read per page.
 MOST_SAMPLES, PAGE = 50_000, 256

@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol
 
 from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.offer import Offer
 from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, relay_offer
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
 from penstock.redis.control import Control
 from penstock.text import format_exc, redact
 from penstock.weights.deltas.chains import MARKER, Anchor, Delta, catalog_of

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import TrainerConfig
+from penstock.config.transport import TRANSPORTS
 from penstock.consumers.weights.copies import Copy
 from penstock.consumers.weights.shared_memory import SharedMemory
 from penstock.consumers.weights.transfer import Transfer, TransferFailed
@@ -38,9 +39,8 @@ from penstock.consumers.weights.transports import ipc, shares
 from penstock.consumers.weights.transports.parameter_server import LISTENER
 from penstock.consumers.weights.transports.sender import Sender
 from penstock.errors import ConfigError
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Enrollment
-from penstock.weights.transport import TRANSPORTS
+from penstock.records.publication import Publication
 
 log = logging.getLogger(__name__)
 

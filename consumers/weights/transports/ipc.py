@@ -21,7 +21,7 @@ from torch.multiprocessing import reductions
 from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from penstock.consumers.weights.transports.sender import Sender, trainers_device
 from penstock.errors import EngineError
-from penstock.system.engine_http import fetch
+from penstock.protocol.engine_http import fetch
 from penstock.system.processes import is_loopback
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from penstock.config import TrainerConfig
+from penstock.config.transport import TRANSPORTS, transport
 from penstock.errors import ConfigError
 from penstock.system.user_code import find
-from penstock.weights.transport import TRANSPORTS, transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.consumers.weights.copies import Copy
     from penstock.consumers.weights.shared_memory import SharedMemory
     from penstock.consumers.weights.transfer import Transfer
-    from penstock.protocol.records.publication import Publication
+    from penstock.records.publication import Publication
 
 
 def trainers_device(config: TrainerConfig) -> torch.device:

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from penstock.errors import LeadershipLost
 from penstock.names import LANES, Lane
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.disposal import CODES, Disposal
+from penstock.records.disposal import CODES, Disposal
+from penstock.records.keys import Keys
 from penstock.redis.call import Call, Value, script, text, texts, version_field
 
 _T = TypeVar("_T")

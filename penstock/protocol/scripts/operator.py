@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.errors import ConfigError, RecordingLost
 from penstock.names import LANES, new_token
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import name_shown
-from penstock.protocol.records.disposal import CODES
+from penstock.records.codec import name_shown
+from penstock.records.disposal import CODES
+from penstock.records.keys import Keys
 from penstock.redis.call import Call, Value, run, script, text, version_field
 from penstock.redis.commands import Client
 

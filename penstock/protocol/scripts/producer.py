@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.pass_rate import Skip
+from penstock.protocol.pass_rate import Skip
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from penstock.redis.call import Call, Value, numbers, script, text, version_field
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.errors import ConfigError, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import MAX_ORDER_BYTES, Order
+from penstock.records.keys import Keys
+from penstock.records.publication import MAX_ORDER_BYTES, Order
 from penstock.redis.call import Call, Value, script, text, texts, version_field
 
 #: Time to live of the orders; a clock that is set ahead by a day must not delete them.

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import count_of, name_in, number_in, unpack_map
-from penstock.protocol.records.offer import Offer
-from penstock.protocol.records.publication import Copied, Publication, Whole
-from penstock.protocol.records.record import readable
+from penstock.records.codec import count_of, name_in, number_in, unpack_map
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
+from penstock.records.publication import Copied, Publication, Whole
+from penstock.records.record import readable
 from penstock.redis.call import Call, Value, script, text, version_field
 from penstock.redis.commands import AsyncClient, Client
 

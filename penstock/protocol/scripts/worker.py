@@ -6,10 +6,10 @@ from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.names import LANES
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import NOTHING, Drawn
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import NOTHING, Drawn
+from penstock.records.sample_meta import SampleMeta
 from penstock.redis.call import Call, Value, script, text, texts
 from penstock.text import utf8_safe
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import ProtocolError, PublishError
-from penstock.protocol.records.codec import bounds, skim
-from penstock.protocol.records.record import Record
+from penstock.records.codec import bounds, skim
+from penstock.records.record import Record
 from penstock.system.checksum import bytes_xxh3
 from penstock.weights.deltas.blocks import KINDS, PIECE_BYTES, Block
 from penstock.weights.index import MAX_INDEX_BYTES, TensorEntry, digest, index_in

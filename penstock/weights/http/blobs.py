@@ -14,7 +14,7 @@ from typing import TypeAlias
 import xxhash
 
 from penstock.errors import PublishError
-from penstock.protocol.records.offer import Offer, range_bytes_of, range_digest
+from penstock.records.offer import Offer, range_bytes_of, range_digest
 from penstock.system.disk import MAX_NAME_BYTES
 from penstock.weights.deltas.chains import Anchor
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in

@@ -22,8 +22,8 @@ from typing import Any, Self
 import redis
 import yaml
 
-from penstock.protocol.keys import Keys
 from penstock.protocol.waits import read_waits
+from penstock.records.keys import Keys
 from penstock.redis.server import find_binary
 from penstock.system.processes import free_port
 from tests.chaos.cluster.adopted import child_of, logged_by

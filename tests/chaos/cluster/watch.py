@@ -9,10 +9,10 @@ import redis
 
 from penstock.errors import PenstockError
 from penstock.names import LANES
-from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.presence import live_workers
 from penstock.protocol.scripts import recount_tokens, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
+from penstock.records.keys import GROUP, Keys
 
 #: Between two looks at the cursors, and at the memory.
 LOOK_S, MEMORY_S = 0.1, 2.0

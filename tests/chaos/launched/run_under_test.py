@@ -16,10 +16,10 @@ from typing import Any
 import redis
 
 from penstock.errors import QueueUnavailable
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.snapshot import snapshot
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
 from penstock.redis.connect import connect, connect_blocking
 from penstock.redis.server import SERVERS, read_address
 from tests.chaos.cluster.processes import children, command_of, kept

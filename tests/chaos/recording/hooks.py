@@ -57,7 +57,7 @@ def _leased(args: Facts, answer: Any) -> tuple[str, Facts]:
 
 
 def _commit(args: Facts) -> Facts:
-    from penstock.protocol.records.sample_meta import SampleMeta
+    from penstock.records.sample_meta import SampleMeta
 
     metas = [SampleMeta.from_bytes(record) for _, _, record in args["samples"]]
     samples = [[meta.k, [version for version, _ in meta.loss_by_version]] for meta in metas]
@@ -75,7 +75,7 @@ def _committed(args: Facts, answer: Any) -> tuple[str, Facts]:
 
 
 def _cut(args: Facts) -> Facts:
-    from penstock.protocol.records.manifest import Manifest
+    from penstock.records.manifest import Manifest
 
     manifest = Manifest.from_bytes(args["manifest"], "a manifest")
     rows = [[row.job, row.k, row.token] for row in manifest.samples()]
@@ -103,7 +103,7 @@ def _outcome(*good: str) -> Callable[[Facts, Any], tuple[str, Facts]]:
 
 
 def _publication(args: Facts) -> Facts:
-    from penstock.protocol.records.publication import Publication
+    from penstock.records.publication import Publication
 
     said = Publication.from_bytes(args["record"], "a publication")
     weights = contents.of_folder(said.path, said.index) if said.is_whole else _copied

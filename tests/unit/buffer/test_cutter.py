@@ -10,9 +10,9 @@ from penstock.buffer.decision import Look
 from penstock.buffer.subscription import Subscription
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
-from penstock.protocol.records.causes import RecordUnreadable
+from penstock.records.causes import RecordUnreadable
+from penstock.records.keys import Keys
 
 
 def test_a_subscription_at_the_gate_that_cannot_be_read_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from penstock.buffer.samplers import make_pool
 from penstock.buffer.view import End, InFlight, View
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position
-from penstock.protocol.records.causes import (
+from penstock.protocol.staleness import Lineage
+from penstock.records.causes import (
     BatchTooLarge,
     BatchUncommitted,
     Cause,
@@ -29,8 +30,7 @@ from penstock.protocol.records.causes import (
     RewindUnpublished,
     VersionLost,
 )
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.staleness import Lineage
+from penstock.records.disposal import Disposal
 
 #: A driving subscription of two groups a batch, at version 5 with bound 2: its floor is 3.
 CLOCK, BOUND, FLOOR = 5, 2, 3

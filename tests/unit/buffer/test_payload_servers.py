@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as NoAnswer
 from penstock.buffer.payload_servers import PayloadServers
 from penstock.config import RedisConfig
 from penstock.payloads.folder import PayloadFolder
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 
 
 def test_a_folder_that_is_silent_when_payloads_expire_is_away_and_the_others_are_looked_at(

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.buffer.state import Records
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.records.keys import Keys
+from penstock.records.sample_meta import SampleMeta
 from tests.integration import play
 
 KEYS = Keys("run")

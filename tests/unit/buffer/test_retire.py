@@ -8,7 +8,7 @@ import pytest
 from penstock.buffer import retire
 from penstock.buffer.retire import Retirement
 from penstock.names import MAX_ANSWERS
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 
 
 class Retiring:

@@ -3,7 +3,7 @@
 from typing import cast
 
 from penstock.buffer.main import Rollback
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from tests.hostile import OneHash
 

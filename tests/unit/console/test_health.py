@@ -14,13 +14,13 @@ from penstock.console.cli import main as cli
 from penstock.console.read import health
 from penstock.console.read.health import look_at_clocks, look_at_redis, sync_trouble
 from penstock.errors import ConfigError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
+from penstock.metrics import probes
+from penstock.metrics.probes import Finding, Level, look_at_disk, run_checks
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from penstock.redis.append_only import IDENT, NOTE
 from penstock.redis.commands import Client
 from penstock.redis.server import write_address
-from penstock.system import probes
-from penstock.system.probes import Finding, Level, look_at_disk, run_checks
 
 GOOD: dict[str, Any] = {
     "redis_version": "7.2.4",

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock import logs
 from penstock.config import Config
 from penstock.console.launch.live import Live
 from penstock.console.terminal import print_json, say, table
 from penstock.protocol.presence import WorkerPresence
+from penstock.system import logs
 from tests.closed_pipe import run_without_a_reader
 
 JOB = "a-dataset-with-a-long-name/1234/1234567"

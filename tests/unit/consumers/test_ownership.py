@@ -8,7 +8,7 @@ import pytest
 from penstock.consumers.subscription.ownership import Ownership
 from penstock.consumers.subscription.rank import Seat
 from penstock.errors import OwnershipLost
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 
 
 @pytest.mark.parametrize("token", [b"\xff", b"another", None])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import text as redaction
-from penstock.logs import MAX_ENTRY, set_up
+from penstock.system.logs import MAX_ENTRY, set_up
 from penstock.text import is_secret, know, know_url, redact
 
 

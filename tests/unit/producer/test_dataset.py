@@ -21,7 +21,7 @@ from penstock.producer.prompt import Template
 from penstock.producer.sources import jsonl
 from penstock.producer.sources.jsonl import JsonLines
 from penstock.producer.sources.rows import BadLine
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 from tests.hostile import SAME
 from tests.missing import module
 

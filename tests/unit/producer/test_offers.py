@@ -14,8 +14,8 @@ from penstock.producer.mixture import Mixture
 from penstock.producer.offers import TOLD, Offer, Offers, Passed, record_of
 from penstock.producer.prompt import LongPrompt, Template
 from penstock.producer.sources.rows import BadLine
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.pass_rate import Skip
+from penstock.protocol.pass_rate import Skip
+from penstock.records.job import Job
 from tests.unit.producer.making import made
 
 CONFIG = Config.model_validate(

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import EngineError
-from penstock.protocol.records.codec import unpack_each
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.codec import unpack_each
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.jobs.prefixes import Scale, growth_to_bytes, partial_from_bytes, partial_to_bytes
 from penstock.workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
 from penstock.workers.sglang.routed_experts import Routing

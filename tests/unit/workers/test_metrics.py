@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from penstock.protocol.presence import GpuLoad
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.engine import Drafts, Segment
 from penstock.workers.jobs.sampling import LOOKED_AT, is_repetitive
 from penstock.workers.metrics import WorkerCollector

@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ProtocolError, RewardError
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.sample import Sample
+from penstock.records.codec import pack
+from penstock.records.job import JobFailure
+from penstock.records.sample import Sample
 from penstock.system.processes import die_with, python_command, python_environment
 from penstock.text import format_exc
 from penstock.workers.rewards.child.wire import MAX_ANSWER_BYTES, frame, question_of, read_frame, read_verdict

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import RewardError
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, unpack
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.sample import Sample
+from penstock.records.codec import MAX_RECORD_BYTES, unpack
+from penstock.records.job import JobFailure
+from penstock.records.sample import Sample
 from penstock.system.user_code import bounded, run_through, staying_alive
 from penstock.text import user_trace_of
 from penstock.workers.rewards.allowed import import_reward

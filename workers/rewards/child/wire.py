@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import asdict
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.codec import pack, unpack
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.pool.wire import Verdict
 
 #: Bytes of a frame's length, and of length and number.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from penstock.workers.rewards.kinds.boxed import last_box
 
 

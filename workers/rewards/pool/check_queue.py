@@ -13,8 +13,8 @@ from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
 from penstock.errors import QueueFull
-from penstock.protocol.keys import Keys
 from penstock.protocol.waits import Waiting
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis
 from penstock.redis.control import Control

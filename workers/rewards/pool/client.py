@@ -19,13 +19,13 @@ from uuid import uuid4
 
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, RewardError
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
-from penstock.protocol.records.causes import Cause, ChecksRunning, NoVerifiers, VerifiersBusy
-from penstock.protocol.records.codec import name_shown
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import Cause, ChecksRunning, NoVerifiers, VerifiersBusy
+from penstock.records.codec import name_shown
+from penstock.records.job import JobFailure
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl
 from penstock.text import safe_repr

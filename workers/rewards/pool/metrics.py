@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.system.metrics.series import counter, gauge
+from penstock.metrics.series import counter, gauge
 
 VERIFIERS = gauge("verifiers_processes", "Verifiers of this pool, by state.", "state")
 CHECKS = counter("verifiers_checks", "Finished checks of its verifiers, killed ones included.")

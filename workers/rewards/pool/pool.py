@@ -21,16 +21,16 @@ from redis.exceptions import RedisError
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.hooks.slime import args_of
+from penstock.metrics.server import Exporter
 from penstock.names import new_token
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import NoChecks
-from penstock.protocol.records.codec import count_shown, name_shown, pack
 from penstock.protocol.waits import PublishedWaiting
+from penstock.records.causes import NoChecks
+from penstock.records.codec import count_shown, name_shown, pack
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
 from penstock.redis.control import PASSING, Control
-from penstock.system.metrics.server import Exporter
 from penstock.system.processes import die_with_parent
 from penstock.system.stop import pause_s
 from penstock.workers.rewards.allowed import allowed_rewards, import_reward

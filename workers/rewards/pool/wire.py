@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.text import TooMuch, to_plain, utf8_safe
 
 #: Function name of every rq job of the pool. A verifier imports nothing by a name found in Redis.

@@ -26,9 +26,9 @@ from rq.serializers import JSONSerializer
 from penstock.config import RewardConfig
 from penstock.errors import ProtocolError, RewardError
 from penstock.names import check_name
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import JobFailure
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import JobFailure
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.redis.control import PASSING
 from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive

@@ -10,7 +10,7 @@ import aiohttp
 from yarl import URL
 
 from penstock.config.serving import ServingConfig
-from penstock.protocol.records.offer import Range, range_digest
+from penstock.records.offer import Range, range_digest
 from penstock.text import format_exc
 from penstock.weights.http.token import client_context
 

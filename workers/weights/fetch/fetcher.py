@@ -16,11 +16,11 @@ from typing import ParamSpec, TypeVar
 
 from penstock.config import Config
 from penstock.errors import PenstockError, ProtocolError, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import VersionNotServed
-from penstock.protocol.records.offer import Offer
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import HAVE_EVERY_S, Peer, bitmap_bytes, read_names, read_offer, read_peers
+from penstock.records.causes import VersionNotServed
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
+from penstock.records.publication import Publication
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import is_full
 from penstock.text import format_exc

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import PublishError
-from penstock.protocol.records.offer import Offer, Range
 from penstock.protocol.scripts import OFFER_EVERY_S, Peer
+from penstock.records.offer import Offer, Range
 from penstock.system.disk import open_plain
 from penstock.text import safe_repr
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in

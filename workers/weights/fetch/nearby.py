@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import WeightsFetched
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import WeightsFetched
+from penstock.records.publication import Publication
 from penstock.weights.index import read_index
 from penstock.workers.weights.fetch.fetcher import LOOK_S, Fetcher
 from penstock.workers.weights.fetch.progress import Progress

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.protocol.records.offer import Offer, Range, range_digest
 from penstock.protocol.scripts import bitmap_bytes
+from penstock.records.offer import Offer, Range, range_digest
 from penstock.system.disk import fsync, open_plain, remove
 from penstock.weights.http.blobs import FileBlob, is_file_name
 from penstock.weights.index import INDEX_FILE

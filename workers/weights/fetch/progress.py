@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from penstock.protocol.records.causes import WeightsFetched
+from penstock.records.causes import WeightsFetched
 
 #: What any range may take beside its bytes, and how many times as long as one took of late.
 GRACE_S, TIMES = 2.0, 4.0

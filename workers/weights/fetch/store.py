@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import WeightsDiskFull, WeightsOverLimit
+from penstock.records.causes import WeightsDiskFull, WeightsOverLimit
 from penstock.system.disk import free_bytes, own_file, own_folder, remove_whole
 from penstock.weights.http.blobs import is_object
 from penstock.workers.weights.machine_lock import Holder, locks, telling

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from penstock.errors import PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.offer import Offer, Range
 from penstock.protocol.scripts import (
     CLAIM_MS,
     OFFER_EVERY_S,
@@ -35,6 +33,8 @@ from penstock.protocol.scripts import (
     relay_claim,
     relay_have,
 )
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer, Range
 from penstock.redis.control import AsyncControl
 from penstock.text import safe_repr
 from penstock.workers.weights.fetch.download import Downloads, NotGiven

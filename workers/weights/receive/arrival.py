@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.errors import EngineDied, EngineError
 from penstock.protocol import transfers
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Word
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.control import AsyncControl
 from penstock.weights.index import TensorEntry
 from penstock.workers.engine import Engine

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.transport import TRANSPORTS
 from penstock.errors import ConfigError
 from penstock.system.user_code import find
-from penstock.weights.transport import TRANSPORTS
 from penstock.workers.engine import Engine
 
 if TYPE_CHECKING:

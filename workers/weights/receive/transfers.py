@@ -15,18 +15,18 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+from penstock.config.transport import TRANSPORTS, transport
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull, QueueUnavailable
 from penstock.protocol import transfers
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import TransferUndecided
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
+from penstock.records.causes import TransferUndecided
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.redis.commands import AsyncClient, News
 from penstock.redis.control import AsyncControl
 from penstock.text import format_exc, redact
 from penstock.weights.index import TensorEntry, layout_digest, read_index
-from penstock.weights.transport import TRANSPORTS, transport
 from penstock.workers.engine import Engine
 from penstock.workers.weights.folders import FolderToCome
 from penstock.workers.weights.receive.arrival import MARGIN_S, Arrival, NotBegun, NotSent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.chaos.checks import leftovers
 from tests.chaos.parts.policy import write_policy
 from tests.chaos.places import RECORDED, ROOT
@@ -18,11 +18,11 @@ from tests.chaos.recording.history import History, read
 
 PROLOGUE = """
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.records.keys import Keys
+from penstock.records.job import Job
+from penstock.records.manifest import Manifest, Row
+from penstock.records.publication import Publication
+from penstock.records.sample_meta import SampleMeta
 keys, lead = Keys("r"), scripts.Leadership(1, "t")
 """
 
@@ -117,7 +117,7 @@ from safetensors.torch import load_file
 from penstock.consumers.weights.behind import Behind
 from penstock.consumers.weights.publish import write_weights
 from penstock.consumers.weights.sources import as_source
-from penstock.protocol.records.publication import Whole
+from penstock.records.publication import Whole
 model = pathlib.Path({str(model)!r})
 config = SimpleNamespace(model=SimpleNamespace(path=str(model)))
 behind = Behind(config, None, None, in_use=None, offer=None, offer_copy=None)
@@ -223,7 +223,7 @@ def test_without_a_folder_nothing_is_hooked() -> None:
 
 def test_a_hook_of_a_module_that_is_loaded_is_refused(tmp_path: Path) -> None:
     code = """
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from tests.chaos.recording import contents, hooks
 from tests.chaos.checks import leftovers
 from tests.chaos.recording.recorder import Recorder

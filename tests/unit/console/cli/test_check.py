@@ -10,7 +10,7 @@ from penstock.console.cli import check
 from penstock.console.cli import main as cli
 from penstock.console.launch import preflight, trial
 from penstock.errors import ConfigError
-from penstock.system.probes import Finding, Level
+from penstock.metrics.probes import Finding, Level
 
 YAML = "run: demo\nmodel: {path: m}\ndata: {train: [{name: t, path: t.jsonl}]}\nstaleness: {mode: one_step}\n"
 #: What is wrong with a configuration -> words of its line.

@@ -11,8 +11,8 @@ from penstock.config.load import load_config
 from penstock.console.launch.placement import as_text, place
 from penstock.console.launch.run_parts import parts_of
 from penstock.errors import ConfigError
-from penstock.system.metrics import gpu_load as gpus_module
-from penstock.system.metrics.gpu_load import numbered, visible_gpus
+from penstock.metrics import gpu_load as gpus_module
+from penstock.metrics.gpu_load import numbered, visible_gpus
 from penstock.workers.fleet.nodes import local_nodes
 from penstock.workers.fleet.plan import plan
 from tests.unit.workers.fleet.test_plan import ONE

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.config import Config
+from penstock.config.transport import TRANSPORTS
 from penstock.console.launch import preflight
 from penstock.console.launch.preflight import check, check_extras
 from penstock.errors import ConfigError
-from penstock.weights.transport import TRANSPORTS
 from tests.tiny_vision import png
 
 

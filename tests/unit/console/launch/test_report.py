@@ -17,8 +17,8 @@ from penstock.console.launch.live import Live
 from penstock.console.launch.report import Uptime, draw, setup_versions, summarize, write_summary
 from penstock.consumers.grpo.rows import read_rows
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.causes import EngineStarting, NoPublication, VersionLoading
 from penstock.protocol.waits import describe
+from penstock.records.causes import EngineStarting, NoPublication, VersionLoading
 from tests.unit.console.read import test_why as why
 
 

@@ -8,7 +8,8 @@ import pytest
 from penstock.console.read.why import chains
 from penstock.console.waits_reference import sample
 from penstock.protocol.presence import WorkerPresence, WorkerState
-from penstock.protocol.records.causes import (
+from penstock.protocol.waits import describe
+from penstock.records.causes import (
     EDGE,
     REGISTRY,
     BatchNotCut,
@@ -41,7 +42,6 @@ from penstock.protocol.records.causes import (
     WorkerSick,
     Working,
 )
-from penstock.protocol.waits import describe
 
 LANES = ("suspect", "resume", "eval", "score", "train")
 GATE = GateClosed("actor", 4, 4)

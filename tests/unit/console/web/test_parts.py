@@ -10,7 +10,7 @@ from penstock.console.web.overview import PARTS, overview, place_of, place_of_ca
 from penstock.console.web.run_snapshots import Look
 from penstock.consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
-from penstock.protocol.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull
+from penstock.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull
 from tests.unit.console.read import test_why as why
 
 COUNTERS = {"admitted": 10, "committed": 40, "completed": 9, "cut": 3, "published": 2}

@@ -13,7 +13,7 @@ from penstock.consumers.adapters.converting import Converter
 from penstock.consumers.adapters.rollout_manager import _check_hooks as check_hooks_of
 from penstock.consumers.adapters.slime import train_shares
 from penstock.errors import ConfigError, HookError
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.adapters.slime_contract import check_share
 from tests.batch_factory import make_batch, make_samples, tiny_model
 from tests.unit.consumers.adapters.test_slime import experts_of, with_sides

@@ -14,7 +14,7 @@ from penstock.consumers.adapters.slime import lineage, train_data, train_shares
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.losses import token_weights
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.adapters.slime_contract import check_share
 from tests.batch_factory import make_batch, make_samples, tiny_model
 

@@ -13,7 +13,7 @@ from torch import multiprocessing
 
 from penstock.consumers.adapters.trl import Together
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.records.causes import Cause, RanksAbsent
+from penstock.records.causes import Cause, RanksAbsent
 
 
 def answers(asked: list[Any]) -> list[dict[str, Any]]:

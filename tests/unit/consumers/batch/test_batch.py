@@ -13,10 +13,10 @@ from penstock.consumers.batch.advantages import group_advantages
 from penstock.consumers.batch.batch import Batch, rank_rows
 from penstock.consumers.batch.token_arrays import TOKEN_KEYS, LossTokens
 from penstock.errors import PayloadError, ProtocolError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.staleness import Lineage
+from penstock.records.job import Job
+from penstock.records.manifest import Manifest, Row
+from penstock.records.sample import Sample
 from tests.batch_factory import make_batch, make_manifest, make_row
 
 
@@ -88,7 +88,7 @@ def test_arrays_need_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from penstock.consumers.batch.batch import Batch\n"
-        "from penstock.protocol.records.manifest import Manifest\n"
+        "from penstock.records.manifest import Manifest\n"
         "from penstock import payloads\n"
         "m = Manifest('s', 1, 1, 4, 'mask', 'async', -1, [], 0, 0, 0, 0, 0, 0.0)\n"
         "print(Batch(m, digest='', payloads={}).arrays()['lengths'].tolist())\n"

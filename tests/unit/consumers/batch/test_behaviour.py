@@ -19,10 +19,10 @@ from penstock.consumers.batch import behaviour
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.step import GRPO
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.staleness import Lineage
+from penstock.records.job import Job
+from penstock.records.manifest import Manifest
+from penstock.records.sample import Sample
 from penstock.workers.jobs.sampling import sampling_for
 from tests.batch_factory import VOCABULARY, make_batch, make_manifest, make_samples, tiny_model
 

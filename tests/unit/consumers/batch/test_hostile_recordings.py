@@ -9,7 +9,7 @@ from hypothesis import given
 
 from penstock.consumers.batch import column_files, recording
 from penstock.errors import PayloadError
-from penstock.protocol.records.codec import pack
+from penstock.records.codec import pack
 from tests.hostile import SAME, is_read_or_refused, near, packed_near
 from tests.hostile_records import manifest
 

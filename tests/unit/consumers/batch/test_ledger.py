@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.consumers.metrics.tally import Ledger
-from penstock.protocol.records.manifest import Manifest, Row
+from penstock.records.manifest import Manifest, Row
 from tests.batch_factory import make_manifest
 
 NAME = "rollout/trained_over_generated_length"

@@ -13,8 +13,8 @@ from penstock.consumers.batch.columns import LocalColumns
 from penstock.consumers.batch.replay import RecordingOver, Replay
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, PayloadError, ProtocolError, WaitTimeout
-from penstock.protocol.records.causes import ColumnPending
-from penstock.protocol.records.sample import Sample
+from penstock.records.causes import ColumnPending
+from penstock.records.sample import Sample
 from tests.batch_factory import make_batch
 from tests.unit.consumers.batch.test_batch import three_groups
 

@@ -13,7 +13,7 @@ from penstock.consumers.batch.replay import Replay
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import TEACHER_LOGPROBS
 from penstock.payloads import sides
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import make_batch, make_samples, tiny_model, with_beside
 
 

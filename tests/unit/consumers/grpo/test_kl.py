@@ -20,7 +20,7 @@ from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO
 from penstock.errors import ProtocolError
 from penstock.names import REFERENCE_LOGPROBS
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model, with_beside
 
 WEIGHT = 0.3

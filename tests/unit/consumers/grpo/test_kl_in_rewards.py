@@ -9,7 +9,7 @@ import pytest
 from penstock.consumers.batch.batch import Batch
 from penstock.errors import PayloadError
 from penstock.names import REFERENCE_LOGPROBS
-from penstock.protocol.records.sample import Sample, SampleStatus
+from penstock.records.sample import Sample, SampleStatus
 from tests.batch_factory import make_batch, near_model, tiny_model, with_beside
 from tests.unit.consumers.grpo.test_kl import NUMPY, WEIGHT, by_reference, config, drawn, learner
 

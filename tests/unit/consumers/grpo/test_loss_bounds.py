@@ -15,7 +15,7 @@ from penstock.config import TrainerConfig
 from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.totals import Totals
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import make_batch, make_samples, tiny_model
 
 Array = NDArray[np.float64]

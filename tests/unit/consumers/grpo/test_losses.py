@@ -18,8 +18,8 @@ from penstock.config.trainer import LOSS_DEFAULTS
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, near_model, tiny_model
 
 LOW, HIGH, CAP, DUAL = 0.03, 0.05, 2.0, 3.0

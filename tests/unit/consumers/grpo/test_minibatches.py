@@ -18,8 +18,8 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.step import GRPO, Micro
 from penstock.errors import ConfigError
 from penstock.protocol import partition
-from penstock.protocol.records.manifest import Row
-from penstock.protocol.records.sample import Sample
+from penstock.records.manifest import Row
+from penstock.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model
 
 TEMPERATURE = 0.7

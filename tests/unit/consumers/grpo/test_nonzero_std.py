@@ -15,9 +15,9 @@ from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.consumers.batch.advantages import Kind
 from penstock.errors import ConfigError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
-from penstock.protocol.records.sample_meta import CompletedGroup, SampleMeta
+from penstock.records.job import Job
+from penstock.records.sample import Sample
+from penstock.records.sample_meta import CompletedGroup, SampleMeta
 from tests.batch_factory import make_batch
 
 

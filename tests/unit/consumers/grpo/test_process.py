@@ -13,7 +13,7 @@ from penstock.consumers.grpo import process
 from penstock.consumers.grpo.ranks import Ranks
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import STEP_REWARDS
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import make_samples, tiny_model, with_beside
 
 ALONE = Ranks(1, None, torch.device("cpu"))

@@ -21,7 +21,7 @@ from penstock.consumers.grpo import losses
 from penstock.consumers.grpo.step import GRPO, Micro
 from penstock.errors import PayloadError
 from penstock.payloads import Payload
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import EOS, gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model
 
 #: Largest difference of gradients, relative to the largest entry, that rounding may make.

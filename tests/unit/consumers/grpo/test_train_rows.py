@@ -15,7 +15,7 @@ from penstock.consumers.grpo.hooks import TrainingHooks
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.train_rows import TrainRow
 from penstock.errors import HookError
-from penstock.protocol.records.sample import Sample
+from penstock.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model
 
 HERE = "tests.unit.consumers.grpo.test_train_rows"

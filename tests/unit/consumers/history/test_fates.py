@@ -9,9 +9,9 @@ from penstock.consumers.history.retired import Retired, group_of
 from penstock.consumers.history.rows import fate_of, uses_of_sample
 from penstock.consumers.history.texts import Choice, Texts
 from penstock.history.row import Fate, Use
-from penstock.protocol.records.disposal import Disposal
-from penstock.protocol.records.sample import BatchUse
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.records.disposal import Disposal
+from penstock.records.sample import BatchUse
+from penstock.records.sample_meta import SampleMeta
 from tests.integration.play import meta
 
 IN_A_BATCH = {"actor": [BatchUse(3, 5.0, 9, -1)]}

@@ -17,8 +17,8 @@ from penstock.consumers.metrics import steps
 from penstock.consumers.metrics.recorder import LatestRecord
 from penstock.consumers.metrics.steps import StepRecorder, steps_file
 from penstock.consumers.metrics.tally import Tally
-from penstock.protocol.records.codec import pack, unpack
-from penstock.protocol.records.manifest import Manifest, Row
+from penstock.records.codec import pack, unpack
+from penstock.records.manifest import Manifest, Row
 from tests.batch_factory import make_manifest
 from tests.unit.consumers.grpo.trackers.test_reporter import Recording
 

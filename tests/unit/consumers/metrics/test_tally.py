@@ -6,7 +6,7 @@ import pytest
 
 from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.metrics.trainer import TrainerCollector
-from penstock.protocol.records.manifest import Manifest, Row
+from penstock.records.manifest import Manifest, Row
 from tests.batch_factory import make_manifest
 
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.config import Config
 from penstock.consumers.subscription.evaluation import Evaluations
 from penstock.errors import ConfigError, OwnershipLost, PenstockError, WaitTimeout
-from penstock.protocol.records.causes import EvaluationPending
+from penstock.records.causes import EvaluationPending
 from tests.unit.penstock.history.test_eval_rows import row, rows_of
 
 

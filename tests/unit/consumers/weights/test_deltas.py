@@ -11,7 +11,7 @@ from penstock.consumers.clock import versions_in
 from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.weights.deltas.chains import Catalog, catalog_of, ways
 from penstock.weights.deltas.objects import FolderObjects
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish

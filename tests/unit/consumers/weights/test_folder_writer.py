@@ -9,8 +9,8 @@ import pytest
 from penstock.consumers.weights.behind import FolderWriter, Task
 from penstock.consumers.weights.copies import Copy
 from penstock.errors import DiskFull, PublishError
-from penstock.protocol.records.causes import Cause
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import Cause
+from penstock.records.publication import Publication
 
 PATIENCE_S = 60.0
 

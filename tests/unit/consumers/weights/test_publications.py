@@ -9,7 +9,7 @@ import pytest
 from penstock.consumers.clock import Clock
 from penstock.consumers.weights.publications import Publications, _whole
 from penstock.errors import ProtocolError, PublishError
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 
 
 class Untouched:

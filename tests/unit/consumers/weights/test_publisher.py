@@ -9,9 +9,9 @@ from penstock.config import Config, TrainerConfig
 from penstock.consumers.weights import publisher
 from penstock.consumers.weights.transfer import Transfer
 from penstock.consumers.weights.transports.sender import Sender
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence, WorkerState
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 
 
 def test_a_sender_sets_its_process_up_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

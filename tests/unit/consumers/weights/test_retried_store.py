@@ -10,8 +10,8 @@ from penstock.consumers.weights import deltas as retried_store
 from penstock.consumers.weights.deltas import TRIES, Deltas, RetriedStore
 from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import Cause, ObjectStoreFailing
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import Cause, ObjectStoreFailing
+from penstock.records.publication import Publication
 from penstock.weights.deltas.chains import catalog_of
 from penstock.weights.deltas.objects import FsspecObjects
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish

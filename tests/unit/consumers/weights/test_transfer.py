@@ -12,9 +12,9 @@ from penstock.consumers.weights.publisher import deliver
 from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from penstock.consumers.weights.transports.sender import Sender
 from penstock.errors import EngineError, ProtocolError, PublishError, QueueUnavailable
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 
 
 class Redis:

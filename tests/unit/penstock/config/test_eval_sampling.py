@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config import RolloutConfig
 from penstock.consumers.adapters.requests import eval_sampling
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
 from penstock.workers.jobs.sampling import sampling_for
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.history.eval_rows import add_rows, pass_rates, read_rows, summarize
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 from tests.batch_factory import make_manifest
 
 

@@ -21,8 +21,8 @@ from penstock.history.packing import (
     unsqueeze,
 )
 from penstock.history.row import SampleRow, id_of, key_of, place_of
-from penstock.protocol.records import codec
-from penstock.protocol.records.codec import pack
+from penstock.records import codec
+from penstock.records.codec import pack
 from tests.unit.penstock.history.rows import row
 
 ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")

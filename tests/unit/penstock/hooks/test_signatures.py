@@ -6,7 +6,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.hooks.signatures import FORMS, check_hook, load_hook
 from penstock.hooks.slime import args_of
-from penstock.system.user_imports import check_user_code, named
+from penstock.hooks.user_imports import check_user_code, named
 from tests.unit.penstock.hooks import examples
 
 HERE = "tests.unit.penstock.hooks.examples"

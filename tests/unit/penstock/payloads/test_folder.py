@@ -19,7 +19,7 @@ from penstock.payloads import read_file
 from penstock.payloads.async_store import AsyncPayloadFolder
 from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.run_files import MARK, PARTS
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 
 #: Longest wait for what must come; a file system that is stuck is so for as long.
 PATIENCE_S = 60.0

@@ -17,7 +17,7 @@ from penstock.errors import PayloadError
 from penstock.payloads import sides
 from penstock.payloads.format import MAGIC
 from penstock.payloads.read import decode
-from penstock.protocol.records.manifest import Row
+from penstock.records.manifest import Row
 from tests.hostile import SAME, is_read_or_refused, packed_near
 
 HEADER = {

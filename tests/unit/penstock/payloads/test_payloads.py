@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from penstock import payloads
 from penstock.errors import PayloadError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 
 NAME = "digits/0/7/3"
 

@@ -5,8 +5,8 @@ from unittest.mock import Mock
 
 from penstock.payloads import pack
 from penstock.protocol import burials
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
+from penstock.records.job import Job
+from penstock.records.keys import Keys
 from tests.batch_factory import make_samples, tiny_model
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import ProtocolError
 from penstock.protocol.gate import Counted, Holder, gates, read_rooms, room
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
+from penstock.records.keys import Keys
 
 KEYS = Keys("run")
 #: Each field that is counted, with a value that no other one has.

@@ -21,12 +21,12 @@ from penstock.payloads.servers import parse as parse_servers
 from penstock.protocol import snapshot, subs, waits
 from penstock.protocol.burials import _lengths_of
 from penstock.protocol.gate import read_gates
-from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
 from penstock.protocol.presence import parse_workers
-from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import loading_of
 from penstock.protocol.transfers import enrolled
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from tests.hostile import HEADS, SAME, OneHash, is_read_or_refused, packed_near
 

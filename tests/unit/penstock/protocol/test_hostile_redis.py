@@ -10,15 +10,15 @@ from penstock.buffer.retire import told_at
 from penstock.payloads.servers import parse as parse_servers
 from penstock.protocol import snapshot, subs, waits
 from penstock.protocol.burials import _lengths_of
-from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import MemoryWish, parse_wish
 from penstock.protocol.presence import EnginePresence, GpuLoad, WorkerPresence, parse_workers
-from penstock.protocol.records.codec import pack, unpack, unpack_each
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.transfers import Decision, enrolled
+from penstock.records.codec import pack, unpack, unpack_each
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.manifest import Manifest
+from penstock.records.publication import Publication
+from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 from penstock.workers.fleet.state import CAPACITY, STATE, WANTED, read_capacity, read_state, read_wanted
 from penstock.workers.router.members import decode_members

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Call, Leadership
+from penstock.records.disposal import Disposal
+from penstock.records.keys import Keys
 
 KEYS, LEAD = Keys("demo"), Leadership(3, "token")
 

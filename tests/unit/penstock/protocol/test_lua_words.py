@@ -5,7 +5,7 @@ from pathlib import Path
 
 import penstock.protocol
 from penstock.names import Lane
-from penstock.protocol.records.job import JobFailure, JobState, TryEnd
+from penstock.records.job import JobFailure, JobState, TryEnd
 
 #: All verbs but those of transfers of weights, whose states are their own.
 VERBS = {

@@ -17,8 +17,8 @@ from penstock.config.subscription import Definition
 from penstock.errors import ConfigError
 from penstock.protocol import partition
 from penstock.protocol.position import Position
-from penstock.protocol.records.manifest import Row
 from penstock.protocol.staleness import UNBOUNDED, Policy
+from penstock.records.manifest import Row
 
 
 def rows_of(lengths: list[int]) -> list[Row]:

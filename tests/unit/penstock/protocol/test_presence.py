@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from penstock.errors import ProtocolError
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import (
     FRESH_S,
     MAX_ENTRIES,
@@ -22,8 +21,9 @@ from penstock.protocol.presence import (
     live_workers,
     parse_workers,
 )
-from penstock.protocol.records import record as readable
-from penstock.protocol.records.codec import pack, unpack
+from penstock.records import record as readable
+from penstock.records.codec import pack, unpack
+from penstock.records.keys import Keys
 
 KEYS = Keys("run")
 ENGINES = [EnginePresence(url="http://h:1", worker_type="prefill", bootstrap_port=9, state=EngineState.SERVING)]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.protocol import waits
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.causes import (
+from penstock.protocol.waits import PublishedWaiting, Waiting, waits_in
+from penstock.records.causes import (
     Cause,
     CutRepeated,
     EngineSilent,
@@ -18,8 +18,8 @@ from penstock.protocol.records.causes import (
     Unknown,
     VersionLoading,
 )
-from penstock.protocol.records.codec import unpack
-from penstock.protocol.waits import PublishedWaiting, Waiting, waits_in
+from penstock.records.codec import unpack
+from penstock.records.keys import Keys
 
 
 class Shown:

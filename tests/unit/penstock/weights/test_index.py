@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.codec import pack
+from penstock.records.codec import pack
 from penstock.weights.deltas.folder import WeightsFolder
 from penstock.weights.index import INDEX_FILE, digest, index_in, read_index
 

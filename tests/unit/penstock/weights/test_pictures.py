@@ -5,9 +5,9 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.payloads import sides
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.weights.pictures import Pictures
 
 PLACE = 9

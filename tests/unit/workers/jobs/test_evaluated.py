@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from penstock.config import DataConfig, DatasetConfig
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.jobs.held_job import MAX_CATEGORY, note, result_of
 
 HELD = [DatasetConfig(name="held", path="h.jsonl", metadata_key="about", category_key="kind")]

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
-from penstock.protocol.records.causes import EngineRestarting, VersionDraining, VersionLoading
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Drawn, Sample
+from penstock.records.causes import EngineRestarting, VersionDraining, VersionLoading
+from penstock.records.job import Job
+from penstock.records.sample import Drawn, Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.environments import Environments, Observation, load_environment
 from penstock.workers.jobs.generate import generate_sample

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.keys import Keys
+from penstock.records.keys import Keys
 from penstock.workers.jobs.intake import Intake
 from penstock.workers.services import Services
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from penstock.config import RolloutConfig
 from penstock.errors import EnvironmentTimeout
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.environments import Observation
 from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from penstock.config import RedisConfig
-from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.records import record
-from penstock.protocol.records.codec import pack
+from penstock.records import record
+from penstock.records.codec import pack
+from penstock.records.keys import CONTROL, Keys
 from penstock.redis.control import AsyncControl
 from penstock.workers.jobs.payload_stores import PayloadStores
 

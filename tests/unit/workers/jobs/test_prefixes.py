@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from penstock.config import WorkerConfig
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Call
+from penstock.records.job import Job
+from penstock.records.keys import Keys
+from penstock.records.sample import Sample
 from penstock.workers.jobs.prefixes import Prefix, partial_from_bytes
 from penstock.workers.services import Services, Tally
 

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.consumers.scorer import Scorer
 from penstock.errors import ConfigError, EngineError, ProtocolError
-from penstock.protocol.records.job import Job
 from penstock.protocol.score_jobs import Given, make_job
+from penstock.records.job import Job
 from penstock.workers.engine import Scores
 from penstock.workers.jobs.scoring import MAX_TRIES, score_sample
 from penstock.workers.jobs.valves import Valves

@@ -7,8 +7,8 @@ import pytest
 from penstock.config import RewardConfig
 from penstock.config.reward import OverlongConfig
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.score import Rewards, chosen, overlong
 
 

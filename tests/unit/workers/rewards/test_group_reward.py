@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from penstock.config import Config, RewardConfig
 from penstock.config.hooks import GROUP_REWARDS
 from penstock.errors import ConfigError, JudgeError, RewardError
+from penstock.hooks.user_imports import named
 from penstock.names import Lane
-from penstock.protocol.records.job import Job, JobFailure
-from penstock.protocol.records.sample import Sample
-from penstock.system.user_imports import named
+from penstock.records.job import Job, JobFailure
+from penstock.records.sample import Sample
 from penstock.workers.rewards import group_reward as module
 from penstock.workers.rewards.group_reward import GroupReward, ranks, shortest_right
 from penstock.workers.rewards.judges import Judges

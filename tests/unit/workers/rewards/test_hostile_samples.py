@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from penstock.config import RewardConfig
 from penstock.errors import RewardError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.kinds.registry import NAMES, is_quick, is_remote, needs_jail
 from penstock.workers.rewards.score import Rewards
 from tests.missing import module

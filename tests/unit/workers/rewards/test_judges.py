@@ -14,8 +14,8 @@ from penstock import Judge, JudgeError, Judges
 from penstock.config import Config, RewardConfig
 from penstock.config.reward import JudgeConfig
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.fleet.nodes import Node
 from penstock.workers.fleet.plan import plan
 from penstock.workers.fleet.specs import specs_of

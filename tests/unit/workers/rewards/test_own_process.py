@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from penstock.config import RewardConfig
 from penstock.errors import RewardError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.text import user_trace_of
 from penstock.workers.rewards.child import client
 from penstock.workers.rewards.child.client import RewardProcess

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.score import Rewards
 
 

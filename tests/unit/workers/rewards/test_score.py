@@ -12,9 +12,9 @@ import pytest
 from penstock.config import Config, RewardConfig
 from penstock.config.hooks import REMOTE, REWARDS
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
-from penstock.system.user_imports import named
+from penstock.hooks.user_imports import named
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.jobs.environments import allowed_environments
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.kinds.registry import KINDS

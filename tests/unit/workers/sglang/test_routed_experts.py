@@ -10,7 +10,7 @@ import pytest
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError
 from penstock.names import ROUTED_EXPERTS
-from penstock.protocol.records.sample import Drawn, Sample
+from penstock.records.sample import Drawn, Sample
 from penstock.workers.engine import Rows, Segment
 from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
 from penstock.workers.router.members import engine_config, refuse_dropped

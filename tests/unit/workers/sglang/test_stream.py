@@ -9,8 +9,8 @@ import pytest
 
 from penstock.config import EngineConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PayloadError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.prefixes import growth_to_bytes, partial_from_bytes, partial_to_bytes
 from penstock.workers.sglang.args import with_switch

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.weights.apply import apply_publication

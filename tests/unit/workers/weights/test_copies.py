@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import Cause, CopyMade, FolderLocked
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import Cause, CopyMade, FolderLocked
+from penstock.records.publication import Publication
 from penstock.workers.services import Tally
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.copies import Copies

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.serving import ServingConfig
-from penstock.protocol.records.offer import Range, range_digest
+from penstock.records.offer import Range, range_digest
 from penstock.weights.http.server import WeightsServer
 from penstock.workers.weights.fetch.download import Downloads, NotGiven
 

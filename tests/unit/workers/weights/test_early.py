@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import EngineDied, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import Cause, WeightsFetched
-from penstock.protocol.records.publication import Copied, Publication
+from penstock.records.causes import Cause, WeightsFetched
+from penstock.records.keys import Keys
+from penstock.records.publication import Copied, Publication
 from penstock.workers.weights import folders
 from penstock.workers.weights.fetch.progress import Progress
 from penstock.workers.weights.folders import Folders

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.keys import Keys
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.records.causes import Cause
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.publication import Publication
+from penstock.records.causes import Cause
+from penstock.records.codec import pack
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.workers.weights.ends import Ends
 from penstock.workers.weights.folders import Folders
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.offer import Offer
+from penstock.records.offer import Offer
 from penstock.workers.weights.fetch.partial import Partial
 from penstock.workers.weights.fetch.store import Store
 from penstock.workers.weights.machine_lock import alone_in

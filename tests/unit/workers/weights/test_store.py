@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.causes import LockHolderStalled, WeightsDiskFull, WeightsFetched, WeightsOverLimit
+from penstock.records.causes import LockHolderStalled, WeightsDiskFull, WeightsFetched, WeightsOverLimit
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.fetch import store as store_module
 from penstock.workers.weights.fetch.progress import Progress

@@ -7,15 +7,15 @@ import pytest
 
 from penstock.config.staleness import Mode
 from penstock.errors import EngineDied, EngineError, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.causes import (
+from penstock.records.causes import (
     Cause,
     LockHolderStalled,
     VersionRefused,
     VersionRetried,
     WeightsOverLimit,
 )
-from penstock.protocol.records.publication import Publication
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.workers.services import Tally
 from penstock.workers.weights import choice, updates
 from penstock.workers.weights.choice import TRIES

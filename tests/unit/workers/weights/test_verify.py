@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.records.publication import Publication
+from penstock.records.publication import Publication
 from penstock.system import checksum
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes

@@ -1,7 +1,7 @@
 """Where the time of a sample went."""
 
 from penstock.console.read.trace.stages import MEANING, own_try, stages_of
-from penstock.protocol.records.job import tries_of
+from penstock.records.job import tries_of
 from tests.unit.console.read.trace.samples import TRIES, sample
 
 

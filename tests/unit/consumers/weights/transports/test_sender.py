@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from penstock.config import Config, TrainerConfig
+from penstock.config.transport import TRANSPORTS
 from penstock.consumers.weights.copies import Copy
 from penstock.consumers.weights.transfer import Transfer
 from penstock.consumers.weights.transports.sender import Sender, sender_of
 from penstock.errors import ConfigError
-from penstock.protocol.records.publication import Publication
-from penstock.system.user_imports import named
-from penstock.weights.transport import TRANSPORTS
+from penstock.hooks.user_imports import named
+from penstock.records.publication import Publication
 from penstock.workers.weights.receive.receiver import Receiver, receiver_of
 
 

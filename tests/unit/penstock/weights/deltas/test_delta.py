@@ -313,7 +313,7 @@ def split(whole: bytes) -> tuple[DeltaHead, bytes]:
 
 
 def joined(fields: dict[str, object], body: bytes) -> bytes:
-    from penstock.protocol.records.codec import pack
+    from penstock.records.codec import pack
 
     try:
         data = pack(fields)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.config.hooks import REWARDS
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.registry import KINDS, kind_of
 from tests.unit.workers.rewards.kinds.cases import INSTRUCTIONS, MATHS, QUICK, RAISES, Case

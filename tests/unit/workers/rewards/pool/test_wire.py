@@ -6,8 +6,8 @@ import pytest
 
 from penstock.config import RewardConfig
 from penstock.errors import ProtocolError
-from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.records.job import Job
+from penstock.records.sample import Sample
 from penstock.workers.rewards.pool.wire import TooLarge, Verdict, sample_from_json, sample_to_json
 
 

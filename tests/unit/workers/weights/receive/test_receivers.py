@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.workers.weights.receive.arrival import Arrival, NotSent
 from penstock.workers.weights.receive.checkpoint_engine import CheckpointEngine
 from penstock.workers.weights.receive.ipc import CudaIpc

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, EngineError, ProtocolError, PublishError
-from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision
+from penstock.records.keys import Keys
+from penstock.records.publication import Publication
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, layout_digest
 from penstock.workers.weights.folders import FolderToCome
 from penstock.workers.weights.receive.arrival import NotBegun, NotSent

@@ -1,0 +1,152 @@
+"""The server of one part's metrics: where it is, and what it says where a server does not answer."""
+
+import logging
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.config import Config
+from penstock.errors import ConfigError, QueueUnavailable
+from penstock.metrics import server as bounded_threads
+from penstock.metrics import server as metrics_server
+from penstock.metrics.series import gauge
+from penstock.metrics.server import MetricsServer, serve
+
+THERE = gauge("there", "It is there.")
+
+
+class There(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield THERE.of(7)
+
+
+class Away(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield THERE.of(8)
+        raise QueueUnavailable("Redis does not answer.")
+
+
+def config(tmp_path: Path, **metrics: object) -> Config:
+    data = {"train": [{"name": "d", "path": str(tmp_path / "d.jsonl")}]}
+    return Config.model_validate({"run": "r", "model": {"path": "m"}, "data": data, "metrics": metrics})
+
+
+def served(tmp_path: Path, *collectors: Collector) -> str:
+    server = serve(config(tmp_path, port=0), "worker", "w-1", *collectors)
+    assert server is not None
+    try:
+        with urlopen(server.url, timeout=60) as answer:
+            return str(answer.read().decode())
+    finally:
+        server.close()
+
+
+def test_a_part_says_who_it_is_and_what_its_collectors_say(tmp_path: Path) -> None:
+    lines = served(tmp_path, There()).splitlines()
+
+    assert "penstock_there 7.0" in lines
+    assert any(line.startswith('penstock_part_info{name="w-1",part="worker",run="r",version=') for line in lines)
+    assert "penstock_part_failed_scrapes_total 0.0" in lines
+
+
+def test_figures_that_a_server_does_not_give_are_left_out_and_counted(tmp_path: Path) -> None:
+    lines = served(tmp_path, Away(), There()).splitlines()
+
+    assert "penstock_there 8.0" not in lines, "half of what a collector says"
+    assert "penstock_there 7.0" in lines
+    assert "penstock_part_failed_scrapes_total 1.0" in lines
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[MetricsServer]:
+    server = serve(config(tmp_path, port=0), "worker", "w", There())
+    assert server is not None
+    yield server
+    server.close()
+
+
+def connected(server: MetricsServer) -> socket.socket:
+    at = urlsplit(server.url)
+    return socket.create_connection((at.hostname, at.port), timeout=60)
+
+
+def open_in(server: MetricsServer) -> dict[object, bool]:
+    return server._server._open  # type: ignore[attr-defined,no-any-return]
+
+
+def test_silent_connections_keep_no_scrape_out(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or whoever reaches the port takes a thread and a handle of the part for each, until it has none."""
+    monkeypatch.setattr(bounded_threads, "MAX_CONNECTIONS", 4)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(server)) for _ in range(12)]
+        with urlopen(server.url, timeout=60) as answer:
+            assert b"penstock_there 7.0" in answer.read()
+        assert [one.recv(1) for one in silent[:9]] == [b""] * 9, "the oldest were cut"
+        assert sum(not is_cut for is_cut in open_in(server).values()) <= 4
+
+
+def test_threads_that_do_not_end_are_not_added_to(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_threads, "MAX_THREADS", 2)
+    with connected(server), connected(server), connected(server) as third:
+        assert third.recv(1) == b""
+        assert len(open_in(server)) == 2
+
+
+def test_a_client_that_says_nothing_is_cut(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.1)
+    with connected(server) as silent:
+        assert silent.recv(1) == b""
+
+
+def test_what_strangers_do_is_not_logged(
+    server: MetricsServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    for said in (b"\0\1\2\r\n\r\n", b"GET /metrics HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"):
+        with connected(server) as stranger:
+            stranger.sendall(said)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deadline = time.monotonic() + 60
+    while open_in(server) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+def test_nobody_serves_where_nobody_asked(tmp_path: Path) -> None:
+    assert serve(config(tmp_path), "worker", "w", There()) is None
+
+
+def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
+    first = serve(config(tmp_path, port=0), "worker", "w")
+    assert first is not None
+    port = int(first.url.rpartition(":")[2].partition("/")[0])
+    with pytest.raises(ConfigError, match=r"metrics.port \d+ cannot be listened on .*: set an address of"):
+        serve(config(tmp_path, port=port), "buffer", "")
+    first.close()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "host"),
+    [({}, "127.0.0.1"), ({"reached_at": "node7"}, "node7"), ({"reached_at": "fd00::7"}, "[fd00::7]")],
+)
+def test_a_part_shows_where_it_is_reached(tmp_path: Path, metrics: dict[str, str], host: str) -> None:
+    server = serve(config(tmp_path, port=0, **metrics), "worker", "w")
+
+    assert isinstance(server, MetricsServer)
+    server.close()
+    assert server.url.startswith(f"http://{host}:")
+
+
+@pytest.mark.parametrize("host", ["", "a b", "http://a", "a/b", "u@a"])
+def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ValueError, match="is no host"):
+        config(tmp_path, host=host)
