@@ -1,6 +1,6 @@
 """Which subscriptions hold the gate, and how full it is (T3).
 
-Computes the same figures as ``places`` in ``lua/_common.lua``, which admits and refuses; a test compares the two on
+Computes the same figures as ``places`` in ``lua/admission.lua``, which admits and refuses; a test compares the two on
 random states.
 """
 

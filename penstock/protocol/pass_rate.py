@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client, scan_keys
 
-#: Latest groups of a prompt that are kept, and prompts of one string (``_common.lua`` has both).
+#: Latest groups of a prompt that are kept, and prompts of one string (``lua/admission.lua`` has both).
 MOST_GROUPS, CHUNK = 8, 4096
 #: Byte of a group in which no answer, or every one, is right; other shares are between them.
 _NONE, _ALL = 1, 255

@@ -4,8 +4,8 @@
 
 | rule | computed in | uses |
 |---|---|---|
-| admission (T3) | ``protocol/gate.py``; enforced by ``lua/admit.lua`` | ``places`` (``config/staleness.py``) |
-| the cut (T4) | ``buffer/decision.py``; enforced by ``lua/cut.lua`` | ``floor``, ``overdue``, ``oldest_allowed`` |
+| admission (T3) | ``protocol/gate.py``; enforced by ``lua/admission.lua`` | ``places`` (``config/staleness.py``) |
+| the cut (T4) | ``buffer/decision.py``; enforced by ``lua/batch.lua`` | ``floor``, ``overdue``, ``oldest_allowed`` |
 | expiry | ``buffer/decision.py``, and the manifest for masked tokens | ``gives_up``, ``mask_below`` |
 
 A rewind abandons versions: their policies no longer exist, so they do not age any token, and tokens generated with one

@@ -131,7 +131,7 @@ _LISTS = ("tokens", "logprobs", "generated", "loss_mask", "versions", "turns")
 # A use of a group by a batch, recorded in the group in a run with a history: manifests may be deleted before it.
 #
 # The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:MASKS:ABANDONED`` of each, separated by
-# ``;``; what follows CUT_MS comes from the leader (``note``), the rest from ``cut.lua``.
+# ``;``; what follows CUT_MS comes from the leader (``note``), the rest from ``cut`` in ``lua/batch.lua``.
 
 #: Most characters of one group's uses by one subscription.
 MAX_USES_BYTES = 1024 * 1024
@@ -224,7 +224,7 @@ class Drawn:
     """Tokens of one sample under one lease: those that it has, and those that were generated and discarded.
 
     Totals, not differences, so a repeated report changes nothing. Sent as numbers with commas, in this order
-    (``_ledger.lua``).
+    (``lua/ledger.lua``).
     """
 
     #: Generated tokens that the sample has, including those of earlier leases.

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
@@ -15,6 +14,7 @@ from penstock.names import LANES
 from penstock.records.causes import RedisFull, RedisKeysLost
 from penstock.records.keys import Keys
 from penstock.redis.commands import AsyncClient, Client, Encodable
+from penstock.redis.lua_scripts import verb_text
 from penstock.redis.refusals import RECOVERY, KeysLost, is_demoted, is_wrong_type, passing
 
 T = TypeVar("T")
@@ -32,15 +32,10 @@ class Script:
     sha: str
 
 
-#: Parts at the beginning of every script.
-HELPERS = ("_ledger", "_common")
-
-
 @cache
 def script(name: str) -> Script:
-    """Load ``lua/NAME.lua`` with the ledger and the common helpers before it."""
-    folder = files("penstock.protocol") / "lua"
-    text = "".join((folder / f"{part}.lua").read_text() for part in (*HELPERS, name))
+    """Return the script of a verb. Raises ValueError for an unknown one."""
+    text = verb_text(name)
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

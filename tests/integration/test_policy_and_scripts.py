@@ -1,7 +1,6 @@
 """The policy in Python and the scripts that judge by it, on random states: the same places, and the same groups."""
 
 import random
-from importlib.resources import files
 
 import pytest
 import redis
@@ -11,6 +10,7 @@ from penstock.protocol.gate import read_rooms
 from penstock.protocol.scripts import run
 from penstock.protocol.staleness import UNBOUNDED, Lineage, Policy
 from penstock.records.keys import Keys
+from penstock.redis.lua_scripts import with_helpers
 from tests.integration import play
 
 STATES = 1200
@@ -58,9 +58,8 @@ def write_state(client: redis.Redis, keys: Keys, rng: random.Random, mode: str) 
 @pytest.mark.parametrize("mode", MODES)
 def test_T3_places_in_python_are_those_that_the_gate_lets_in_by(client: redis.Redis, keys: Keys, mode: str) -> None:
     rng = random.Random(f"gate/{mode}")
-    helpers = (files("penstock.protocol") / "lua" / "_common.lua").read_text()
     counts = client.register_script(
-        f"{helpers}\nlocal members = {{}}\nfor i = 2, #KEYS do members[i - 1] = KEYS[i] end\n"
+        f"{with_helpers('stock_of', 'places')}local members = {{}}\nfor i = 2, #KEYS do members[i - 1] = KEYS[i] end\n"
         "return {places(KEYS[1], members, stock_of(ARGV[1]))}"
     )
     outcomes = set()

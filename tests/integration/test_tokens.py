@@ -554,7 +554,7 @@ def test_I10_a_retry_that_is_booked_twice_turns_the_audit_red(
 ) -> None:
     held = begin(client, keys)
     call = scripts.commit(keys, held.job, held.token, [(0, 1, play.meta(0, held.token, 1).to_bytes())])
-    defect = broken(call, "    again = again + 1\n  elseif", "    again = again + 1\n    heard = heard + 2\n  elseif")
+    defect = broken(call, "again = again + 1\n    elseif", "again = again + 1\n      heard = heard + 2\n    elseif")
     defect = broken(defect, "  book(prefix, g[5], 'heard', heard)\n", "")
     defect = broken(defect, "if taken > 0 then", "book(prefix, g[5], 'heard', heard)\nif taken > 0 then")
     assert [run(client, defect).new for _ in range(2)] == [1, 0]  # type: ignore[attr-defined]

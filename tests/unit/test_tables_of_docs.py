@@ -7,7 +7,6 @@ from typing import get_args
 
 import pytest
 
-import penstock.protocol
 from penstock.config import TrainerConfig
 from penstock.config.hooks import REWARDS
 from penstock.config.trainer import TRACKERS
@@ -15,10 +14,11 @@ from penstock.config.transport import TRANSPORTS
 from penstock.console.read.trace.stages import MEANING
 from penstock.protocol.tokens import HEARD
 from penstock.records.job import TryEnd
+from penstock.redis.lua_scripts import LUA
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOSSES = get_args(TrainerConfig.model_fields["loss"].annotation)
-VERBS = "\n".join(path.read_text() for path in (Path(penstock.protocol.__file__).parent / "lua").glob("*.lua"))
+VERBS = "\n".join(file.read_text() for file in LUA.iterdir())
 
 
 def accounts() -> set[str]:

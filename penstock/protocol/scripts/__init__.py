@@ -1,4 +1,4 @@
-"""The verbs of the protocol: one typed function per Lua file, for the sync and the async client alike.
+"""The verbs of the protocol: one typed function per verb in Lua, for the sync and the async client alike.
 
 A function here builds a ``Call`` (its keys, arguments and parser) without network access; ``run`` and
 ``run_async`` send it. Every verb may be sent again after a lost reply: it is idempotent, or its guard refuses the

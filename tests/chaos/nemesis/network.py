@@ -6,7 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 from random import Random
 
-from penstock.redis.call import HELPERS
+from penstock.redis.lua_scripts import verb_text
 from tests.chaos.cluster.proxy import DOWN, MID_REPLY, REPLY, REQUEST, UP
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, pick
 
@@ -26,9 +26,8 @@ SPRUNG_S = 15.0
 @cache
 def digest_of(source: Path, verb: str) -> str:
     """How requests name a verb: the digest of its script, as ``source`` has it."""
-    folder = source / "penstock" / "protocol" / "lua"
-    text = b"".join((folder / f"{part}.lua").read_bytes() for part in (*HELPERS, verb))
-    return hashlib.sha1(text, usedforsecurity=False).hexdigest()
+    text = verb_text(verb, source / "penstock" / "protocol" / "lua")
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _cut(ground: Ground, rng: Random) -> Facts | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.redis.call import HELPERS
+from penstock.redis.lua_scripts import definitions, verb_text
 from penstock.redis.server import RedisServer
 from tests.chaos.checker import PROPERTIES
 from tests.chaos.defects import DEFECTS, PATCHES, ROOT, RULES, copy_source, seed
@@ -44,11 +44,10 @@ def test_a_defect_changes_code_that_compiles(name: str, tmp_path: Path, lua: "re
         if path.endswith(".py"):
             assert ast.dump(ast.parse(text)) != ast.dump(ast.parse((ROOT / path).read_text())), path
         else:
-            verb = Path(path).stem
-            parts = (*HELPERS, *([] if verb in HELPERS else [verb]))
-            assert lua.script_load("".join((seeded / Path(path).parent / f"{one}.lua").read_text() for one in parts)), (
-                path
-            )
+            folder = (seeded / path).parent
+            texts = [verb_text(name, folder) for name, one in definitions(folder).items() if one.is_verb]
+            assert all(lua.script_load(text) for text in texts), path
+            assert set(texts) != {verb_text(name) for name, one in definitions().items() if one.is_verb}, path
 
 
 def _files(folder: Path) -> list[str]:

@@ -1,14 +1,14 @@
 """A verb names its KEYS and ARGV once, in its first lines, as its header lists them."""
 
 import re
-from pathlib import Path
+import textwrap
 
 import pytest
 
-import penstock.protocol
+from penstock.redis.lua_scripts import definitions
 
-LUA = Path(penstock.protocol.__file__).parent / "lua"
-VERBS = sorted(path.stem for path in LUA.glob("*.lua") if not path.stem.startswith("_"))
+KNOWN = definitions()
+VERBS = sorted(name for name, one in KNOWN.items() if one.is_verb)
 
 POSITION = re.compile(r"\b(KEYS|ARGV)\[(\d+)\]")
 #: A position without a name: of one argument, or of where those whose number varies begin.
@@ -22,11 +22,11 @@ UNNAMED = re.compile(
 
 def parts(verb: str) -> tuple[str, list[str], list[str]]:
     """Header, lines that bind, and the lines after them."""
-    lines = (LUA / f"{verb}.lua").read_text().splitlines()
-    start = next(n for n, line in enumerate(lines) if not line.startswith("--"))
-    rest = lines[start:]
+    first, *body, last = KNOWN[verb].code.splitlines()
+    assert (first, last) == (f"local function {verb}()", "end")
+    rest = textwrap.dedent("\n".join(body)).splitlines()
     end = rest.index("") if POSITION.search(rest[0]) or re.match(r"local first_\w+ = \d+$", rest[0]) else 0
-    return "\n".join(lines[:start]), rest[:end], rest[end:]
+    return KNOWN[verb].comment, rest[:end], rest[end:]
 
 
 def listed(header: str, what: str) -> tuple[int, bool]:

@@ -1,18 +1,13 @@
 """The words that verbs write and compare are those of the enumerations."""
 
 import re
-from pathlib import Path
 
-import penstock.protocol
 from penstock.names import Lane
 from penstock.records.job import JobFailure, JobState, TryEnd
+from penstock.redis.lua_scripts import definitions
 
 #: All verbs but those of transfers of weights, whose states are their own.
-VERBS = {
-    path.stem: path.read_text()
-    for path in (Path(penstock.protocol.__file__).parent / "lua").glob("*.lua")
-    if not path.stem.startswith("transfer")
-}
+VERBS = {name: one.comment + one.code for name, one in definitions().items() if not name.startswith("transfer_")}
 
 
 def words(pattern: str) -> set[str]:
