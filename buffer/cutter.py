@@ -33,17 +33,15 @@ from penstock.records.manifest import Manifest
 from penstock.redis.commands import Client
 from penstock.system.garbage_collection import collecting_later
 
-# Reading of in-flight jobs. The order of these reads is part of the correctness of a cut.
-#
-#     gate ─> end of the data ─> jobs ─> completed, admitted ─> unfinished, running ─> ingest of completed groups
-#
-# A job moves along it and never back: admitted before the gate closes or the data ends, in a lane (or delayed) until
-# it is complete. A job missed by an earlier read is therefore seen by a later one, or has completed. Completed groups
-# are ingested (``State.catch_up``) afterwards, never before: a job that is no longer in flight is in a pool then.
-
 
 def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]]) -> InFlight:
     """Read what is in flight for the subscription of ``view``. Blocks for a round trip, one more with held rejects.
+
+        gate ─> end of the data ─> jobs ─> completed, admitted ─> unfinished, running ─> ingest of completed groups
+
+    A cut is correct only with this order of reads. A job moves along it and never back: it is admitted before the gate
+    closes or the data ends, and is in a lane (or delayed) until complete, so a job missed by one read is seen later.
+    Completed groups are ingested (``State.catch_up``) last: a job no longer in flight is in a pool then.
 
     Args:
         gates: names of the subscriptions that hold the gate, members of a pool together.

@@ -32,13 +32,6 @@ from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
-# Permanent payloads whose commit Redis has lost: they would never be freed.
-#
-# A failover to a lagging replica, a power loss or a restored dump sets Redis back, with the payloads on it. Those on
-# other servers and in folders stay. So a leader checks all payloads once, and gives a time to live to those that no
-# group has. If a worker commits one again under the same lease, it becomes permanent again when its group is
-# complete.
-
 log = logging.getLogger(__name__)
 
 #: Payloads per call, so that a cut never waits for long.
@@ -46,9 +39,12 @@ SCAN_CHUNK = 1000
 
 
 class ForgottenPayloads:
-    """Checks each payload server in use once, and again if it did not answer or was lost meanwhile.
+    """Give a time to live to permanent payloads whose commit Redis has lost, as they would never be freed.
 
-    Such a server may have been set back itself, and have freed payloads again.
+    A failover to a lagging replica, a power loss or a restored dump sets Redis back, with the payloads on it, but not
+    those on other servers and in folders. So a leader checks each payload server in use once, and again if it did not
+    answer or was lost meanwhile, as it may have been set back itself. A payload that a worker commits again under the
+    same lease becomes permanent again when its group is complete.
 
     Args:
         ttl_s: ``buffer.payload_ttl_s``: time to live of payloads that no group has.
@@ -206,13 +202,12 @@ def _why_lost(backlog: Backlog) -> str:
     return "the recorder does not keep up, and more of them wait than history.backlog"
 
 
-# Results of scoring jobs that were not collected: the client is gone, and no subscription will retire them.
-#
-# Clients collect their scores and retire the groups (consumers/scorer.py). A client that died leaves them behind.
-
-
 class UnreadScores:
-    """Retires scored groups that are ready for longer than ``ttl_s``, counted from when this leader first read them."""
+    """Retire scored groups that their client did not collect and no subscription will retire.
+
+    Clients collect their scores and retire the groups (consumers/scorer.py); one that died leaves them behind. Groups
+    are retired when ready for longer than ``ttl_s``, counted from when this leader first read them.
+    """
 
     def __init__(self, client: Client, keys: Keys, state: State, ttl_s: float) -> None:
         self._client = client
@@ -238,21 +233,18 @@ class UnreadScores:
         return retired
 
 
-# Groups that time out: a long answer delays the complete group, and a policy decides what to do.
-#
-#     begun for longer than group_timeout_s ─> wait (default): nothing, but it is reported
-#                                           ├─> train: shorten to the committed samples (n is their number, T11)
-#                                           └─> drop: the group is deleted, its place at the gate is free
-#
-# Training with fewer samples favours short answers: every manifest has the number of such groups and samples.
-
-
 #: Most groups per call.
 MOST = 256
 
 
 class PartialGroups:
-    """Handles groups that time out.
+    """Apply the policy for groups that time out, in which a long answer delays the complete group.
+
+        begun for longer than group_timeout_s ─> wait (default): nothing, but it is reported
+                                              ├─> train: shorten to the committed samples (n is their number, T11)
+                                              └─> drop: the group is deleted, its place at the gate is free
+
+    Training with fewer samples favours short answers: every manifest has the number of such groups and samples.
 
     Args:
         waiting: reports groups that are waited for.

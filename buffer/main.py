@@ -45,12 +45,6 @@ from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.redis.refusals import KeysLost
 
-# Detection of lost acknowledged writes in Redis: by a failover to a lagging replica, or a power loss.
-#
-# Counters only grow. Every buffer process, also on standby, remembers their largest observed values; if it reads
-# less, the difference is lost for good, and the first process to find it counts and reports it. Losses since the last
-# read, and counts made again before the next one, are not visible: the figures are lower bounds.
-
 log = logging.getLogger(__name__)
 
 #: Counters that are compared, and their names in reports.
@@ -64,7 +58,12 @@ WATCHED = {
 
 
 class Rollback:
-    """The counters as this process last read them."""
+    """Detect acknowledged writes that Redis lost by a failover to a lagging replica, or a power loss.
+
+    Counters only grow. Every buffer process, also on standby, remembers their largest observed values; if it reads
+    less, the difference is lost, and the first process to find it counts and reports it. Losses since the last read,
+    and counts made again before the next one, are not visible: the figures are lower bounds.
+    """
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client

@@ -41,15 +41,12 @@ from penstock.protocol.presence import WorkerPresence, live_workers
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
 
-# Commands of a trainer to the engines of its run: offload and onload GPU memory, pause health checks, restart.
-#
-# The leader rank sends them; on the others every call but ``workers`` returns at once.
-
 
 class Engines:
-    """The engines of one model, commanded through ``subscriber``.
+    """Command the engines of one model: offload and onload GPU memory, pause health checks, restart.
 
-    Every call blocks until all workers have applied it, and reports which one it waits for; WaitTimeout names it.
+    The leader rank sends the commands; on other ranks every call but ``workers`` returns at once. Calls block until all
+    workers have applied them, and report which one they wait for; WaitTimeout names it.
     """
 
     def __init__(self, subscriber: Subscriber, model: str) -> None:

@@ -22,16 +22,6 @@ from penstock.protocol.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_images
 from penstock.records.codec import pack, unpack
 from penstock.text import safe_repr
 
-# Images in a prompt: the images of a row become bytes in the job, and marks in the messages.
-#
-#     {"type": "image", "image": PATH | data:image/...;base64,... | bytes}     a part of a message
-#     image_key: a column of such images                                     used for each <image> in texts, in their
-#     order
-#
-# With ``sha256`` beside it a replaced file is a bad line: changed rows are detected at a start, changed files are
-# not. A path is below the dataset's folder of images, links followed; no URL is ever opened. Workers receive bytes,
-# so a record names nothing that could be opened.
-
 #: Placeholder of the next image of the row in a text of a message.
 MARK = "<image>"
 #: Key of a file's digest in a part of a message, or an entry of the column.
@@ -46,7 +36,15 @@ Messages = list[dict[str, Any]]
 
 
 def with_images(config: DatasetConfig, messages: Messages, row: dict[str, Any], where: str) -> Messages:
-    """Add the images of the row's column to the messages as parts. Raises BadLine if marks and images differ."""
+    """Add the images of a row to its messages, as parts with bytes. Raises BadLine if marks and images differ.
+
+        {"type": "image", "image": PATH | data:image/...;base64,... | bytes}     a part of a message
+        image_key: a column of such images      used for each <image> in texts, in their order
+
+    With ``sha256`` beside it a replaced file is a bad line: changed rows are detected at a start, changed files
+    are not. A path is below the dataset's folder of images, links followed; no URL is ever opened. Workers receive
+    bytes, so a record names nothing that could be opened.
+    """
     if config.image_key is None:
         return messages
     if config.image_key not in row:

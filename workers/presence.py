@@ -19,8 +19,6 @@ from penstock.workers.rewards.keeper import started_pid
 from penstock.workers.services import Services
 from penstock.workers.weights.updates import Updates
 
-# Measure the capacity of a worker: its token rate while all its slots are taken, whatever the demand of trainers.
-
 #: Half-life of a measurement, in seconds with full slots.
 HALF_S = 120.0
 #: The rate is unknown below this many seconds with full slots.
@@ -28,10 +26,10 @@ LEAST_S = 10.0
 
 
 class Capacity:
-    """Tokens per second with full slots, over the last minutes in which they were full.
+    """Measure a worker's tokens per second with full slots, over the last minutes in which they were full.
 
-    A rate over all time would be the one the gate allows: a fleet that divides its trainers' demand by it would grow
-    without end.
+    A rate over all time would depend on the demand of trainers, which limits it through the gate: a fleet that divides
+    the demand by it would grow without end.
     """
 
     def __init__(self) -> None:

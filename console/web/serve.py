@@ -15,11 +15,6 @@ from penstock.console.web.app import make_app
 from penstock.console.web.replies import MAX_STREAMS
 from penstock.errors import ConfigError
 
-# Limit the connections of the page's port, or any process that reaches it could use up all file descriptors.
-#
-# Beyond the limit, a new connection closes the oldest idle one, or else the oldest. A page whose stream is closed
-# reconnects.
-
 #: Most open connections: the streams, and as many others.
 MAX_CONNECTIONS = 2 * MAX_STREAMS
 
@@ -27,7 +22,11 @@ _numbers = count()
 
 
 class Connection(H11Protocol):
-    """A connection, created by uvicorn."""
+    """Limit the connections of the page's port, so that other processes cannot use up all file descriptors.
+
+    Created by uvicorn. Beyond the limit, a new connection closes the oldest idle one, or else the oldest. A page whose
+    stream is closed reconnects.
+    """
 
     #: Sequence number; higher for later connections.
     number = -1

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.consumers.batch import behaviour
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo.rows import add_images
+from penstock.consumers.grpo.pictures import add_images
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
 

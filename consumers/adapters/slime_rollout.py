@@ -27,10 +27,6 @@ from penstock.consumers.adapters.rows import RowArrays, label, plain
 from penstock.errors import ConfigError
 from penstock.redis.saved_config import config_of
 
-# Check slime's rollout flags: translate those that apply, reject by name those that have no effect.
-#
-# Flags of slime's data source, trainer, engines and logs do not concern a rollout function.
-
 #: Flags that generate or reward by slime's own means -> the equivalent here; None: there is no equivalent.
 ELSEWHERE: dict[str, str | None] = {
     "custom_generate_function_path": "hooks.generate",
@@ -70,7 +66,10 @@ _EVAL: dict[str, tuple[str, str | None]] = {
 
 
 def check_flags(args: Namespace) -> None:
-    """Raise ConfigError for the first flag that would have no effect, or a wrong one."""
+    """Raise ConfigError for the first rollout flag of slime that would have no effect, or a wrong one.
+
+    Flags of slime's data source, trainer, engines and logs do not concern a rollout function.
+    """
     for name, instead in ELSEWHERE.items():
         if getattr(args, name, None):
             raise ConfigError(_no_effect(_flag(name), instead))

@@ -34,14 +34,6 @@ from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.records.causes import Cause, RanksAbsent, decode
 from penstock.records.codec import pack, unpack
 
-# Let rank 0 talk to the run for all training processes: gather prompts, scatter answers.
-#
-#     every rank: its items ─> rank 0: of all, in the order of the ranks ─> an answer each ─> every rank: its own
-#
-# Bytes (msgpack) go over a separate gloo group without a time limit by default: a rollout may take longer than a
-# collective's timeout. A rank that dies ends the call of every other. Before a gather rank 0 receives from each other
-# rank separately, so that it can name the one that hangs; the others name rank 0.
-
 log = logging.getLogger(__name__)
 
 #: Longest wait for another rank by default.
@@ -55,7 +47,14 @@ ERRORS: dict[str, Callable[..., PenstockError]] = {
 
 
 class Together:
-    """The ranks of one training, as started by torch's launchers (RANK, WORLD_SIZE). A single rank needs no group.
+    """Let rank 0 talk to the run for all ranks of one training: gather prompts, scatter answers.
+
+        every rank: its items ─> rank 0: of all, in the order of the ranks ─> an answer each ─> every rank: its own
+
+    Ranks are those of torch's launchers (RANK, WORLD_SIZE); a single rank needs no group. Bytes (msgpack) go over a
+    separate gloo group, by default without a time limit: a rollout may take longer than a collective's timeout. A rank
+    that dies ends the call of every other. Before a gather rank 0 receives from each other rank separately, so that it
+    can name the one that hangs; the others name rank 0.
 
     Args:
         blocked_on: called on rank 0 with the cause of its wait, repeatedly, None at the end; in a thread.

@@ -22,13 +22,11 @@ from penstock.protocol.staleness import Lineage
 from penstock.records.manifest import Manifest, Row
 from penstock.records.sample import SampleStatus
 
-# Decide which tokens of a batch bear loss here, from their staleness, and compute the loss denominators (T10).
-#
-# Everything is computed from the manifest, which every rank has. Nothing here blocks.
-
 
 class LossTokens:
-    """Loss tokens of the rows of one batch.
+    """Decide which tokens of a batch bear loss, from their staleness, and compute the loss denominators (T10).
+
+    Everything is computed from the manifest, which every rank has. Nothing blocks.
 
     Args:
         rows: of the complete batch.

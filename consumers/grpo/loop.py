@@ -22,9 +22,9 @@ from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.replay import RecordingOver, Replay
 from penstock.consumers.grpo import checkpoint
 from penstock.consumers.grpo.hooks import TrainingHooks, check_alike
+from penstock.consumers.grpo.pictures import auto_class
 from penstock.consumers.grpo.process import enable_tf32
 from penstock.consumers.grpo.rounding_floor import RoundingFloor, engine_dtype
-from penstock.consumers.grpo.rows import auto_class
 from penstock.consumers.grpo.step import GRPO
 from penstock.consumers.grpo.totals import Figures
 from penstock.consumers.trainer import Trainer

@@ -26,20 +26,19 @@ from penstock.names import STEP_REWARDS
 from penstock.payloads.format import are_step_rewards
 from penstock.records.manifest import Row
 
-# The number types that the reference trainer computes in.
-#
-#     master weights, gradients, optimizer    float32, whatever type the engines use
-#     forward and backward pass               trainer.dtype: bfloat16 autocast on a GPU, float32 elsewhere
-#
-# A bfloat16 weight has 8 significant bits: a step below 1/512 of its value changes nothing. At a learning rate of
-# 5e-6 one step changed 0.98 % of the weights of a bfloat16 model of 135M, and 99.97 % of those of a float32 one.
-
 #: Devices whose matrix units compute bfloat16.
 _GPUS = ("cuda", "xpu", "npu", "hpu")
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of the forward and backward pass for a value of ``trainer.dtype``."""
+    """Return the type of the forward and backward pass for a value of ``trainer.dtype``.
+
+        master weights, gradients, optimizer    float32, whatever type the engines use
+        forward and backward pass               trainer.dtype: bfloat16 autocast on a GPU, float32 elsewhere
+
+    A bfloat16 weight has 8 significant bits: a step below 1/512 of its value changes nothing. At a learning rate of
+    5e-6 one step changed 0.98 % of the weights of a bfloat16 model of 135M, and 99.97 % of those of a float32 one.
+    """
     if name == "bfloat16" or (name == "auto" and device.type in _GPUS):
         return torch.bfloat16
     return torch.float32

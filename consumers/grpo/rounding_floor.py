@@ -17,7 +17,7 @@ from torch.func import functional_call
 from penstock.config import Config
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo.losses import token_logprobs
-from penstock.consumers.grpo.rows import add_images, inputs_of
+from penstock.consumers.grpo.pictures import add_images, inputs_of
 from penstock.consumers.grpo.step import GRPO, to_device
 from penstock.consumers.grpo.totals import mean
 from penstock.consumers.weights.sources import float32_names

@@ -24,21 +24,13 @@ from penstock.consumers.batch import layout
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo import losses, process
 from penstock.consumers.grpo.losses import TokenLoss, side_of
+from penstock.consumers.grpo.pictures import add_images, inputs_of
 from penstock.consumers.grpo.ranks import Ranks
-from penstock.consumers.grpo.rows import add_images, inputs_of
 from penstock.consumers.grpo.totals import Figures, Totals, mean
 from penstock.consumers.grpo.train_rows import Ask, postprocess
 from penstock.consumers.grpo.weight_changes import WeightChanges
 from penstock.errors import PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
-
-# Subtract the distance to the reference policy from each reward of a batch (T11).
-#
-#     every rank, its own rows ─> distances ─> added up over the ranks ─> take_off ─> advantages of whole groups, on all
-#
-# The distance of a sample is the sum over all its generated tokens, whether or not they bear loss, including masked,
-# expired and removed ones. Its reward is compared with those of its group, and was given for the complete answer; a
-# distance over the loss tokens would favour answers of which more is masked.
 
 
 def check_reference(batch: Batch) -> None:
@@ -73,9 +65,14 @@ def distances(
 
 
 def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
-    """Set advantages from the reduced rewards; the same on every rank.
+    """Subtract the distance to the reference policy from each reward of a batch (T11); the same on every rank.
 
-    The distance of a sample with a lost payload is unknown: it is not compared with others.
+        every rank, its own rows ─> distances ─> sum over the ranks ─> take_off ─> advantages of complete groups
+
+    The distance of a sample is the sum over all its generated tokens, whether or not they bear loss, including masked,
+    expired and removed ones. Its reward is compared with those of its group, and was given for the complete answer; a
+    distance over the loss tokens would favour answers of which more is masked. The distance of a sample with a lost
+    payload is unknown: it is not compared with others.
 
     Args:
         found: ``distances``, added up over all ranks.

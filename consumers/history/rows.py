@@ -14,10 +14,6 @@ from penstock.records.disposal import Disposal
 from penstock.records.manifest import Row
 from penstock.records.sample_meta import SampleMeta
 
-# Determine the fate of a retiring group's samples, and the batches that used them.
-#
-# If subscriptions differ the first of these counts: payload lost, trained, masked, filtered, dropped.
-
 _DISPOSALS = {reason.code: reason for reason in Disposal}
 #: Fates by the group's reason to retire, if it does not depend on subscriptions.
 _ENDS = {"cancelled": (Fate.CANCELLED, ""), "timed_out": (Fate.DROPPED, "timed_out"), "evicted": (Fate.EVICTED, "")}
@@ -43,7 +39,10 @@ def uses_of_sample(group: Retired, meta: SampleMeta) -> list[Use]:
 
 
 def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
-    """Return fate and reason of a sample; ``meta`` None: of a job that ended without one."""
+    """Return fate and reason of a sample of a retiring group; ``meta`` None: of a job that ended without one.
+
+    If subscriptions differ the first of these counts: payload lost, trained, masked, filtered, dropped.
+    """
     if group.broken:
         return Fate.DROPPED, Disposal.UNREADABLE
     if meta is not None and meta.k in group.lost:

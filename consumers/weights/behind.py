@@ -1,10 +1,10 @@
-"""Folders that come behind the announcement of their versions (docs/protocol.md, The send first).
+"""Write folders of versions in the background, after their announcement (docs/protocol.md, The send first).
 
-    trainer's thread    take a copy ─> (announce, send) ─> put ─────────────> keep: say whole once more
+    trainer's thread    take a copy ─> (announce, send) ─> put ─────────────> keep: repeat the announcement
     writer's thread                                         ├─> folder ─> whole ─> offer
     server's thread                                         └─> index ─> offer of the copy ─> copied
 
-Two copies at most are in memory, the newest and the one that is being written.
+At most two copies are in memory, the newest and the one that is being written.
 """
 
 import logging
@@ -32,16 +32,6 @@ from penstock.redis.control import Control
 from penstock.system.disk import until_room
 from penstock.text import format_exc
 
-# Writes folders of versions that are announced already, one after the other, in a thread of its own.
-#
-#     put(v)    being written: v waits, in the place of one that waited before; else it is begun
-#     drop      what waits is not begun any more: its copy is about to go
-#     settle    until all that was put is written
-#     check     raises what a write failed of, and has it tried once more
-#
-# The newest always gets its folder: what was dropped is owed until another version is put. Who waits for a batch has
-# nothing to publish, so that what failed must not stay so: its copy is there, and it is begun again when it was said.
-
 log = logging.getLogger(__name__)
 
 
@@ -54,21 +44,29 @@ class Task(NamedTuple):
 
 @dataclass(slots=True)
 class _Newest:
-    """The version put last."""
+    """Track the version put last."""
 
     task: Task
-    #: Whether its copy is still as it was, so that it can be written once more.
+    #: Whether its copy is unchanged, so that a failed write can be retried.
     has_copy: bool = True
-    #: Why it has no folder, until it has one; '' while it is written for the first time.
+    #: Why it has no folder; '' once it has one, and during the first write.
     why: str = ""
 
 
 class FolderWriter:
-    """One thread, which begins with the first ``put``.
+    """Write the folders of announced versions one after the other, in a thread that starts with the first ``put``.
+
+        put(v)    queue v, replacing another that waits
+        drop      remove the version that waits: its copy is about to be reused
+        settle    wait until all folders are written
+        check     raise the error of a failed write, and retry it
+
+    The newest version always gets its folder: one that was dropped is owed until another is put. A trainer that waits
+    for a batch publishes nothing, so a failed write is retried from its copy once the error was raised.
 
     Args:
-        write: writes and proves a version's folder, and tells of it; blocks. It is given a word that is true when it
-            is not to wait for room any more.
+        write: writes and verifies a version's folder and announces it; blocks. Its second argument returns True when
+            it must no longer wait for disk space.
     """
 
     def __init__(self, write: Callable[[Task, Callable[[], bool]], None]) -> None:
@@ -78,17 +76,17 @@ class FolderWriter:
         self._waiting: Task | None = None
         self._writing: Task | None = None
         self._is_closed = False
-        #: None, too, where a version that has its folder was announced after it.
+        #: None: nothing was put, or a version with a folder was announced after it.
         self._newest: _Newest | None = None
 
     @property
     def owes(self) -> bool:
-        """Whether the newest version that was put has no folder, and may never have one."""
+        """Return whether the newest version that was put has no folder, and may never have one."""
         with self._changed:
             return self._newest is not None and self._newest.why != ""
 
     def put(self, publication: Publication, copy: Copy) -> None:
-        """Have the folder of an announced version written. Returns at once; the copy must stay as it is until then."""
+        """Queue an announced version for writing. Returns at once; the copy must not change until it is written."""
         with self._changed:
             self._waiting = Task(publication, copy)
             self._newest = _Newest(self._waiting)
@@ -99,12 +97,12 @@ class FolderWriter:
             self._changed.notify_all()
 
     def drop(self) -> Copy | None:
-        """Forget what waits; the copy that is being read, if there is one. Returns at once."""
+        """Remove the version that waits; return the copy being read, or None. Returns at once."""
         with self._changed:
             if self._newest is not None:
                 self._newest.has_copy = False
                 if self._waiting is not None:
-                    self._newest.why = "its copy went for a later one, which was not published"
+                    self._newest.why = "its copy was overwritten by a later one, which was not published"
             self._waiting = None
             return self._writing.copy if self._writing is not None else None
 
@@ -114,29 +112,29 @@ class FolderWriter:
             self._newest = None
 
     def settle(self, blocked_on: Callable[[Cause | None], None] = lambda cause: None) -> None:
-        """Wait until all that was put is written; raises as ``check``.
+        """Wait until all queued folders are written; raise as ``check``.
 
         Args:
-            blocked_on: called now and then with the cause of the wait; None at the end.
+            blocked_on: called periodically with the cause of the wait; None at the end.
         """
         self.rest(blocked_on)
         self.check()
 
     def check(self) -> None:
-        """Raise PublishError where the newest version that was put has no folder; it is tried once more after that."""
+        """Raise PublishError if writing the newest version's folder failed, and retry it."""
         with self._changed:
             newest = self._newest
             if newest is None or not newest.why or newest.task is self._waiting or newest.task is self._writing:
                 return
             why, then = newest.why, "publish again"
             if newest.has_copy and not self._is_closed:
-                self._waiting, then = newest.task, "it is tried once more; publish again, or go on"
+                self._waiting, then = newest.task, "it is tried once more; publish again, or continue"
                 self._changed.notify_all()
         version = newest.task.publication.version
-        raise PublishError(f"Version {version} is announced and has no folder, as {why}: {then}.")
+        raise PublishError(f"Version {version} is announced and has no folder, because {why}: {then}.")
 
     def close(self, blocked_on: Callable[[Cause | None], None] = lambda cause: None) -> None:
-        """End when what was put is written; a disk without room is not waited for. Blocks. Logs what fails.
+        """Write the queued folders and end the thread. Blocks, but not for a full disk. Logs errors.
 
         Args:
             blocked_on: as of ``settle``.
@@ -153,7 +151,7 @@ class FolderWriter:
             log.error("%s", exc)
 
     def rest(self, blocked_on: Callable[[Cause | None], None] = lambda cause: None) -> None:
-        """Wait until nothing is written and nothing waits, whatever came of it."""
+        """Wait until no folder is being written or queued, whether or not writes failed."""
         with self._changed:
             while (task := self._writing or self._waiting) is not None:
                 blocked_on(WeightsUnwritten(task.publication.version))
@@ -169,44 +167,44 @@ class FolderWriter:
                     return
                 task = self._writing = self._waiting
                 self._waiting = None
-            why = self._failure_of(task)
+            why = self._try_write(task)
             with self._changed:
                 self._writing = None
                 if self._newest is not None and self._newest.task is task:
                     self._newest.why = why
                 self._changed.notify_all()
 
-    def _failure_of(self, task: Task) -> str:
-        """Write it; '' or why that was in vain."""
+    def _try_write(self, task: Task) -> str:
+        """Write a folder; return '' or the error."""
         version = task.publication.version
         try:
-            self._write(task, self._gives_up)
+            self._write(task, self._is_room_unneeded)
         except DiskFull as exc:
             log.warning("version %d gets no folder: %s", version, exc)
             return str(exc).rstrip(".")
-        except BaseException as exc:  # nobody could see the end of this thread
+        except BaseException as exc:  # otherwise this thread would end silently
             log.error("the folder of version %d was not written", version, exc_info=exc)
             return format_exc(exc).rstrip(".")
         return ""
 
-    def _gives_up(self) -> bool:
-        """Return whether a newer version has its folder, or the trainer ends."""
+    def _is_room_unneeded(self) -> bool:
+        """Return whether to stop waiting for disk space: a newer version waits, or the trainer ends."""
         with self._changed:
             return self._is_closed or self._waiting is not None
 
 
-#: How often the trainer looks whether Redis still knows of its newest folder.
+#: Interval at which the trainer checks that Redis still knows its newest folder.
 KEEP_S = 1.0
 
 
 class Behind:
-    """Copies and folders of one trainer, rank 0's.
+    """Keep copies of published versions and write their folders, on rank 0 of a trainer.
 
     Args:
         folder: of published versions.
-        in_use: versions that somebody holds, loads or has pinned, asked for by the given connection.
-        offer: called with version, digest of its index and folder once it is whole, from the writer's thread.
-        offer_copy: has a copy served until its folder is there, where that is wanted.
+        in_use: returns versions that engines hold or load, or that are pinned, using the given connection.
+        offer: called from the writer's thread with version, digest of the index, and complete folder.
+        offer_copy: serves a copy until its folder is complete, if serving is enabled.
         memories: of the two copies, one each; (): memory of this process alone.
     """
 
@@ -229,65 +227,61 @@ class Behind:
         self._newest: Whole | None = None
         self._copied: Copied | None = None
         self._kept = 0.0
-        #: What writes the folders.
         self.writer = FolderWriter(self._write)
 
     def take(self, source: Source) -> Copy:
-        """Copy weights; a version that waits for its folder gives its memory up. Blocks for the walk; PublishError."""
+        """Copy weights, if necessary over a version that waits for its folder. Blocks for the walk; PublishError."""
         busy = self.writer.drop()
         arena = next(one for one in self._arenas if busy is None or one.copy is not busy)
         return arena.take(source, publish.require_config(Path(self._config.model.path)))
 
     def put(self, publication: Publication, copy: Copy) -> None:
-        """Have an announced version served out of memory, where that is wanted, and its folder written.
-
-        Returns at once.
-        """
+        """Serve an announced version from memory, if serving is enabled, and write its folder. Returns at once."""
         config = self._config
         self.writer.put(publication, copy)
         self._offer_copy(
             ServedCopy(
-                publication.version, copy, Path(config.model.path), config.trainer.bucket_bytes, self._tell_of_copy
+                publication.version, copy, Path(config.model.path), config.trainer.bucket_bytes, self._announce_copy
             )
         )
 
     def settle(self) -> None:
-        """Wait until every folder is written, by name. Raises PublishError where the newest will have none."""
+        """Wait until every folder is written, and report the wait. Raises PublishError if the newest failed."""
         self.writer.settle(self._subscriber.waiting.blocked_on)
 
     def rest(self) -> None:
-        """Wait until no folder is being written, by name, whatever came of them."""
+        """Wait until no folder is being written, and report the wait. Ignores errors."""
         self.writer.rest(self._subscriber.waiting.blocked_on)
 
     def keep(self) -> None:
         """Repeat, during a wait, the announcement of the newest folder, or of its copy, if Redis lost it.
 
-        Blocks for two round trips at most, now and then. Raises PublishError as ``settle``.
+        Blocks for at most two round trips every ``KEEP_S``. Raises PublishError as ``settle``.
         """
         self.writer.check()
         if time.monotonic() - self._kept < KEEP_S:
             return
         self._kept = time.monotonic()
-        told, copied, model = self._newest, self._copied, self._config.model.name
+        newest, copied, model = self._newest, self._copied, self._config.model.name
         control, keys = self._subscriber.control, self._subscriber.keys
-        if told is not None and not control.do(lambda client: client.hexists(keys.whole(model), str(told.version))):
-            self._tell(control, told)
-        is_needed = copied is not None and (told is None or told.version < copied.version)
+        if newest is not None and not control.do(lambda client: client.hexists(keys.whole(model), str(newest.version))):
+            self._announce(control, newest)
+        is_needed = copied is not None and (newest is None or newest.version < copied.version)
         if copied is None or not is_needed:
             return
-        # A failover may have gone back to an earlier one.
+        # A failover may have restored an earlier one.
         if control.do(lambda client: client.get(keys.copied(model))) != copied.to_bytes():
-            self._tell_of_copy(control, copied)
+            self._announce_copy(control, copied)
 
     def close(self) -> None:
-        """End when the newest folder is written. Blocks for the disk; logs what fails."""
+        """Write the newest folder and end. Blocks for the disk; logs errors."""
         self._closed.set()
         self.writer.close(self._subscriber.waiting.blocked_on)
         if self._control is not None:
             self._control.close()
 
-    def _write(self, task: Task, gives_up: Callable[[], bool]) -> None:
-        """Loop of the writer's thread."""
+    def _write(self, task: Task, stopped: Callable[[], bool]) -> None:
+        """Write, announce and offer a folder, in the writer's thread."""
         config, version = self._config, task.publication.version
         control, waiting = self._opened()
         began = time.monotonic()
@@ -302,33 +296,33 @@ class Behind:
                 max_bucket_bytes=config.trainer.bucket_bytes,
             ),
             blocked_on=waiting.blocked_on,
-            stopped=gives_up,
+            stopped=stopped,
         )
         took_s = time.monotonic() - began
-        told = Whole(version, str(written.path), written.index_digest, written.num_bytes, took_s)
-        self._tell(control, told)
-        self._newest = told
+        whole = Whole(version, str(written.path), written.index_digest, written.num_bytes, took_s)
+        self._announce(control, whole)
+        self._newest = whole
         self._offer(version, written.index_digest, written.path)
         log.info("the folder of version %d was written in %.3f s", version, took_s)
 
-    def _tell(self, control: Control, told: Whole) -> None:
-        answer = self._say(control, partial(scripts.whole, told=told))
+    def _announce(self, control: Control, whole: Whole) -> None:
+        answer = self._call(control, partial(scripts.whole, told=whole))
         if answer in ("owner", "version"):
-            what = "another trainer has the subscription" if answer == "owner" else "Redis has forgotten it"
-            log.warning("nobody is told of the folder of version %d: %s", told.version, what)
+            what = "another trainer has the subscription" if answer == "owner" else "Redis lost the publication"
+            log.warning("the folder of version %d is not announced: %s", whole.version, what)
 
-    def _tell_of_copy(self, control: Control, copied: Copied) -> bool:
-        """Whether workers may take it. Of the server's thread, and the trainer's."""
-        self._copied = copied  # where Redis does not answer it is said again
-        answer = self._say(control, partial(scripts.copied, told=copied))
+    def _announce_copy(self, control: Control, copied: Copied) -> bool:
+        """Announce a copy; return whether workers may fetch it. For the server's thread, and the trainer's."""
+        self._copied = copied  # ``keep`` announces it again if Redis does not answer
+        answer = self._call(control, partial(scripts.copied, told=copied))
         if answer not in ("owner", "version"):
             return True
         self._copied = None
-        what = "another trainer has the subscription" if answer == "owner" else "it is not the newest any more"
-        log.info("nobody is told of the copy of version %d: %s", copied.version, what)
+        what = "another trainer has the subscription" if answer == "owner" else "it is no longer the newest"
+        log.info("the copy of version %d is not announced: %s", copied.version, what)
         return False
 
-    def _say(self, control: Control, verb: Callable[..., Call[str]]) -> str:
+    def _call(self, control: Control, verb: Callable[..., Call[str]]) -> str:
         """Return the answer to one of the owner's verbs."""
         subscriber, model = self._subscriber, self._config.model.name
         while True:

@@ -1,9 +1,8 @@
-"""Numbers that trainers claimed for versions, in the folder of weights: they outlive Redis and processes.
+"""Claim version numbers in the folder of weights, where claims outlive Redis and processes.
 
-A number is claimed before anybody hears of it, so that it never names two sets of weights (T1), though its folder may
-never come and Redis may forget its announcement. Each claim is an empty file of its own, ``claimed-00000042``, which
-can be made once: of two trainers that both believe that it is their turn one has the number, and a late one takes
-nothing back.
+A number is claimed before it is announced, so that it never names two sets of weights (T1), even if its folder is never
+written and Redis loses the announcement. Each claim is an empty file, ``claimed-00000042``, created exclusively: only
+one of two competing trainers gets the number, and a late one undoes nothing.
 """
 
 import os
@@ -16,16 +15,16 @@ CLAIMED = "claimed-"
 
 
 def claimed(folder: Path) -> int:
-    """Return the newest claimed number; 0: none. Blocks for the listing of a folder. Raises PublishError."""
+    """Return the highest claimed number; 0: none. Blocks while it lists a folder. Raises PublishError."""
     return max(_claims(folder), default=0)
 
 
 def claim(folder: Path, version: int) -> None:
-    """Claim a number that is above every one before. Blocks until that is on the disk.
+    """Claim a number higher than all before. Blocks until the claim is on the disk.
 
     Raises:
-        PublishError: it or a later one is claimed already, or the disk refuses.
-        DiskFull: there is no room.
+        PublishError: it or a later one is claimed already, or a disk error.
+        DiskFull: the disk is full.
     """
     file, is_made = folder / f"{CLAIMED}{version:08d}", False
     try:
@@ -36,7 +35,7 @@ def claim(folder: Path, version: int) -> None:
     except FileExistsError as exc:
         raise PublishError(f"version {version} was claimed by another trainer in {folder}: end one of them.") from exc
     except OSError as exc:
-        if is_made:  # or the next try would find it
+        if is_made:  # otherwise a retry would fail
             file.unlink(missing_ok=True)
         kind = DiskFull if is_full(exc) else PublishError
         raise kind(f"version {version} cannot be claimed in {folder}: {exc}.") from exc

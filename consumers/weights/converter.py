@@ -1,19 +1,19 @@
-"""Megatron-core parameters as the names that engines load: dense models, MoE models, DeepSeek-V3 with MTP layers.
+"""Convert Megatron-core parameters to Hugging Face names: dense models, MoE models, DeepSeek-V3 with MTP layers.
 
-For ``sources.Shards``: the parts of one parameter in order, and what Hugging Face calls it. Tried on state dicts of
-megatron-core 0.16 with its own modules, whole and split by tensor and expert parallelism, whose logits the converted
-weights give; the names under which TransformerEngine's modules hold the same parameters are read too.
+For ``sources.Shards``. Tested on state dicts of megatron-core 0.16 with its own modules, complete and split by tensor
+and expert parallelism: the converted weights give the same logits. The parameter names of TransformerEngine's modules
+are supported too.
 
 | Megatron | parts | engine |
 |---|---|---|
 | embedding, output_layer | joined on 0, padding of the vocabulary cut off | embed_tokens, lm_head; copies for MTP |
 | linear_qkv | joined on 0; per group of heads: queries, key, value | q_proj, k_proj, v_proj |
 | linear_q_proj, linear_q_up_proj, linear_kv_up_proj (MLA) | joined on 0 | q_proj, q_b_proj, kv_b_proj |
-| linear_q_down_proj, linear_kv_down_proj (MLA) | joined on 0, or whole on every rank | q_a_proj, kv_a_proj_with_mqa |
+| linear_q_down_proj, linear_kv_down_proj (MLA) | joined on 0, or replicated | q_a_proj, kv_a_proj_with_mqa |
 | linear_proj, linear_fc2 | joined on 1 | o_proj, down_proj |
 | linear_fc1 | each part: gate, up; joined on 0 apart | gate_proj, up_proj |
 | experts | for each rank of expert parallelism the parts of expert rank x local experts + local number | experts.N |
-| norms, router | the same everywhere | ..._layernorm, gate |
+| norms, router | replicated | ..._layernorm, gate |
 | mtp.layers.K | as a layer of the decoder; eh_proj joined on 0 | layers.(num_hidden_layers + K) |
 """
 
@@ -29,7 +29,7 @@ from penstock.errors import PublishError
 from penstock.weights.index import count_experts
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-#: What is in a layer of multi-token prediction, its transformer layer by the name of megatron-core 0.16 or a later one.
+#: Parameter of a layer of multi-token prediction; its transformer layer has two names, by megatron-core's release.
 _MTP_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(?:(?:transformer_layer|mtp_model_layer)\.(.+)|(.+))")
 #: ``experts.local_experts.3.linear_fc1.weight`` or, grouped, ``experts.linear_fc1.weight3``.
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.linear_fc([12])\.weight|linear_fc([12])\.weight(\d+))")
@@ -44,7 +44,7 @@ _NORMS = {
     "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
     "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight",
 }
-#: Where attention is multi-head latent (MLA).
+#: Norms of multi-head latent attention (MLA).
 _MLA_NORMS = {
     "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
     "self_attention.linear_q_up_proj.layer_norm_weight": "self_attn.q_a_layernorm.weight",
@@ -61,15 +61,15 @@ Named = Iterable[tuple[str, Tensor]]
 
 
 def megatron_to_hf(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
-    """Tensors of one Megatron parameter by the names of Hugging Face.
+    """Return the tensors of one Megatron parameter by their Hugging Face names.
 
-    Qwen2, Qwen3, Llama, their MoE models, and DeepSeek-V3 with its MTP layers.
+    Supports Qwen2, Qwen3, Llama, their MoE models, and DeepSeek-V3 with its MTP layers.
 
     Args:
-        name: of the whole model: with pipeline parallelism layers are numbered from the first stage's first.
-        shards: its parts, by rank of tensor parallelism; for experts by rank of expert parallelism, and for each of
-            those by rank of the experts' tensor parallelism. ``megatron_places`` puts them in this order.
-        config: the model's config.json. ``num_nextn_predict_layers`` says how many MTP layers the model's files hold.
+        name: in the complete model: with pipeline parallelism, layers are numbered across all stages.
+        shards: its parts, by rank of tensor parallelism; for experts by rank of expert parallelism, then by rank of the
+            experts' tensor parallelism. ``megatron_places`` puts them in this order.
+        config: the model's config.json. ``num_nextn_predict_layers`` is the number of MTP layers in the model's files.
 
     Raises:
         PublishError: a name or a shape that this converter does not know.
@@ -95,9 +95,9 @@ def megatron_to_hf(name: str, shards: Sequence[Tensor], config: Mapping[str, Any
 
 
 def megatron_places(*, tp: int, ep: int, etp: int) -> Place:
-    """For ``Shards(place=...)``: where this rank's parts of Megatron's parameters lie.
+    """Return the ``place`` of ``Shards`` for this rank's parts of Megatron's parameters.
 
-    What data-parallel ranks hold alike is taken once, and with pipeline parallelism each stage gives its layers.
+    Parts that data-parallel ranks replicate are sent once; with pipeline parallelism each stage sends its layers.
 
     Args:
         tp: rank in the group of tensor parallelism (``parallel_state.get_tensor_model_parallel_rank()``).
@@ -116,7 +116,7 @@ def _in_layer(name: str, rest: str, shards: Sequence[Tensor], config: Mapping[st
     if _is_latent(config) and rest in (sizes := _latent_sizes(config)):
         short, size = sizes[rest]
         return [(f"self_attn.{short}.weight", _whole(name, shards, size))]
-    # As the families of Qwen and of DeepSeek call them.
+    # DeepSeek's name, or Qwen's.
     shared = "mlp.shared_experts." if config.get("n_shared_experts") else "mlp.shared_expert."
     split: dict[str, Callable[[], Named]] = {
         "self_attention.linear_qkv.weight": lambda: _qkv(name, shards, config, "weight"),
@@ -133,14 +133,14 @@ def _in_layer(name: str, rest: str, shards: Sequence[Tensor], config: Mapping[st
 
 
 def _is_latent(config: Mapping[str, Any]) -> bool:
-    """Attention is multi-head latent, as DeepSeek-V3's."""
+    """Return whether attention is multi-head latent, as in DeepSeek-V3."""
     return bool(config.get("kv_lora_rank"))
 
 
 def _latent_sizes(config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """Projections of multi-head latent attention: what the engine calls them, and how many rows they have.
+    """Return the engine's name and the number of rows of each projection of multi-head latent attention.
 
-    Both sides turn neighbouring dimensions of a head by one angle (rope_interleave), so that rows keep their order.
+    Both sides rotate neighbouring dimensions of a head by the same angle (rope_interleave), so rows keep their order.
     """
     keys = ("num_attention_heads", "qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank", "v_head_dim")
     if missing := [key for key in keys if not isinstance(config.get(key), int)]:
@@ -158,7 +158,7 @@ def _latent_sizes(config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
 
 
 def _mtp(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> tuple[str, Named]:
-    """Split the name of a multi-token prediction layer's parameter: the engine's prefix of that layer, and the rest."""
+    """Return the engine's prefix of a multi-token prediction layer, and the converted parameter."""
     match = _MTP_LAYER.fullmatch(name)
     if match is None or int(match[1]) >= _count_mtp(config):
         raise PublishError(
@@ -176,19 +176,19 @@ def _mtp(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> tupl
 
 
 def _count_mtp(config: Mapping[str, Any]) -> int:
-    """Layers of multi-token prediction that the model's files hold as layers after the last, as DeepSeek-V3's do."""
+    """Return the number of MTP layers that the model's files have after the last layer, as in DeepSeek-V3."""
     return int(config.get("num_nextn_predict_layers") or 0) if _is_latent(config) else 0
 
 
 def _with_copies(name: str, short: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
-    """Files of models with MTP layers hold embedding and head once more for each of them."""
+    """Return a tensor and a copy for each MTP layer: the files repeat embedding and head there."""
     first = int(config.get("num_hidden_layers") or 0)
     copies = [(f"model.layers.{first + layer}.{short}", tensor) for layer in range(_count_mtp(config))]
     return [(name, tensor), *copies]
 
 
 def _whole(name: str, shards: Sequence[Tensor], num_rows: int) -> Tensor:
-    """[num_rows, ...] of parts that are joined on 0, or of which each is the whole."""
+    """Return [num_rows, ...] from parts that are joined on 0, or replicated."""
     whole = shards[0] if shards[0].shape[0] == num_rows else torch.cat(list(shards))
     if whole.shape[0] != num_rows:
         raise PublishError(
@@ -199,7 +199,7 @@ def _whole(name: str, shards: Sequence[Tensor], num_rows: int) -> Tensor:
 
 
 def _vocabulary(shards: Sequence[Tensor], config: Mapping[str, Any]) -> Tensor:
-    """Megatron pads the vocabulary so that it divides among ranks."""
+    """Join the parts and remove the padding that Megatron adds to the vocabulary."""
     return torch.cat(list(shards))[: int(config["vocab_size"])].contiguous()
 
 
@@ -227,7 +227,7 @@ def _gate_up(prefix: str, shards: Sequence[Tensor]) -> Named:
 
 
 def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
-    """Convert parts of different experts: one of each rank of expert parallelism, in one part or several."""
+    """Convert the parts of one local expert number: one expert per rank of expert parallelism, in one or more parts."""
     local = int(match[1] if match[1] is not None else match[4])
     which = match[2] or match[3]
     total = count_experts(config)
@@ -250,7 +250,7 @@ def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config:
 
 
 def _parts_per_expert(name: str, part: Tensor, which: str, config: Mapping[str, Any]) -> int:
-    """Ranks of tensor parallelism that an expert is split among: its size in config.json over what one part has."""
+    """Return the number of parts of an expert: its size in config.json divided by the size of one part."""
     keys = ("moe_intermediate_size", "intermediate_size")
     size = next((size for key in keys if isinstance(size := config.get(key), int) and size), 0)
     held = part.shape[0] // 2 if which == "1" else part.shape[1]

@@ -1,10 +1,10 @@
-"""One immutable copy of a version's weights in memory: what is sent, and what its folder is written from.
+"""Copy a version's weights to memory, from which they are sent and their folder is written.
 
-    source ─walk─> arena: pieces of memory that are taken again for a later version ─> Copy, a source of its own
-                   (of memory that other processes read, where they load from it: shared_memory.py)
+    source ─walk─> arena: pieces of memory that later versions reuse ─> Copy, a source of its own
+                   (shared memory if other processes load from it: shared_memory.py)
 
-A copy stays as it is until its arena is taken for another one. Who reads it beside the trainer (over HTTP) does so a
-piece at a time, and is told when it is gone.
+A copy is immutable until its arena is reused. Concurrent readers (over HTTP) read a piece at a time, and get an error
+once the copy is gone.
 """
 
 import logging
@@ -33,36 +33,36 @@ from penstock.weights.safetensors_files import FILES_JSON, file_names, files_jso
 
 log = logging.getLogger(__name__)
 
-#: Memory is taken in pieces of so many bytes, a power of two, as torch rounds pinned memory up to one; a tensor that is
-#: larger has a piece of its own.
+#: Memory is allocated in pieces of this size, a power of two, because torch rounds pinned memory up to one; a larger
+#: tensor has a piece of its own.
 PIECE_BYTES = 256 * 1024**2
-#: Where a tensor may begin.
+#: Alignment of tensors.
 ALIGN_BYTES = 64
 
 
 class Copy:
-    """Weights of one version, in host memory."""
+    """Hold the weights of one version in host memory."""
 
     is_sharded = False
 
     def __init__(self, tensors: list[tuple[str, Tensor]], memory: SharedMemory | None = None) -> None:
         self._tensors = tensors
-        #: What other processes can read it in.
+        #: Memory that other processes can read; None: this process alone.
         self.memory = memory
         self._reading = threading.Lock()
-        #: Whether its memory went to a later one.
+        #: Whether its memory was reused.
         self.is_gone = False
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Within it the copy stays as it is; for so long a later one waits. Raises OSError where it is gone."""
+        """Keep the copy unchanged within the block; a later copy waits. Raises OSError if it is gone."""
         with self._reading:
             if self.is_gone:
                 raise FileNotFoundError("the trainer has taken its memory for a later version")
             yield
 
     def leave(self) -> None:
-        """Wait for readers before the memory changes. Blocks while any process reads some of it."""
+        """Mark the copy as gone. Blocks while a reader is inside ``kept``."""
         with self._reading:
             self.is_gone = True
 
@@ -72,7 +72,7 @@ class Copy:
 
     @property
     def layout(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Name, dtype (torch's, without ``torch.``) and shape of each tensor, in the order in which they travel."""
+        """Return name, dtype (torch's, without ``torch.``) and shape of each tensor, in the order they are sent."""
         return [(name, dtype_name(tensor), tuple(tensor.shape)) for name, tensor in self._tensors]
 
     @property
@@ -87,26 +87,26 @@ class Copy:
 
 
 class Arena:
-    """Memory for one copy. Not thread-safe.
+    """Allocate and reuse the memory of one copy. Not thread-safe.
 
     Args:
-        memory: what it is taken from; None: memory of this process alone.
+        memory: to allocate from; None: memory of this process alone.
     """
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
         self._memory = memory
         self._pieces: list[Tensor] = []
-        #: The copy that is in it.
+        #: The current copy.
         self.copy: Copy | None = None
 
     def take(self, source: Source, config: Mapping[str, Any]) -> Copy:
         """Copy a source's tensors, replacing the previous copy.
 
-        Blocks for the other ranks of a sharded source; a failure waits for the end of the walk, as they are in it.
+        Blocks for the other ranks of a sharded source; after a failure too, as they take part in the walk.
 
         Raises:
             WeightsNotFinite: a tensor holds NaN or Inf.
-            PublishError: there is no tensor, a name comes twice, or there is no memory for them.
+            PublishError: no tensor, a duplicate name, or not enough memory.
         """
         if self.copy is not None:
             self.copy.leave()
@@ -137,14 +137,14 @@ class Arena:
 
 
 class _Places:
-    """Return consecutive places for tensors; existing pieces are reused as far as they reach."""
+    """Return consecutive places for tensors; reuse existing pieces before new ones are allocated."""
 
     def __init__(self, pieces: list[Tensor], take: Callable[..., Tensor]) -> None:
         self._pieces, self._take = pieces, take
         self._piece, self._filled = 0, 0
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Memory of the shape and dtype of ``tensor``, contiguous."""
+        """Return contiguous memory of the shape and dtype of ``tensor``."""
         num_bytes = tensor.numel() * tensor.element_size()
         if not num_bytes:
             return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -161,30 +161,27 @@ class _Places:
 
 
 def _memory(num_bytes: int, *, is_pinned: bool) -> Tensor:
-    """[num_bytes] of host memory; of a kind that a GPU copies to without the processor, where that is to be had."""
+    """Return [num_bytes] of host memory; pinned if requested and possible."""
     if is_pinned:
         try:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as exc:
-            log.warning("copies of weights take ordinary memory, which is slower: %s", exc)
+            log.warning("copies of weights use pageable memory, which is slower: %s", exc)
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-# Serve a copy in memory as the files that its folder will have, byte for byte, until the folder is complete.
-#
-# copy ─buckets─> files of tensors ─┬─> blobs, which read the copy a piece at a time model's folder ─> config,
-# tokenizer ┘    and the index, whose digest names the version
-
-#: Bytes for which a later copy may have to wait.
+#: Bytes read per hold of a copy, which delays a later copy.
 _CHUNK_BYTES = 4 * 1024**2
 
 
 class ServedCopy:
-    """A copy of an announced version that is served until its folder is complete (``http/serving.py``).
+    """Serve a copy of an announced version until its folder is complete (``http/serving.py``).
+
+    Its files are those that the folder will have, byte for byte.
 
     Args:
         model, max_bucket_bytes: as of ``files_of_copy``.
-        tell: has workers look for it, by the given connection; whether they may.
+        tell: announces it to workers by the given connection; returns whether they may fetch it.
     """
 
     def __init__(
@@ -195,24 +192,26 @@ class ServedCopy:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its memory went to a later one."""
+        """Return whether its memory was reused."""
         return self._copy.is_gone
 
     def files(self) -> CopyFiles:
-        """Make the files, see ``files_of_copy``."""
+        """Return the files, see ``files_of_copy``."""
         return files_of_copy(self._copy, self._model, self._max_bucket_bytes)
 
     def tell(self, control: Control, index: str) -> bool:
-        """Have workers look for it; whether they may. Blocks for a round trip."""
+        """Announce it to workers; return whether they may fetch it. Blocks for a round trip."""
         return self._tell(control, Copied(self.version, index))
 
 
 def files_of_copy(copy: Copy, model: Path, max_bucket_bytes: int) -> CopyFiles:
-    """Return the files that ``write_weights`` makes of a copy. Blocks for reading all of it once.
+    """Return the files that ``write_weights`` makes of a copy. Blocks while it reads all of it once.
+
+    Tensor files read the copy a piece at a time; the digest of the index identifies the version.
 
     Args:
-        model: folder of the first policy.
-        max_bucket_bytes: as the folder is written with.
+        model: folder of the first policy, with config and tokenizer.
+        max_bucket_bytes: the value that the folder is written with.
 
     Raises:
         PublishError: the model's folder has no config.json.
@@ -242,7 +241,7 @@ def files_of_copy(copy: Copy, model: Path, max_bucket_bytes: int) -> CopyFiles:
 
 
 def _checksums(copy: Copy, parts: Sequence[bytes | memoryview]) -> tuple[int, list[int]]:
-    """XXH3-64 of all parts together, and of each but the first, which is a header."""
+    """Return the XXH3-64 of all parts together, and of each but the first, which is the header."""
     whole = xxhash.xxh3_64(parts[0])
     found = []
     for part in parts[1:]:

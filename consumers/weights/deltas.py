@@ -1,8 +1,7 @@
 """Put each version into the delta store before it is announced (``transport: delta``).
 
-A version is led to from the one that was announced last, if this process wrote that and no rewind left it behind; else,
-and every ``trainer.anchor_every`` versions, it is there whole. The base is what is in Redis, never what was merely
-written.
+A version is stored as a delta to the last announced one, if this process wrote that one and no rewind abandoned it;
+else, and every ``trainer.anchor_every`` versions, as an anchor. The base is always an announced version.
 """
 
 import logging
@@ -28,22 +27,22 @@ from penstock.weights.deltas.write import write_delta
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Tries of one object, and the pause between two, which doubles: a minute and a half in all, beside the tries.
+#: Attempts per object, and the pause between two, which doubles: 90 s of pauses in total.
 TRIES = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-#: How often a pause is told of.
+#: Interval at which a pause is reported.
 TELL_S = 0.5
-#: What stays as it is.
+#: Errors that a retry does not fix.
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 class RetriedStore:
-    """An ``ObjectStore`` whose ``names``, ``put`` and ``mark`` are tried so often; each may be done again.
+    """Retry the idempotent calls ``names``, ``put`` and ``mark`` of an ``ObjectStore``.
 
-    A delete is not: what stays is deleted with the next version.
+    A delete is not retried: the next version deletes the rest.
 
     Args:
-        blocked_on: called now and then with the cause of the wait; None at the end.
+        blocked_on: called periodically with the cause of the wait; None at the end.
     """
 
     def __init__(self, store: ObjectStore, blocked_on: Callable[[Cause | None], None]) -> None:
@@ -81,7 +80,7 @@ class RetriedStore:
                     if failures == TRIES or is_full(exc) or isinstance(exc, _LASTING):
                         raise
                     cause = ObjectStoreFailing(name, str(exc))
-                    log.warning("try %d of %d failed, waiting for %s", failures, TRIES, cause)
+                    log.warning("attempt %d of %d failed, waiting for %s", failures, TRIES, cause)
                     self._pause(failures, cause)
         finally:
             if failures:
@@ -94,48 +93,48 @@ class RetriedStore:
             time.sleep(min(left, TELL_S))
 
 
-#: Folders of this process that may be a base still.
+#: Number of folders of this process that may still become a base.
 _KEPT = 4
 _TEMPORARY = ".delta-"
 
 
 class Put(NamedTuple):
-    """A version in the store."""
+    """Describe a version in the store."""
 
-    #: Bytes of its delta, 0 where there is none; and of its tensors.
+    #: Bytes of its delta, 0 without one; and of its tensors.
     delta_bytes: int
     full_bytes: int
-    #: Whether it is there whole.
+    #: Whether it has an anchor.
     is_anchor: bool
     took_s: float
 
 
 class Deltas:
-    """Anchors and deltas of one trainer process. Calls block for disk, processor and store.
+    """Write anchors and deltas of one trainer process. Calls block for disk, processor and store.
 
     Args:
-        store: this trainer alone writes there.
-        in_use: versions that somebody holds, loads, fetches or has pinned.
+        store: only this trainer writes to it.
+        in_use: returns versions that engines hold, load or fetch, or that are pinned.
     """
 
     def __init__(self, store: ObjectStore, anchor_every: int, in_use: Callable[[], Collection[int]]) -> None:
         self._store, self._anchor_every, self._in_use = store, anchor_every, in_use
-        #: Digest of an index -> what this process wrote under it, the newest last.
+        #: Digest of an index -> version that this process wrote with it, the newest last.
         self._own: dict[str, Written] = {}
         self._anchored = 0
-        #: What became of the last version.
+        #: Result for the last version.
         self.last: Put | None = None
 
     def put(self, written: Written, version: int, announced: Publication | None, abandoned: list[list[int]]) -> Put:
         """Put a written version into the store, complete, as a delta or both, and delete versions no longer needed.
 
         Args:
-            announced: the publication that is newest in Redis; None: there is none.
-            abandoned: versions that rewinds left behind.
+            announced: the newest publication in Redis; None: none.
+            abandoned: versions that rewinds abandoned.
 
         Raises:
-            PublishError: the store or the disk refuses, or the folder is not whole; nothing was marked.
-            DiskFull: there is no room; it may be done again.
+            PublishError: the store or the disk failed, or the folder is incomplete; nothing was marked.
+            DiskFull: no space left; the call may be retried.
         """
         began = time.monotonic()
         try:
@@ -146,7 +145,7 @@ class Deltas:
             if is_anchor:
                 self._put_anchor(written, version)
             self._remember(written)
-            # Until the new one is announced the last one is what is taken.
+            # Until the new version is announced, workers fetch the last one.
             self._delete_old(version, set() if announced is None else {announced.version})
         except OSError as exc:
             kind = DiskFull if is_full(exc) else PublishError
@@ -156,7 +155,7 @@ class Deltas:
             "version %d is in the store of deltas: %d bytes of delta%s, %.3f s",
             version,
             delta_bytes,
-            ", and whole" if is_anchor else "",
+            ", and an anchor" if is_anchor else "",
             self.last.took_s,
         )
         return self.last
@@ -185,8 +184,8 @@ class Deltas:
             self._store.put(f"{group}/{DELTA}", temporary / DELTA)
             self._store.mark(f"{group}/{MARKER}")
         except PublishError as exc:
-            # Its base is deleted, or damaged: nobody needs it for a whole version.
-            log.warning("version %d is put into the store whole, as no delta can be made: %s", version, exc)
+            # The base was deleted or is damaged; an anchor does not need it.
+            log.warning("storing version %d as an anchor because no delta can be made: %s", version, exc)
             return 0
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -213,11 +212,11 @@ class Deltas:
                 if group not in stay:
                     self._delete(group, members)
         except (OSError, PublishError) as exc:
-            # The version itself is there; what stays is deleted with the next one.
-            log.warning("what nobody needs stays in trainer.delta_store, and takes room there: %s", exc)
+            # The version itself is stored; the next one deletes the rest.
+            log.warning("failed to delete old versions from trainer.delta_store: %s", exc)
 
     def _remove_unmarked(self, written: Written, version: int) -> None:
-        """Delete leftovers of a killed process: incomplete, and read by no worker."""
+        """Delete incomplete leftovers of a killed process, which no worker reads."""
         for folder in written.path.parent.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(folder)
         for group, members in _groups_up_to(version, listed(self._store)):
@@ -225,7 +224,7 @@ class Deltas:
                 try:
                     self._delete(group, members)
                 except OSError as exc:
-                    log.warning("what a killed trainer left stays in trainer.delta_store for now: %s", exc)
+                    log.warning("failed to delete leftovers of a killed trainer from trainer.delta_store: %s", exc)
 
     def _delete(self, group: str, members: Collection[str]) -> None:
         """Delete the marker first, so that no half-deleted version counts as complete."""
@@ -235,7 +234,7 @@ class Deltas:
 
 
 def _groups_up_to(version: int, names: list[str]) -> list[tuple[str, list[str]]]:
-    """Return groups that a trainer of ``version`` may delete: newer ones are its successor's, if it was stopped."""
+    """Return groups that a trainer at ``version`` may delete; newer ones belong to a trainer that replaced it."""
     return [(group, members) for group, members in groups_of(names).items() if version_of(group) <= version]
 
 

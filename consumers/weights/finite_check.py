@@ -1,9 +1,9 @@
 """Refuse weights that are NaN or infinite before their version is announced.
 
-    GPU    groups of tensors ─> one fused reduction each, queued behind what the trainer computes ─┐
-    CPU    4 MiB ─> sum ─> copied out of the processor's cache, so that memory is read once ───────┴─> one verdict
+    GPU    groups of tensors ─> one fused reduction each, queued on the trainer's stream ─────────┐
+    CPU    4 MiB ─> sum ─> copy from the processor's cache, so that memory is read once ──────────┴─> one result
 
-The host waits for the device once, for the verdict.
+The host waits for the device once, for the result.
 """
 
 import math
@@ -16,31 +16,31 @@ from torch import Tensor
 from penstock.consumers.weights.sources import Source
 from penstock.errors import WeightsNotFinite
 
-#: Most bytes of a group of tensors on a GPU, which are held longer than the walk needs them.
+#: Most bytes of a group of tensors on a GPU, which stay allocated until it is reduced.
 GROUP_BYTES = 256 * 1024**2
-#: Bytes on a CPU that are reduced and copied at once: they fit into its cache.
+#: Bytes that a CPU reduces and copies at once: they fit into its cache.
 CHUNK_BYTES = 4 * 1024**2
-#: Types that are reduced as they are; others are cast.
+#: Types that are reduced without a cast.
 _REDUCED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class FiniteCheck:
-    """The verdict on the tensors of one version."""
+    """Check the tensors of one version for NaN and Inf."""
 
     def __init__(self) -> None:
         self._group: list[tuple[str, Tensor]] = []
         self._group_bytes = 0
-        #: Names, and a bool for each where the tensors are.
+        #: Names, and a bool for each on the tensors' device.
         self._reduced: list[tuple[list[str], Tensor]] = []
-        #: Name of each tensor in host memory with its sums.
+        #: Name, tensor and sums of each tensor in host memory.
         self._sums: list[tuple[str, Tensor, list[Tensor]]] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Have a tensor checked. It must not change before ``raise_if_not_finite``. Returns at once for a GPU."""
+        """Queue a tensor for the check. It must not change before ``raise_if_not_finite``. Does not block for a GPU."""
         self._add(name, tensor, None)
 
     def copy(self, name: str, tensor: Tensor, place: Tensor) -> None:
-        """Copy a tensor to ``place``, and have it checked as ``add`` does."""
+        """Copy a tensor to ``place``, and check it as ``add`` does."""
         if not self._add(name, tensor, place):
             place.copy_(tensor, non_blocking=True)
 
@@ -55,7 +55,7 @@ class FiniteCheck:
             raise WeightsNotFinite(f"{names[0]}{others} of the weights to publish hold NaN or Inf.")
 
     def _add(self, name: str, tensor: Tensor, place: Tensor | None) -> bool:
-        """Return True if the tensor was copied to ``place`` on the way."""
+        """Queue a tensor; return True if it was also copied to ``place``."""
         if not tensor.is_floating_point() or not tensor.numel():
             return False
         if tensor.device.type == "cpu":
@@ -97,9 +97,9 @@ class FiniteCheck:
 
 
 class CheckedSource:
-    """A source whose walk ends with an error if a tensor holds NaN or Inf.
+    """Wrap a source so that its walk ends with an error if a tensor holds NaN or Inf.
 
-    Of a sharded source rank 0 has the tensors, and so the verdict; the others hear of it in ``Publisher.follow``.
+    Rank 0 has the tensors of a sharded source and checks them; other ranks get the error from ``Publisher.follow``.
     """
 
     def __init__(self, source: Source) -> None:
@@ -107,7 +107,7 @@ class CheckedSource:
         self.is_sharded = source.is_sharded
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the source. Blocks at the end for the verdict; raises WeightsNotFinite."""
+        """Yield the tensors of the source. Blocks at the end for the check; raises WeightsNotFinite."""
         check = FiniteCheck()
         for name, tensor in self._source.tensors(config):
             check.add(name, tensor.detach())
@@ -137,9 +137,9 @@ def _summed(tensor: Tensor, place: Tensor | None) -> list[Tensor]:
             place.copy_(tensor)
         return [_sum(tensor)]
     sums = []
-    for chunk, there in zip(torch.split(tensor.view(-1), size), torch.split(place.view(-1), size), strict=True):
+    for chunk, target in zip(torch.split(tensor.view(-1), size), torch.split(place.view(-1), size), strict=True):
         sums.append(_sum(chunk))
-        there.copy_(chunk)
+        target.copy_(chunk)
     return sums
 
 

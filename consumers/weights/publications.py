@@ -1,8 +1,8 @@
 """Publish a trainer's weights: write, number, announce and send versions, and keep folders that are needed.
 
-all ranks    publish(weights): a sharded model is gathered by all
-rank 0       every rank has committed ─> copy ─> number, claimed ─> open ─> announce ─> send ─> write (behind.py)
-             or, the folder first ─> number ─> write, claimed ─> open ─> announce ─> send
+all ranks    publish(weights): all gather a sharded model
+rank 0       every rank has committed ─> copy ─> claim a number ─> open ─> announce ─> send ─> write (behind.py)
+             or, the folder first ─> number ─> write, claim it ─> open ─> announce ─> send
 """
 
 import logging
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Refused publications in a row that end the run.
+#: Consecutive refused publications that end the run.
 MAX_SKIPPED = 3
 
 
 class Publications:
-    """Versions of one trainer's weights.
+    """Publish the versions of one trainer's weights.
 
     Args:
-        clock: numbers and announces them.
-        progress: what they have seen.
-        tally: where versions, their bytes and the time they take are counted.
+        clock: numbers and announces versions.
+        progress: knows which batches the ranks have committed.
+        tally: counts versions, their bytes and the time they take.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Publications:
         self._publisher: Publisher | None = None
         self._serving: Serving | None = None
         self._behind: Behind | None = None
-        #: Publications that were refused because their weights hold NaN or Inf: of this process, and the last in a row.
+        #: Publications refused because their weights hold NaN or Inf: total of this process, and consecutive ones.
         self.skipped = self.skipped_in_a_row = 0
         #: Folder of published versions.
         self.folder = weights_dir_of(config)
 
     @property
     def publisher(self) -> "Publisher":
-        """Return the publisher, which writes and sends weights; imports torch at its first use."""
+        """Return the publisher, which writes and sends weights; imports torch at first use."""
         if self._publisher is None:
             from penstock.consumers.weights.publisher import Publisher
 
@@ -70,7 +70,7 @@ class Publications:
 
     @property
     def behind(self) -> "Behind":
-        """Return the background writer of folders; imports torch at its first use."""
+        """Return the background writer of folders; imports torch at first use."""
         if self._behind is None:
             from penstock.consumers.weights.behind import Behind
 
@@ -86,7 +86,7 @@ class Publications:
         return self._behind
 
     def _offer(self, version: int, index: str, path: str | Path) -> None:
-        """Have a version that was announced served over HTTP, where that is wanted. Returns at once."""
+        """Serve an announced version over HTTP, if ``serving.enabled``. Returns at once."""
         if (serving := self._served()) is not None and index:
             serving.offer(version, index, Path(path))
 
@@ -101,7 +101,7 @@ class Publications:
         return self._serving
 
     def close(self) -> None:
-        """End what sends weights, when the newest version has its folder. Blocks shortly, and for the disk."""
+        """Write the newest version's folder, then stop sending and serving. Blocks for the disk."""
         if self._behind is not None:
             self._behind.close()
         if self._serving is not None:
@@ -131,7 +131,7 @@ class Publications:
         return self._clock.last
 
     def _publish_or_skip(self, source: "Source", step: int, through: int) -> None:
-        """Publish weights, or the last version's again where they are not finite. Raises as ``_skip``."""
+        """Publish weights; if they are not finite, publish the last version's again. Raises as ``_skip``."""
         try:
             if self._sends_first():
                 self._send_first(source, step, through)
@@ -145,7 +145,7 @@ class Publications:
     def _skip(self, exc: WeightsNotFinite, step: int, through: int) -> None:
         """Count a refused publication, and announce the last version's weights under the next number instead.
 
-        Without a new number the staleness bound would stop admission, and the trainer would wait for ever.
+        Without a new number the staleness bound would stop admission, and the trainer would wait forever.
 
         Raises:
             WeightsNotFinite: there is no earlier version, or this was the last of ``MAX_SKIPPED`` in a row.
@@ -172,7 +172,7 @@ class Publications:
         )
 
     def _sends_first(self) -> bool:
-        """Whether the folder comes behind: not of a trainer's first version, nor of the one after a rewind."""
+        """Return whether to send before the folder is written: never the first version, or the one after a rewind."""
         trainer, clock = self._config.trainer, self._clock
         if trainer.folder_first or clock.must_publish or not clock.last or self.publisher.needs_folder:
             return False
@@ -240,7 +240,7 @@ class Publications:
         self._tally.publish(copy.num_bytes, copied_at - began, time.monotonic() - copied_at)
 
     def settle(self) -> None:
-        """Wait until the newest version has its folder. Raises PublishError where it will have none."""
+        """Wait until the newest version has its folder. Raises PublishError if it will have none."""
         if self._behind is not None:
             self._behind.settle()
 
@@ -269,9 +269,7 @@ class Publications:
         self.settle()
         before = self._clock.newest()
         if not before.is_whole:
-            raise PublishError(
-                f"Version {before.version} was left without a folder: publish its weights before tick()."
-            )
+            raise PublishError(f"Version {before.version} has no folder: publish its weights before tick().")
         version, abandoned = self._clock.claim_next()
         fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
         announced = self._clock.announce(
@@ -301,9 +299,7 @@ class Publications:
             raise
         if not folder.is_dir():
             self.unpin(name)
-            raise PublishError(
-                f"Version {version} is not kept any more: raise trainer.keep_versions, or pin it earlier."
-            )
+            raise PublishError(f"Version {version} is no longer kept: raise trainer.keep_versions, or pin it earlier.")
         return folder
 
     def unpin(self, name: str) -> None:
@@ -318,7 +314,7 @@ class Publications:
 
 
 def _whole(step: int) -> int:
-    """``step`` as a record may hold it; raises PublishError before anything is written where it may not."""
+    """Return ``step`` as an integer that a record can hold; raise PublishError otherwise."""
     try:
         whole = operator.index(step)
     except TypeError:
@@ -329,5 +325,5 @@ def _whole(step: int) -> int:
 
 
 def weights_dir_of(config: Config) -> Path:
-    """Folder of a run's published versions."""
+    """Return the folder of a run's published versions."""
     return Path(config.trainer.weights_dir or config.run_dir / "weights").absolute()

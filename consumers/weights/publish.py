@@ -1,8 +1,8 @@
-"""Weights of one version on disk, complete and proven before anybody hears of their folder (T16).
+"""Write the weights of one version to disk, complete and verified before their folder is announced (T16).
 
-A version is written into a temporary folder beside its place, read back, compared, flushed to the disk, and renamed to
-``v00000042``: the name exists only for a folder that can be loaded. One trainer writes into one parent folder; one that
-was taken over and goes on in the dark does not disturb it. Calls block for as long as the disk takes.
+A version is written to a temporary folder, read back, compared, synced, and renamed to ``v00000042``: the name exists
+only for a folder that can be loaded. One trainer writes to a parent folder; a replaced one that still runs does not
+disturb it. Calls block for the disk.
 """
 
 import fcntl
@@ -41,9 +41,9 @@ from penstock.weights.safetensors_files import (
 log = logging.getLogger(__name__)
 
 _TEMPORARY = ".writing-"
-#: Tensors that are in host memory at once, and the size of a file.
+#: Most bytes of tensors in host memory at once, and of a file.
 BUCKET_BYTES = 2 * 1024**3
-#: Beside weights, what a model's folder is made of: config, tokenizer, chat template, code.
+#: Other files of a model's folder: config, tokenizer, chat template, code.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 
 
@@ -54,7 +54,7 @@ class Written(NamedTuple):
     path: Path
     #: Digest of the index.
     index_digest: str
-    #: Of all tensors.
+    #: Bytes of all tensors.
     num_bytes: int
 
 
@@ -71,26 +71,26 @@ def write_weights(
 ) -> Written:
     """Write version ``version`` of a model under ``into``, and delete all but the last ``keep`` versions there.
 
-    Tied weights are stored once, as ``save_pretrained`` does: ``lm_head.weight`` is left out where the config ties it
-    to the embedding. One bucket at a time is held in host memory; each becomes a file. What an earlier try left
-    under this number is replaced: the number is the caller's by a claim, before this call or by ``claim``.
+    Tied weights are stored once, as ``save_pretrained`` does: ``lm_head.weight`` is omitted if the config ties it to
+    the embedding. One bucket at a time is in host memory; each becomes a file. An existing folder of this number is
+    replaced: the caller has claimed the number before this call, or does so in ``claim``.
 
     Args:
-        weights: a model, its tensors by the names that the engine loads, or a source of shards (then every rank calls
+        weights: a model, its tensors by the names that the engine loads, or a source of shards (every rank calls
             ``walk`` meanwhile).
-        source_model_path: local folder of the first policy; its config and tokenizer files are copied, and names and
-            shapes of its weights are what the new ones must have.
-        into: parent folder, made where it is missing. Temporary folders that a killed process left are removed.
-        keep: at least 1; workers may still load older versions, so 2 or more is wise.
-        in_use: older versions that stay whatever ``keep`` says; asked when something is to be deleted, and once more
-            when its name is gone, so that who began to load it meanwhile finds it again.
-        claim: called once the version is whole, before it has its name; what it raises is passed on.
-        max_bucket_bytes: a tensor that is larger has a file to itself.
+        source_model_path: local folder of the first policy; its config and tokenizer files are copied, and the new
+            weights must have the names and shapes of its weights.
+        into: parent folder, created if missing. Temporary folders of killed processes are removed.
+        keep: at least 1; workers may still load older versions, so 2 or more is recommended.
+        in_use: returns older versions to keep in any case; called before a folder is deleted, and again once it is
+            renamed, so that it is restored if a worker began to load it.
+        claim: called once the version is complete, before it has its name; its errors propagate.
+        max_bucket_bytes: a larger tensor has a file to itself.
 
     Raises:
-        PublishError: the source is no model folder, the weights are not of its shape, the disk refuses, or what was
-            read back differs.
-        DiskFull: there is no room; nothing is left of the attempt, and it may be made again.
+        PublishError: the source is no model folder, the weights have other names or shapes, a disk error, or the
+            weights read back differ.
+        DiskFull: the disk is full; nothing is left of the attempt, and it may be retried.
     """
     folder, parent = Path(source_model_path), Path(into)
     if version < 1 or keep < 1:
@@ -129,7 +129,7 @@ def write_weights(
 
 
 def require_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model's folder; raises PublishError."""
+    """Read config.json of a model's folder; raise PublishError."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as exc:
@@ -140,7 +140,7 @@ def require_config(folder: Path) -> dict[str, Any]:
 
 
 def _write_tensors(source: Source, config: Mapping[str, Any], folder: Path, max_bucket_bytes: int) -> list[TensorEntry]:
-    """Write, read back and compare bucket by bucket. A failure waits for the end of the walk: other ranks are in it."""
+    """Write, read back and compare each bucket. After a failure, finish the walk, in which other ranks take part."""
     entries: list[TensorEntry] = []
     failure: Exception | None = None
     for number, bucket in enumerate(buckets(source, config, max_bucket_bytes), start=1):
@@ -175,7 +175,7 @@ def _write_bucket(bucket: list[tuple[str, Tensor]], file: Path) -> list[TensorEn
 
 
 def check_layout(layout: Iterable[tuple[str, str, tuple[int, ...]]], model: Path) -> None:
-    """T16: what no engine could load is never announced.
+    """Check that engines can load these tensors (T16).
 
     Args:
         layout: name, dtype (torch's, without ``torch.``) and shape of each tensor.
@@ -233,7 +233,7 @@ def save(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> dtype (torch's, without ``torch.``) and shape."""
+    """Return name -> dtype (torch's, without ``torch.``) and shape."""
     return {name: (dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
@@ -244,7 +244,7 @@ def parts_of(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 
 
 def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors in host memory, contiguous, none sharing memory with another."""
+    """Return the tensors in host memory, contiguous, without shared memory."""
     tensors: dict[str, Tensor] = {}
     taken: list[tuple[int, int]] = []
     for name, tensor in bucket:
@@ -259,9 +259,9 @@ def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def companions(source: Path) -> Iterator[Path]:
-    """Files of a model's folder that go with its weights into every version, by name. Raises OSError."""
+    """Yield the files of a model's folder to copy into every version, sorted by name. Raises OSError."""
     for file in sorted(source.iterdir()):
-        is_hidden = file.name.startswith(".")  # as what macOS leaves beside files, ._config.json
+        is_hidden = file.name.startswith(".")  # for example ._config.json of macOS
         if file.is_file() and file.suffix in _COMPANIONS and not is_hidden and not file.name.endswith(".index.json"):
             yield file
 
@@ -280,7 +280,7 @@ def _gone(folder: Path) -> Path:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove what was begun by who is dead; who is not has its folder locked."""
+    """Remove temporary folders of dead processes; live ones hold a lock on theirs."""
     for leftover in parent.glob(f"{_TEMPORARY}*"):
         with suppress(FileNotFoundError):  # its writer has just ended
             if (lock := _lock(leftover)) >= 0:
@@ -289,7 +289,7 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """Mark a folder as being written, until the handle is closed or this process dies; -1: another process does."""
+    """Lock a folder until the handle is closed or this process dies; return -1 if another process holds the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
 """Write and verify the weights of ``Trainer.publish``, then send them to engines that are ready.
 
-    all ranks    gather, for the folder or a copy ─────────────> gather again, where the folder came first (orders.py)
+    all ranks    gather, for the folder or a copy ─────────────> gather again, if the folder is written first
     rank 0       write, read back; or copy ─> open ─> announce ─> wait for workers ─> decide ─> send ─> done
 
-Every step after the announcement may fail without harm: the folder is there, or comes behind (behind.py), and who
-missed the transfer loads it.
+Every step after the announcement may fail without harm: the folder exists or is written later (behind.py), and workers
+that missed the transfer load it.
 """
 
 import logging
@@ -39,44 +39,41 @@ from penstock.redis.refusals import in_words
 from penstock.system.disk import until_room
 from penstock.text import format_exc
 
-# Orders of rank 0 to a trainer's other ranks while it publishes weights of which they hold parts.
-#
-#     rank 0        give walk ─> all walk ─> disk, workers, Redis ─> ... ─> end done VERSION | failed WHY
-#     other ranks   hear ──────> all walk ─> hear ──────────────────> ... ─> hear
-#
-# Orders come through Redis: who waits for one does so by name, for as long as rank 0 lives. A walk is the one
-# collective, and it begins when all are there: rank 0 may wait for a disk for hours, and no collective runs out of
-# its time.
-
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Between two looks at what the others said; doubles.
+#: Polling interval for the other ranks, which doubles.
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.01
 
 
 class Orders:
-    """One rank's end of them. Not thread-safe.
+    """Synchronize a trainer's ranks while rank 0 publishes weights of which the others hold parts. Not thread-safe.
+
+        rank 0        give walk ─> all walk ─> disk, workers, Redis ─> ... ─> end done VERSION | failed WHY
+        other ranks   hear ──────> all walk ─> hear ──────────────────> ... ─> hear
+
+    Orders go through Redis: waits for them are reported and last as long as rank 0 lives. The walk is the only
+    collective and begins once all ranks are ready, so it does not time out while rank 0 waits for a disk.
 
     Args:
-        timeout_s: how long rank 0 waits for other ranks to come, and they for one that does not renew its lease.
+        timeout_s: longest wait of rank 0 for other ranks, and of those for a rank 0 that does not renew its lease.
     """
 
     def __init__(self, subscriber: Subscriber, timeout_s: float) -> None:
         self._subscriber = subscriber
         self._timeout_s = timeout_s
-        #: Publications of sharded weights so far, on every rank the same; orders of this one that are over.
+        #: Publications of sharded weights so far, the same on every rank; completed orders of the current one.
         self._call = self._place = 0
 
     def begin(self) -> None:
-        """Orders of one publication, on every rank."""
+        """Begin the orders of one publication, on every rank."""
         self._call, self._place = self._call + 1, 0
 
     def give(self, order: Order) -> None:
         """Give an order once all ranks wait for it; block until they have received it.
 
         Raises:
-            WaitTimeout: a rank did not come; names it.
+            WaitTimeout: ranks did not arrive; names them.
             OwnershipLost: another trainer has the subscription, or it was rewound.
             ProtocolError: the key of the orders is of another type.
         """
@@ -95,10 +92,10 @@ class Orders:
         try:
             scripts.run(self._subscriber.control.client, self._order(Order("failed", reason=why)))
         except Exception as exc:  # why it failed is what matters
-            log.warning("the other ranks are not told that nothing is published: %s", exc)
+            log.warning("failed to notify the other ranks that the publication failed: %s", exc)
 
     def _until(self, place: int, order: Order | None, deadline: float) -> None:
-        """Say ``order`` until every rank waits for the order of this place."""
+        """Write ``order`` until every rank waits for the order number ``place``."""
         seat, waiting, pause_s = self._subscriber.seat, self._subscriber.waiting, LOOK_S
         while True:
             places = self._ask(self._order(order))
@@ -138,29 +135,29 @@ class Orders:
         Raises:
             OwnershipLost: another trainer has the subscription, or rank 0 renewed its lease for ``timeout_s`` no more.
             PublishError: rank 0 is at another publication.
-            ProtocolError: what stands in Redis is no order.
+            ProtocolError: malformed order in Redis.
         """
         sub, pause_s, alive_s = self._subscriber, LOOK_S, time.monotonic()
         while True:
-            heard = self._look()
-            if heard.order is not None:
+            current = self._look()
+            if current.order is not None:
                 self._place += 1
-                self._look()  # rank 0 goes on when all have heard it
+                self._look()  # acknowledge: rank 0 continues when all ranks have
                 sub.waiting.end()
-                return heard.order
-            if heard.call > self._call:
+                return current.order
+            if current.call > self._call:
                 raise PublishError(
                     "Rank 0 is at another publication of weights than this rank: call publish equally often on every "
-                    "rank, and stop all ranks where it failed on one."
+                    "rank, and stop all ranks if it failed on one."
                 )
             now = time.monotonic()
-            alive_s = now if heard.is_alive else alive_s
+            alive_s = now if current.is_alive else alive_s
             if now - alive_s > self._timeout_s:
                 raise OwnershipLost(
                     f"Rank 0 of subscription {sub.name!r}, whose weights are to be published, has not renewed its "
                     f"lease for {self._timeout_s:g} s: it is dead or stopped; stop all ranks."
                 )
-            sub.waiting.blocked_on(RankPublishing(is_silent=not heard.is_alive))
+            sub.waiting.blocked_on(RankPublishing(is_silent=not current.is_alive))
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
@@ -170,19 +167,19 @@ class Orders:
             call = scripts.hear(
                 sub.keys, sub.name, owner=sub.owner, call=self._call, place=self._place, rank=sub.seat.rank
             )
-            if (heard := self._ask(call)) is not None:
-                return heard
+            if (found := self._ask(call)) is not None:
+                return found
             sub.ownership.refollow()
 
     def _ask(self, call: scripts.Call[T]) -> T:
-        """Its answer; a key of another type, which is a mistake of who wrote it, is said in words."""
+        """Run a call; report a key of the wrong type as ProtocolError."""
         try:
             return self._subscriber.control.call(call)
         except ResponseError as exc:
             raise in_words(exc) or exc from exc
 
 
-#: A worker shows itself twice a second; one that was silent for longer is not waited for.
+#: Workers send a heartbeat every 0.5 s; workers silent for longer than this are skipped.
 READY_S = 2.0
 
 
@@ -191,9 +188,9 @@ class Sent:
     """Result of a transfer."""
 
     transport: str
-    #: Workers that were sent to.
+    #: Recipients.
     workers: tuple[str, ...]
-    #: Why it failed; '' where it did not.
+    #: Why it failed; '' on success.
     failure: str
     #: Seconds of waiting for workers, and of sending.
     wait_s: float
@@ -201,10 +198,9 @@ class Sent:
 
 
 class Publisher:
-    """The weights' way out of one trainer. All ranks have one; rank 0 leads."""
+    """Send a trainer's weights to the engines. All ranks have one; rank 0 leads."""
 
     def __init__(self, config: Config, subscriber: Subscriber) -> None:
-        #: The run's; its sender was made with it.
         self.config = config
         self._subscriber = subscriber
         self._keys = subscriber.keys
@@ -212,11 +208,11 @@ class Publisher:
         self._waiting = subscriber.waiting
         self._orders = Orders(subscriber, config.trainer.rank_timeout_s)
         self._model = config.model.name
-        #: Of the last publication.
+        #: Result of the last transfer.
         self.last: Sent | None = None
-        #: What weights are sent by; None: engines load the folder.
+        #: Sender of the transport; None: engines load the folder.
         self.sender: Sender | None = None
-        #: What puts versions into the store of deltas; None: the transport is another.
+        #: Writer of the store of deltas; None with another transport.
         self.deltas = deltas_of(
             config, lambda: self.in_use(self._control), lambda cause: self._waiting.blocked_on(cause)
         )
@@ -230,7 +226,7 @@ class Publisher:
 
     @property
     def needs_folder(self) -> bool:
-        """Whether a version needs its folder before it is sent, or made deltas of."""
+        """Return whether a version needs its folder before it is sent or stored as a delta."""
         return self.deltas is not None or (self.sender is not None and self.sender.needs_folder)
 
     @property
@@ -239,7 +235,7 @@ class Publisher:
         return self.sender.memories if self.sender is not None else ()
 
     def leave_copies(self) -> None:
-        """Have the sender leave copies, whose memory is about to be taken. Blocks; raises what the sender does."""
+        """Wait until the sender no longer reads the copies, whose memory is about to be reused. Errors propagate."""
         if self.sender is not None:
             self.sender.leave_copies()
 
@@ -249,7 +245,7 @@ class Publisher:
             _quietly(self.sender.close)
 
     def follow(self, source: Source) -> int:
-        """Rank other than 0: walk with rank 0 until it says that it is done; returns the version.
+        """Take part in the walks of rank 0, on another rank, until it is done; return the version.
 
         Blocks for rank 0. Raises PublishError with rank 0's reason, and as ``Orders.hear``.
         """
@@ -267,34 +263,34 @@ class Publisher:
                 pass
 
     def _leads(self, source: Source) -> bool:
-        """Whether other ranks hold parts of these weights."""
+        """Return whether other ranks hold parts of these weights."""
         return source.is_sharded and self._subscriber.seat.ranks > 1
 
     def begin(self, source: Source) -> None:
-        """Rank 0: a publication begins, on every rank."""
+        """Begin a publication on rank 0."""
         if self._leads(source):
             self._orders.begin()
 
     def walk(self, source: Source) -> None:
-        """Rank 0: have the others walk through their parts; blocks until all do. Raises WaitTimeout, OwnershipLost."""
+        """Make the other ranks begin a walk, on rank 0. Blocks until all do. Raises WaitTimeout, OwnershipLost."""
         if self._leads(source):
             self._orders.give(Order("walk"))
 
     def done(self, source: Source, version: int) -> None:
-        """Rank 0: the others may go on. Blocks for one round trip."""
+        """Release the other ranks, on rank 0, after success. Blocks for one round trip."""
         if self._leads(source):
             self._orders.end(Order("done", version))
 
     def failed(self, source: Source, exc: BaseException) -> None:
-        """Abort on rank 0, so that no other rank waits for it."""
+        """Release the other ranks, on rank 0, after a failure."""
         if self._leads(source):
             self._orders.fail(str(exc) or repr(exc))
 
     def write(self, source: Source, into: Path, version: int, claim: Callable[[int], None]) -> Written:
-        """Write and prove a version; raises PublishError. Blocks for gathering and disk, for room on it too.
+        """Write and verify a version; raise PublishError. Blocks for gathering and the disk, also for space on it.
 
         Args:
-            claim: claims its number, once the folder is whole.
+            claim: claims its number once the folder is complete.
         """
         trainer, is_ours = self.config.trainer, threading.Event()
 
@@ -321,9 +317,9 @@ class Publisher:
     def store_deltas(
         self, written: Written, version: int, announced: Callable[[], Publication | None], abandoned: list[list[int]]
     ) -> None:
-        """Put a written version into the store of deltas, where there is one; raises PublishError.
+        """Put a written version into the store of deltas, if the run has one; raise PublishError.
 
-        Blocks for disk, processor and store, for room on it too.
+        Blocks for disk, processor and store, also for space on it.
         """
         if (deltas := self.deltas) is not None:
             before = announced()
@@ -333,31 +329,31 @@ class Publisher:
         """Return versions that engines hold, load or are about to load, or that are pinned.
 
         Args:
-            control: of the thread that asks.
+            control: connection of the calling thread.
         """
         pins = control.do(lambda client: client.hvals(self._keys.pins(self._model)))
         held = {worker.version for worker in self._all_workers(control)}
         return {int(pin) for pin in pins} | held | self._wanted(control)
 
     def _wanted(self, control: Control) -> set[int]:
-        """Versions that workers have said they load, or would go back to."""
+        """Return versions that workers have announced they load, or may go back to."""
         raw = control.do(lambda client: client.hgetall(self._keys.loading(self._model)))
-        there = {worker.name for worker in self._all_workers(control)}
+        alive = {worker.name for worker in self._all_workers(control)}
         found: set[int] = set()
         for name, data in raw.items():
             worker, at, versions = loading_of(name, data)
-            # Said before its presence is: who has only just come counts too.
-            if worker in there or time.time() - at < FRESH_S:
+            # A new worker announces this before its presence.
+            if worker in alive or time.time() - at < FRESH_S:
                 found.update(versions)
         return found
 
     def open(self, publication: Publication, copy: Copy | None = None) -> None:
-        """Let workers enroll for a version that is about to be announced: they hear of it only then.
+        """Open the enrollment for a version that is about to be announced.
 
         Args:
-            copy: what it is sent from; None: its folder is there.
+            copy: source of the weights; None: the folder exists.
 
-        Raises PublishError where another trainer has the subscription: what that one sends is not disturbed.
+        Raises PublishError if another trainer has the subscription, whose transfers must not be disturbed.
         """
         if self.sender is not None:
             sub = self._subscriber
@@ -373,13 +369,13 @@ class Publisher:
                 self.sender.begin_copy(publication, copy)
 
     def send(self, source: Source, publication: Publication, after: int = 0) -> Sent | None:
-        """Send an announced version to the workers that are ready; whatever fails is logged and goes by disk.
+        """Send an announced version to the ready workers; failures are logged, and those workers load the folder.
 
-        Blocks; each of its waits for at most ``trainer.transfer_timeout_s``.
+        Blocks; each wait at most ``trainer.transfer_timeout_s``.
 
         Args:
-            after: wait for nobody but workers that can take it at once, as they have this version, or wait for its
-                folder; 0: for all that serve.
+            after: wait only for workers that have this version or wait for its folder, and can thus receive at once;
+                0: for all that serve.
         """
         if self.sender is None:
             return None
@@ -411,20 +407,17 @@ class Publisher:
         return control.do(lambda client: live_workers(client, self._keys, all_=True))
 
     def _expected(self, new: Publication) -> set[str]:
-        """Return the workers that will be ready soon: their engines serve, can take weights this way, and lack them.
-
-        An engine that has the weights of ``new`` already takes its number without a transfer.
-        """
+        """Return the workers that will be ready soon: serving, able to receive weights, with an older version."""
         workers = self._control.do(lambda client: live_workers(client, self._keys))
         return {
             one.name for one in workers if one.state == WorkerState.SERVING and one.ranks and one.version < new.version
         }
 
     def _ready(self, version: int, new: Publication) -> set[str]:
-        """Workers that can take new weights now: they know their layout, and have ``version`` or wait for its folder.
+        """Return workers that can receive now: they know the layout, and have ``version`` or wait for its folder.
 
-        Nothing has to end before. One that is behind takes what is sent next, or it would be behind for as long as
-        the disk is slower than a step.
+        They need not drain first. A worker that waits for a folder receives the next version; otherwise it would stay
+        behind while the disk is slower than a step.
         """
         config = self.config
         if config.data.eval_pinned and self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))):
@@ -433,7 +426,7 @@ class Publisher:
         if config.staleness.rules.drains:
             cohorts = self._control.do(lambda client: client.hkeys(self._keys.cohorts))
             if any(one < new.version for one in cohorts_in(cohorts)):
-                return set()  # whoever draws it, nobody loads before it has ended (T5)
+                return set()  # no worker loads before the cohort has ended (T5)
         workers = self._control.do(lambda client: live_workers(client, self._keys))
         return {
             one.name
@@ -448,10 +441,10 @@ class Publisher:
 
 
 def deliver(sender: Sender, transfer: Transfer) -> str:
-    """Have the weights sent; why that was in vain, or ''. Whatever it raises, workers can load the folder.
+    """Send the weights; return '' or the error, after which workers load the folder.
 
     Raises:
-        QueueUnavailable, QueueFull, Fenced: nobody can be told.
+        QueueUnavailable, QueueFull, Fenced: workers cannot be notified.
     """
     try:
         sender.send(transfer)
@@ -460,20 +453,20 @@ def deliver(sender: Sender, transfer: Transfer) -> str:
     except (QueueUnavailable, QueueFull, Fenced):
         _quietly(sender.abandon)
         raise
-    except Exception as exc:  # the device is out of memory, say, or it is a user's own
+    except Exception as exc:  # out of device memory, or any error of a user's sender
         failure = f"the weights could not be sent ({exc!r})"
         log.debug("a sender raised", exc_info=True)
     else:
         return ""
-    log.warning("version %d goes by disk: %s", transfer.publication.version, failure)
+    log.warning("transfer of version %d failed, workers load its folder: %s", transfer.publication.version, failure)
     _quietly(sender.abandon)
     return failure
 
 
 def _quietly(end: Callable[[], None]) -> None:
-    """Have a sender drop what it holds. It may be a user's own, on a device that is gone; others still wait for us."""
+    """Call a sender's cleanup; log and ignore its errors, as it may be a user's, or its device may be lost."""
     try:
         end()
     except Exception as exc:
-        log.warning("what is left of a transfer of weights could not be dropped: %s", format_exc(exc))
+        log.warning("failed to clean up a transfer of weights: %s", format_exc(exc))
         log.debug("a sender raised", exc_info=True)

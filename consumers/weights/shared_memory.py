@@ -1,10 +1,10 @@
-"""Memory that processes which the trainer starts can read: copies are made in it that they are to load (copies.py).
+"""Share memory with processes that the trainer starts, for copies that they load (copies.py).
 
-    trainer    a file of memory, mapped ─> piece ─> piece ─> ... ─> what was put behind them
-    process    the same file, inherited, mapped to be read
+    trainer    memory file, mapped ─> piece ─> piece ─> ... ─> data put behind them
+    process    the same file, inherited and mapped read-only
 
-The file has no name: nobody else finds it, the size of /dev/shm does not bound it, and it is gone with the last process
-that has it.
+The file has no name: no other process can open it, the size of /dev/shm does not limit it, and it is freed with the
+last process that has it open.
 """
 
 import logging
@@ -18,21 +18,21 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-#: All pinned memory is for every GPU (cudaHostRegisterPortable).
+#: Pinned for all GPUs (cudaHostRegisterPortable).
 _PORTABLE = 1
 
 
 class SharedMemory:
-    """Memory for one copy, of as much as there is on the machine. Not thread-safe."""
+    """Allocate shared memory for one copy, up to the memory of the machine. Not thread-safe."""
 
     def __init__(self) -> None:
-        #: Of the file.
+        #: Descriptor of the memory file.
         self.fd = os.memfd_create("penstock-weights")
         pinned: list[int] = []
         self._pinned = pinned
         self._end = weakref.finalize(self, _end, self.fd, pinned)
-        self._end.atexit = False  # the process takes it all along
-        # Nothing is taken before a piece is; so all of them are in one mapping, at the same distance as in the file.
+        self._end.atexit = False  # freed with the process
+        # Only pieces are allocated, so one mapping can span all memory, and offsets equal those in the file.
         self._bound = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         os.ftruncate(self.fd, self._bound)
         self._mapped = mmap.mmap(self.fd, self._bound)
@@ -40,16 +40,16 @@ class SharedMemory:
         self._filled = 0
 
     def piece(self, num_bytes: int, *, is_pinned: bool) -> Tensor:
-        """[num_bytes] of memory, which is not given back before the end: each version has the same tensors.
+        """Allocate [num_bytes] of memory, which is not freed before the end: each version has the same tensors.
 
         Args:
-            is_pinned: of a kind that a GPU copies to without the processor, where that is to be had.
+            is_pinned: pin it if possible.
 
         Raises:
-            OSError: there is no memory.
+            OSError: out of memory.
         """
         at, room = self._filled, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        # Now: where there is none when it is written to, the process is killed.
+        # Allocate now: a write without memory would kill the process.
         self._allocate(at, room)
         self._filled += room
         piece = torch.frombuffer(self._mapped, dtype=torch.uint8, count=num_bytes, offset=at)
@@ -58,11 +58,11 @@ class SharedMemory:
         return piece
 
     def offset_of(self, tensor: Tensor) -> int:
-        """Location of a tensor in the file."""
+        """Return the offset of a tensor in the file."""
         return tensor.data_ptr() - self._start if tensor.nbytes else 0
 
     def put(self, data: bytes) -> int:
-        """Write ``data`` behind all pieces, until there is a new one or more is put; where. Raises OSError."""
+        """Write ``data`` behind all pieces, valid until the next call; return its offset. Raises OSError."""
         self._allocate(self._filled, len(data))
         self._mapped[self._filled : self._filled + len(data)] = data
         return self._filled
@@ -79,7 +79,7 @@ class SharedMemory:
     def _pin(self, piece: Tensor) -> None:
         error = int(_cudart().cudaHostRegister(piece.data_ptr(), piece.nbytes, _PORTABLE))
         if error:
-            log.warning("copies of weights take ordinary memory, which is slower: CUDA error %d", error)
+            log.warning("copies of weights use pageable memory, which is slower: CUDA error %d", error)
         else:
             self._pinned.append(piece.data_ptr())
 

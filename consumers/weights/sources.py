@@ -2,10 +2,10 @@
 
     plain state ─────────────┐
     FSDP2 (DTensor) ─────────┤
-    shards of a group ─gather─> convert(name, shards, config) ─> whole tensors, one at a time ─> buckets
+    shards of a group ─gather─> convert(name, shards, config) ─> full tensors, one at a time ─> buckets
 
-Every rank of a sharded source walks through it in step; whole tensors arrive on rank 0 one at a time, so that the
-memory for them is bounded by one bucket, whatever the size of the model.
+Every rank of a sharded source walks through it in step; full tensors arrive on rank 0 one at a time, so that their
+memory is bounded by one bucket for any size of the model.
 """
 
 import importlib
@@ -23,22 +23,22 @@ from torch.distributed.tensor import DTensor
 from penstock.errors import ConfigError, PublishError
 from penstock.weights.index import fits
 
-#: Turns the parts of one parameter, in order, into tensors by the names that the engine loads. ``config`` is the
+#: Converts the parts of one parameter, in order, to tensors by the names that the engine loads. ``config`` is the
 #: model's config.json.
 Converter: TypeAlias = Callable[[str, Sequence[Tensor], Mapping[str, Any]], Iterable[tuple[str, Tensor]]]
 
-#: The name of a parameter -> where in it this rank's part lies.
+#: Name of a parameter -> position of this rank's part in it.
 Place: TypeAlias = Callable[[str], Sequence[int]]
 
 
 class Source(Protocol):
-    """Weights to publish."""
+    """Provide weights to publish."""
 
-    #: True where every rank of the trainer has to take part.
+    #: Whether every rank of the trainer has to take part.
     is_sharded: bool
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by the names that the engine loads, in the same order each time; nothing on ranks but 0.
+        """Yield full tensors by the names that the engine loads, always in the same order; nothing on ranks but 0.
 
         Blocks for the other ranks of a sharded source, which must walk through it too.
         """
@@ -49,10 +49,10 @@ Weights: TypeAlias = "torch.nn.Module | Mapping[str, Tensor] | Source"
 
 
 class State:
-    """A model, or its state dict: plain tensors, FSDP2's DTensors, or both.
+    """Publish a model, or its state dict: plain tensors, FSDP2's DTensors, or both.
 
-    A model of transformers that holds tensors in another form than its files have them (the experts of a mixture in
-    one, since transformers 5) is published as its files are, as ``save_pretrained`` does; a state dict as it is.
+    A transformers model whose tensors differ from its files' (fused experts, since transformers 5) is published in the
+    files' form, as ``save_pretrained`` does; a state dict is published unchanged.
     """
 
     def __init__(self, weights: "torch.nn.Module | Mapping[str, Tensor]") -> None:
@@ -61,23 +61,23 @@ class State:
         self._weights = weights
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        is_told = not self.is_sharded or dist.get_rank() == 0
-        as_saved = _as_saved(self._weights, self._state) if is_told else _as_it_is
+        is_receiver = not self.is_sharded or dist.get_rank() == 0
+        as_saved = _as_saved(self._weights, self._state) if is_receiver else _as_it_is
         embedding = next((tensor for name, tensor in self._state.items() if name.endswith("embed_tokens.weight")), None)
         for name, tensor in self._state.items():
             if name == "lm_head.weight" and embedding is not None and _tied(tensor, embedding, config):
                 continue
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if is_told:
+            if is_receiver:
                 yield from as_saved(name, whole.detach())
 
 
 class Cast:
-    """A source in another floating-point type: that of the engines, where a trainer holds float32 weights.
+    """Cast a source to the floating-point type of the engines, if the trainer has float32 weights.
 
     Args:
-        dtype: of the published tensors; tensors of integers stay as they are.
-        kept: pattern of the names whose tensors stay float32; None: none does.
+        dtype: of the published tensors; integer tensors are unchanged.
+        kept: pattern of the names of tensors that stay float32; None: cast all.
     """
 
     def __init__(self, source: Source, dtype: torch.dtype, kept: "re.Pattern[str] | None" = None) -> None:
@@ -101,16 +101,16 @@ def float32_names(model: torch.nn.Module, dtype: str) -> "re.Pattern[str] | None
 
 
 class Shards:
-    """Parameters that the ranks of a group hold in parts, in the trainer's own layout and under its own names.
+    """Publish parameters that the ranks of a group hold in parts, in the trainer's own layout and names.
 
     Args:
-        shards: what this rank holds.
-        convert: puts the parts together; given the parts of one name in the order of their places. An import path
-            ``module:function`` or the function itself.
-        group: the ranks that hold parts; None is every rank. Rank 0 of the trainer must be its rank 0.
-        place: where in a parameter the part of it lies that this rank holds, for instance its rank of tensor
-            parallelism: numbers, compared from left to right. Of ranks that name one place, and so hold the same part,
-            the lowest sends it. None: every rank has a part of its own, in the order of ranks.
+        shards: this rank's parts.
+        convert: joins the parts of one name, given in the order of their places. An import path ``module:function`` or
+            the function itself.
+        group: the ranks that hold parts; None: every rank. Rank 0 of the trainer must be its rank 0.
+        place: position of this rank's part in a parameter, for instance its rank of tensor parallelism: numbers,
+            compared from left to right. If several ranks have the same place, and thus the same part, the lowest sends
+            it. None: every rank has its own part, in the order of ranks.
     """
 
     is_sharded = True
@@ -136,7 +136,7 @@ class Shards:
         }
         every: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(every, held, group=self._group)
-        # Insertion order of the first rank that has it; a dict keeps one entry of each.
+        # All names once, in the order of the first rank that has them.
         for name in dict.fromkeys(name for layout in every for name in layout):
             parts = self._gather(name, every, rank)
             if rank == 0:
@@ -174,7 +174,7 @@ def _owners(name: str, every: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def concatenated(dims: Mapping[str, int]) -> Converter:
-    """Make a converter for plain tensor parallelism: parts are joined along ``dims[name]``; others are replicated."""
+    """Return a converter for plain tensor parallelism: join parts along ``dims[name]``; others are replicated."""
 
     def convert(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Iterable[tuple[str, Tensor]]:
         if name in dims:
@@ -197,22 +197,22 @@ def load_converter(path: str) -> Converter:
 
 
 def as_source(weights: Weights) -> Source:
-    """Make a source of the argument of ``publish``."""
+    """Return a source for the argument of ``publish``."""
     if isinstance(weights, torch.nn.Module | Mapping):
         return State(weights)
     return weights
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """torch's name of its dtype, without ``torch.``, as indices have it."""
+    """Return torch's name of the tensor's dtype, without ``torch.``, as used in indexes."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Whole tensors in buckets of at most ``max_bytes``, the same ones as ``penstock.weights.index.in_buckets`` makes.
+    """Yield full tensors in buckets of at most ``max_bytes``, the same as ``penstock.weights.index.in_buckets``.
 
     Raises:
-        PublishError: a name comes twice.
+        PublishError: duplicate name.
     """
     bucket: list[tuple[str, Tensor]] = []
     filled = 0
@@ -231,23 +231,23 @@ def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterat
         yield bucket
 
 
-#: One tensor of a model -> what the model's files hold of it, by their names.
+#: Converts a tensor of a model to the tensors of the model's files.
 AsSaved: TypeAlias = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
 
 
 def _as_saved(weights: object, state: Mapping[str, Tensor]) -> AsSaved:
-    # Who has made a model of transformers has imported it.
+    # A transformers model exists only if transformers is imported.
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(weights, transformers.PreTrainedModel):
         return _as_it_is
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:
-        return _as_it_is  # transformers 4 holds them as they are saved
+        return _as_it_is  # transformers 4 has no conversion
     layout = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
     if revert_weight_conversion(weights, layout).keys() == state.keys():
         return _as_it_is
-    # One by one, because pieces are copies.
+    # One by one, because the converted tensors are copies.
     return lambda name, tensor: revert_weight_conversion(weights, {name: tensor}).items()
 
 

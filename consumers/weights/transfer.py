@@ -1,4 +1,4 @@
-"""One version on its way to the workers that are ready for it, as rank 0 sees it (penstock/protocol/transfers.py)."""
+"""Coordinate the transfer of one version to the ready workers, on rank 0 (penstock/protocol/transfers.py)."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Bucket: TypeAlias = "list[tuple[str, Tensor]]"
 
 _LOOK_S = 0.003
-#: How often the workers that are about to be ready are looked up.
+#: Polling interval for the workers that will be ready soon.
 _EXPECT_S = 0.5
 
 
@@ -34,12 +34,12 @@ class TransferFailed(PublishError):
 
 
 class Transfer:
-    """A sender's view of one version: ready workers, the weights, and messages to and from each worker.
+    """Give a sender the ready workers, the weights, and messages to and from each worker, for one version.
 
-    Each of its waits blocks for at most ``timeout_s``, and is named in `penstock why`.
+    Each of its waits blocks for at most ``timeout_s``, and is reported by `penstock why`.
 
     Args:
-        walk: begins to gather the weights once more, bucket by bucket; every rank of a sharded source is in it.
+        walk: begins to gather the weights again, bucket by bucket; every rank of a sharded source takes part.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Transfer:
         waiting: Waiting,
     ) -> None:
         self.publication = publication
-        #: Name of this transfer.
+        #: VERSION-REV of the publication.
         self.id = publication.id
-        #: Workers that are ready, by name.
+        #: Ready workers, by name.
         self.workers: dict[str, Enrollment] = {}
         #: ``trainer.transfer_timeout_s`` and ``trainer.bucket_bytes``.
         self.timeout_s, self.bucket_bytes = config.transfer_timeout_s, config.bucket_bytes
@@ -63,26 +63,26 @@ class Transfer:
         self._keys, self._control, self._waiting = keys, control, waiting
         self._begin_walk = walk
         self._walk: Iterator[Bucket] | None = None
-        #: What ended the walk before its end: of the source, not of the transfer.
+        #: Error of the source that aborted the walk.
         self._source_failure: Exception | None = None
         self._is_decided = False
-        #: Workers of the decision, and those of them that were not told yet how it ended.
+        #: Workers of the decision, and those of them not yet notified of the outcome.
         self._receiving: list[str] = []
         self._waiting_for_end: set[str] = set()
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left of the time for workers to be ready."""
+        """Return the remaining seconds for workers to become ready."""
         return max(0.0, self._deadline - time.monotonic())
 
     def await_workers(self, expected: Callable[[], Collection[str]]) -> None:
-        """Block until the workers that are expected have enrolled, or the time is over."""
+        """Block until the expected workers have enrolled, or the time is over."""
         key = self._keys.transfer(self.publication.model)
         wanted, looked = set(expected()), time.monotonic()
         while True:
             state = self._control.do(lambda client: client.hgetall(key))
             if state.get(b"id") != self.id.encode():
-                break  # another version took its place: what is said there is not said of this one
+                break  # another version took its place
             self.workers = transfers.enrolled(state)
             if time.monotonic() - looked > _EXPECT_S:
                 wanted, looked = set(expected()), time.monotonic()
@@ -94,13 +94,13 @@ class Transfer:
         self._waiting.end()
         if missing := wanted - self.workers.keys():
             version = self.publication.version
-            log.warning("version %d goes by disk to %s: not ready in time", version, sorted(missing))
+            log.warning("workers not ready in time, they load the folder of version %d: %s", version, sorted(missing))
 
     def decide(self, ranks: Mapping[str, int] | None = None, **where: Any) -> None:
-        """Say once who receives it, and what they have to know for it; other workers load the folder.
+        """Publish the decision on the recipients, once; other workers load the folder.
 
         Args:
-            ranks: worker -> its first rank in a process group; None: every worker that is ready, as rank 0.
+            ranks: worker -> its first rank in a process group; None: every ready worker, as rank 0.
             where: fields of ``Decision``: ``group``, ``address``, ``port``, ``world_size``.
 
         Raises:
@@ -113,15 +113,15 @@ class Transfer:
             raise TransferFailed("another version took its place")
 
     def buckets(self) -> Iterator[Bucket]:
-        """Whole tensors, bucket by bucket, each on the device where it was gathered. Blocks for the other ranks."""
+        """Yield full tensors in buckets, on the device where they were gathered. Blocks for the other ranks."""
         while (bucket := self._next()) is not None:
             yield bucket
 
     def await_held(self) -> dict[str, str]:
-        """Workers that hold their engine still, once all do or the time is over: until then it must not be written.
+        """Return the workers with a frozen engine, once all are or the time is over; do not write to engines before.
 
         Returns:
-            Worker -> the address through which its engine is written to for so long, where its receiver told one.
+            Worker -> address through which the sender writes to its engine, '' if the receiver has none.
 
         Raises:
             TransferFailed: another version took its place.
@@ -129,13 +129,13 @@ class Transfer:
         return self._await_reports(Word.HELD, "hold")
 
     def tell(self, worker: str, text: str) -> None:
-        """Send the text that the worker reads as ``Arrival.told``: the location of the weights, for instance."""
+        """Send the text that the worker's ``Arrival.told`` returns, for instance the location of the weights."""
         self._report(Word.KNOW, worker, text)
 
     def await_received(self) -> None:
         """Block until every worker has the weights.
 
-        Raises TransferFailed when one has not, the time is over, or another version took its place.
+        Raises TransferFailed if a worker failed, the time is over, or another version took its place.
         """
         took = self._await_reports(Word.TOOK, "receive", stop_at_failure=True)
         failed = [(worker, why) for worker, why in took.items() if why]
@@ -144,7 +144,7 @@ class Transfer:
             raise TransferFailed(f"worker {failed[0][0]} did not take the weights: {failed[0][1]}")
 
     def end(self, worker: str, why: str = "") -> None:
-        """Report to the worker that it has the weights, or loads the folder because of ``why``."""
+        """Notify the worker that it has the weights, or has to load the folder because of ``why``."""
         self._waiting_for_end.discard(worker)
         self._report(Word.SENT, worker, why)
 
@@ -184,7 +184,7 @@ class Transfer:
     def _await_reports(
         self, word: Word, step: Literal["hold", "receive"], *, stop_at_failure: bool = False
     ) -> dict[str, str]:
-        """Return the workers' reports, once all have reported or timed out. Raises TransferFailed: another version."""
+        """Return the workers' reports, once all have reported or the time is over. Raises TransferFailed."""
         key = self._keys.transfer(self.publication.model)
         fields = ["id", *(f"{word}:{name}" for name in self._receiving)]
         deadline = time.monotonic() + self.timeout_s
@@ -193,13 +193,13 @@ class Transfer:
             if id_ != self.id.encode():
                 self._waiting.end()
                 raise TransferFailed("another version took its place")
-            said = {
+            reports = {
                 name: name_shown(text) for name, text in zip(self._receiving, values, strict=True) if text is not None
             }
-            missing = set(self._receiving) - said.keys()
-            if not missing or time.monotonic() > deadline or (stop_at_failure and any(said.values())):
+            missing = set(self._receiving) - reports.keys()
+            if not missing or time.monotonic() > deadline or (stop_at_failure and any(reports.values())):
                 break
             self._waiting.blocked_on(WorkerNotReady(min(missing), self.publication.version, step))
             time.sleep(_LOOK_S)
         self._waiting.end()
-        return said
+        return reports

@@ -1,8 +1,8 @@
 """The transports of weights: names, modules of both sides, and requirements.
 
-Its class on the trainer's side is in ``consumers/weights/transports``, that on the worker's in
-``workers/weights/receive``; both are loaded when they are first needed. A user's own is named by the import path of its
-trainer's side, ``module:Class``, which names the worker's; nothing is known of what it needs.
+The trainer's classes are in ``consumers/weights/transports``, the workers' in ``workers/weights/receive``; both are
+imported at first use. A user's own transport is named by the import path of its trainer's class, ``module:Class``,
+which names the worker's class; its requirements are unknown.
 """
 
 from dataclasses import dataclass
@@ -14,27 +14,27 @@ from penstock.system.extras import check_installed
 class Transport:
     """A transport that brings announced weights to ready engines; the checkpoint folder is written before or after."""
 
-    #: ``file:Class`` of the trainer's side, ``module:Class`` of a user's; '' where engines load the folder and nothing
-    #: is sent.
+    #: ``file:Class`` of the trainer's side, ``module:Class`` for a user's; '' if engines load the folder and nothing is
+    #: sent.
     sender: str = ""
-    #: ``file:Class`` of the worker's side; '' of a user's, whose sender names it.
+    #: ``file:Class`` of the worker's side; '' for a user's, whose sender names it.
     receiver: str = ""
     #: Trainer and engines have GPUs.
     needs_gpu: bool = False
     #: Engines are on the trainer's own GPU, that of rank 0, and nowhere else.
     on_trainers_gpu: bool = False
-    #: It has parameter servers on the GPUs of ``trainer.parameter_server_gpus``; None is the trainer's own.
+    #: It has parameter servers on the GPUs of ``trainer.parameter_server_gpus``; None: on the trainer's own GPU.
     has_parameter_servers: bool = False
-    #: Package that the trainer's side needs beside its own, as it is imported; '': none.
+    #: Import name of a package that the trainer's side needs; '': none.
     package: str = ""
 
     @property
     def is_sent(self) -> bool:
-        """Whether weights are sent to workers that are ready, so that they enroll."""
+        """Return whether weights are sent to ready workers, which therefore enroll."""
         return bool(self.sender)
 
     def check_package(self, name: str) -> None:
-        """Raise ConfigError where the package of this transport, which is called ``name``, is not installed here."""
+        """Raise ConfigError if the package of this transport, called ``name``, is not installed."""
         if self.package:
             check_installed(self.package, f"trainer.transport {name}")
 

@@ -29,19 +29,6 @@ from penstock.history.row import SampleRow
 from penstock.payloads.format import MAX_TOKENS, Array
 from penstock.records.codec import MAX_ITEMS, MAX_RECORD_BYTES, pack, unpack
 
-# Lossless compression of log-probabilities.
-#
-# An engine computes in float32 the logarithm of a float32 probability. Near 1 few such probabilities exist, all equal
-# to 1 - k / 2^24 for an integer k: if the logarithm is that of such a probability, or one of its two neighbours in
-# float32, only k is kept.
-#
-#     class     a byte each: 0 for 0, 1 for -0; 2 to 191 the exponent of a number that is kept as it is; then, for
-#               each of three neighbours (the next smaller magnitude, itself, the next greater), the bits of k minus 1
-#     bits      back to back, the lowest first: the 23 of a mantissa, or those of k but for the highest
-#
-#     packed    a byte 0, then length of the squeezed classes (four bytes, little endian), these, and the bits; or a
-#               byte 1 and planes, if a value has another form (above 0, below -2^65, subnormal, NaN)
-
 _CLASSES, _PLANES = b"\0", b"\1"
 _LENGTH = struct.Struct("<I")
 #: First class of values near 0, and most bits of k: so -log(1 - k / 2^24) is below 2^-5.
@@ -56,7 +43,19 @@ _COLUMNS = np.arange(32)
 
 
 def pack_logprobs(values: Array) -> bytes:
-    """Pack float32 [L]."""
+    """Pack log-probabilities, float32 [L], without loss.
+
+    An engine computes the float32 logarithm of a float32 probability. Near 1 few such probabilities exist, all equal to
+    1 - k / 2^24 for an integer k: if the logarithm is that of such a probability, or one of its two neighbours in
+    float32, only k is stored.
+
+        class     a byte each: 0 for 0, 1 for -0; 2 to 191 the exponent of a number that is stored unchanged; then, for
+                  each of three neighbours (the next smaller magnitude, itself, the next greater), the bits of k minus 1
+        bits      back to back, the lowest first: the 23 of a mantissa, or those of k except the highest
+
+        packed    a byte 0, then length of the squeezed classes (four bytes, little endian), these, and the bits; or a
+                  byte 1 and planes, if a value has another form (above 0, below -2^65, subnormal, NaN)
+    """
     bits = np.ascontiguousarray(values, "<f4").view("<u4")
     exponents, is_zero = bits >> _MANTISSA_BITS & 255, bits & (_SIGN - 1) == 0
     if ((exponents >= _NEAR) | ((bits < _SIGN) | (exponents < 2)) & ~is_zero).any():

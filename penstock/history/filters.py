@@ -237,16 +237,15 @@ def _size(part: sqlite3.Connection, clause: Clause, few: int) -> int:
     return int(part.execute(statement, clause.values).fetchone()[0])
 
 
-# The position after which the next page of rows begins: a value and a row.
-#
-# So rows that are written meanwhile do not shift pages.
-
 _TEXT = re.compile(r"([a-z]+):([^:]{1,32}):([0-9]{1,10})-([0-9]{1,6}):([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A row in a sort order. Rows with equal values are ordered by file, then by number."""
+    """Identify a row in a sort order, after which the next page begins, so that new rows do not shift pages.
+
+    Rows with equal values are ordered by file, then by number.
+    """
 
     value: float
     part: PartName

@@ -91,14 +91,15 @@ def nothing_known(tokens: Collection[int]) -> Mapping[int, Piece]:
     return {}
 
 
-# Blocks stored back to back in chunks of one page each: stored one by one they would leave half of each page empty.
-
 #: Bytes of a chunk: a page of ``part.PAGE_BYTES`` fits one, as a row.
 CHUNK_BYTES = 16_344
 
 
 class ChunkWriter:
-    """Appends to the chunks of a file, within its commits."""
+    """Append blocks to the chunks of a file, within its commits.
+
+    A chunk fills one page; blocks stored one by one would leave half of each page empty.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -11,11 +11,6 @@ from penstock.errors import ConfigError
 from penstock.names import Lane
 from penstock.payloads.format import Array
 
-# Words of texts, as a part indexes and searches them.
-#
-# A word is a run of letters and digits, case-folded; in scripts that write no spaces between words (Chinese,
-# Japanese) each character is a word.
-
 #: Most characters of a word, and most characters of a text that are indexed.
 MAX_WORD, MAX_INDEXED = 64, 1024 * 1024
 
@@ -33,7 +28,11 @@ def indexed(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the distinct words of a text, folded."""
+    """Return the distinct words of a text, folded, as a part indexes and searches them.
+
+    A word is a run of letters and digits; in scripts without spaces between words (Chinese, Japanese) each character is
+    a word.
+    """
     return list(dict.fromkeys(word[:MAX_WORD] for word in _WORD.findall(folded(text[:MAX_INDEXED]))))
 
 

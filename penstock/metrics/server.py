@@ -32,10 +32,6 @@ from penstock.redis.control import PASSING
 from penstock.system.disk import put
 from penstock.text import redact
 
-# Addresses of a run's metrics for Prometheus: its file-based service discovery.
-#
-# Processes come and go, each with its own port; the file is made from their presence records in Redis.
-
 #: A valid address: writers in Redis must not make Prometheus request anything else.
 _URL = re.compile(r"http://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})/metrics")
 #: Most processes in the list.
@@ -47,8 +43,9 @@ Group = dict[str, Any]
 def targets(client: Client, keys: Keys) -> list[Group]:
     """Return groups of Prometheus' file_sd format, one for each running process with metrics, by address.
 
-    Labels are ``run``, ``part`` (worker, buffer, producer, trainer, scorer, verifiers, fleet, recorder, launcher) and
-    ``name``. Blocks for one round trip; raises redis' errors.
+    Processes come and go, each with its own port, so the file is made from their presence records in Redis. Labels are
+    ``run``, ``part`` (worker, buffer, producer, trainer, scorer, verifiers, fleet, recorder, launcher) and ``name``.
+    Blocks for one round trip; raises redis' errors.
     """
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.workers)

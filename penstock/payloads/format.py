@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from penstock.errors import PayloadError
 
-# The side array ``step_rewards`` of a sample, [steps, 2]: index of a step's last token in the response, and reward.
-
 
 def are_step_rewards(array: NDArray[Any], length: int) -> bool:
-    """Return whether an array is valid for a response of ``length`` tokens: rising integer indices, finite rewards."""
+    """Return whether an array is a valid side array ``step_rewards``, [steps, 2], of a response of ``length`` tokens.
+
+    It has the index of each step's last token in the response, rising integers, and the step's finite reward.
+    """
     if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
         return False
     ends = array[:, 0].astype(np.float64)

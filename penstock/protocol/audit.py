@@ -27,13 +27,6 @@ from penstock.redis.call import Loss, loss
 from penstock.redis.commands import Client, scan_keys
 from penstock.text import safe_repr
 
-# Name the admitted jobs that are missing: by what still refers to them, else by gaps among the indices.
-#
-# A lost job leaves its id in a lane, among the delayed, dead, ready or retiring jobs, or in its metadata. If nothing
-# refers to it, it is a gap in an epoch that was admitted completely: a later epoch of its dataset has begun, and
-# another epoch has the index. Else the gaps below the highest index name the jobs, if there are as many gaps as
-# missing jobs; if prompts are shuffled during an epoch there are more gaps, and the jobs cannot be named.
-
 #: Index of a job in its dataset, the last part of an id.
 _INDEX = re.compile(r"[0-9]{1,18}")
 #: Entries of a stream read at once.
@@ -44,6 +37,11 @@ def missing_jobs(
     client: Client, keys: Keys, scan: Callable[[str], Iterator[str]], known: Mapping[str, set[int]], count: int
 ) -> list[str]:
     """Return the ids of up to ``count`` jobs that are neither done nor live, sorted. Blocks for a scan over the keys.
+
+    A lost job leaves its id in a lane, among the delayed, dead, ready or retiring jobs, or in its metadata. If nothing
+    refers to it, it is a gap in an epoch that was admitted completely: a later epoch of its dataset has begun, and
+    another epoch has the index. Else the gaps below the highest index name the jobs, if there are as many gaps as
+    missing jobs; if prompts are shuffled during an epoch there are more gaps, and the jobs cannot be named.
 
     Args:
         scan: yields the names of all keys that begin with a prefix.

@@ -11,12 +11,6 @@ from penstock.records.codec import bounds, copy_plain
 from penstock.records.record import Record
 from penstock.text import safe_repr
 
-# The attempts of a job: which worker held it when, and how each lease ended.
-#
-# The field ``tr`` of the hash ``group:JOB`` is ``LANE:WORKER:LEASED_MS`` of each, separated by ``;``, followed by
-# ``:ENDED_MS:HOW`` if it ended; an attempt that committed the last sample has no end of its own, for the group
-# records when it was ready. ``+N;`` at the beginning stands for N earlier ones that are left out.
-
 #: Most characters of the attempts of one job.
 MAX_TRIES_BYTES = 16 * 1024
 
@@ -27,7 +21,12 @@ _EARLIER = re.compile(r"\+([0-9]{1,18});")
 
 
 class TryEnd(StrEnum):
-    """How an attempt ended. ``failed`` and ``crashed`` may be followed by the reason, after a blank."""
+    """Say how an attempt ended. ``failed`` and ``crashed`` may be followed by the reason, after a blank.
+
+    The field ``tr`` of the hash ``group:JOB`` lists attempts, ``LANE:WORKER:LEASED_MS`` each, separated by ``;``, and
+    followed by ``:ENDED_MS:HOW`` if it ended; an attempt that committed the last sample has no end of its own, as the
+    group records when it was ready. ``+N;`` at the beginning stands for N earlier attempts that are omitted.
+    """
 
     #: It is still running.
     OPEN = ""

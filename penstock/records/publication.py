@@ -10,8 +10,6 @@ from penstock.records.codec import pairs
 from penstock.records.record import Record
 from penstock.text import printable, safe_repr, utf8_safe
 
-# Orders of a trainer's rank 0 to the other ranks during a publication; text in Redis, so that a person can read it.
-
 #: Largest version, of as many digits as a count in Redis has.
 MAX_VERSION = 10**18 - 1
 #: Most characters of a reason.
@@ -24,7 +22,10 @@ _FAILED = b"failed "
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """``walk`` through the weights; ``done``: the version is published; ``failed``: no version is."""
+    """Represent an order of a trainer's rank 0 to the other ranks during a publication; readable text in Redis.
+
+    ``walk`` through the weights; ``done``: the version is published; ``failed``: no version is.
+    """
 
     kind: Literal["walk", "done", "failed"]
     #: Set with ``done``, 1 to ``MAX_VERSION``.

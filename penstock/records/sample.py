@@ -93,7 +93,7 @@ class Sample:
     #: Seconds of its engine requests, without the environment and pauses between them.
     generate_s: float = 0.0
     reward_s: float = 0.0
-    #: Images of its prompt as sent to the engine (``workers/jobs/pictures.py``); never sent to other processes.
+    #: Images of its prompt as sent to the engine; never sent to other processes.
     pictures: Any = field(default=None, compare=False, repr=False)
     #: The sample for functions of slime's signature (``penstock.hooks.slime``), once it is made; never sent either.
     seen: Any = field(default=None, compare=False, repr=False)
@@ -128,11 +128,6 @@ class Sample:
 _LISTS = ("tokens", "logprobs", "generated", "loss_mask", "versions", "turns")
 
 
-# A use of a group by a batch, recorded in the group in a run with a history: manifests may be deleted before it.
-#
-# The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:MASKS:ABANDONED`` of each, separated by
-# ``;``; what follows CUT_MS comes from the leader (``note``), the rest from ``cut`` in ``lua/batch.lua``.
-
 #: Most characters of one group's uses by one subscription.
 MAX_USES_BYTES = 1024 * 1024
 #: MASKS is a sum of these.
@@ -143,7 +138,11 @@ MAX_NUMBER = 2**53
 
 @dataclass(frozen=True, slots=True)
 class BatchUse:
-    """One batch that contained a group."""
+    """Record that a batch contained a group, for a run with a history: manifests may be deleted before the group.
+
+    The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:MASKS:ABANDONED`` of each, separated by
+    ``;``; the part behind CUT_MS comes from the leader (``note``), the rest from ``cut`` in ``lua/batch.lua``.
+    """
 
     batch: int
     #: When it was cut (Unix time, seconds).

@@ -124,17 +124,16 @@ def numbers(gates: Sequence[Sequence[str]]) -> str:
     return ",".join(str(number) for number, names in enumerate(gates, 1) for _ in names)
 
 
-# Loss of a run's data in Redis: keys that were deleted or evicted, and admitted jobs that are in no queue.
-#
-# Processes that need such a key wait (``KeysLost`` passes as soon as it is back), and `penstock why` names it.
-
 #: Most keys that are named; the others are counted.
 NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The missing keys and jobs; false if nothing is missing."""
+    """List a run's lost data: keys that were deleted or evicted, and admitted jobs in no queue. False if none is.
+
+    Processes that need such a key wait (``KeysLost`` ends when the key is back), and `penstock why` reports it.
+    """
 
     #: Names of keys, without the prefix of the run.
     keys: tuple[str, ...] = ()

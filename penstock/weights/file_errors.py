@@ -1,4 +1,4 @@
-"""What the file system says of weights that somebody else wrote or keeps, as errors of these weights."""
+"""Convert file system errors on weights that another process wrote to PublishError."""
 
 import errno
 import os
@@ -11,19 +11,19 @@ from penstock.errors import PublishError
 from penstock.system.disk import is_full
 from penstock.text import utf8_safe
 
-#: What this process or its machine is short of: nothing is wrong with the file.
+#: Errors of this process or machine, not of the file.
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 #: Most characters of a path that is shown.
 _MAX_PATH = 300
 
 
 def shown_path(path: Path | str) -> str:
-    """A path that may have come through Redis, as a sentence may hold it."""
+    """Return a path, which may come from Redis, as safe text for a message."""
     return utf8_safe(str(path), _MAX_PATH)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder. Raises PublishError where that cannot be seen from here."""
+    """Return whether the folder exists; raise PublishError if it cannot be inspected from this machine."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -37,11 +37,11 @@ def is_folder(path: Path) -> bool:
 
 @contextmanager
 def as_publish_error(what: str) -> Iterator[None]:
-    """Within it, what the file system refuses is a PublishError that begins with ``what``.
+    """Convert file system errors in the block to a PublishError that begins with ``what``.
 
     Raises:
-        PublishError: a file is lost, or can not be read or written.
-        OSError: there is no room, or this process is short of handles or memory: another file would fare no better.
+        PublishError: a file is missing, or cannot be read or written.
+        OSError: the disk is full, or this process has no handles or memory left; other files would fail too.
     """
     try:
         yield

@@ -1,8 +1,7 @@
 """The index beside published weights: name, dtype, shape, checksum and file of every tensor. Knows no torch.
 
-A publication's record stays small, whatever the model: it carries the digest of this file, and the file the rest. The
-index also fixes the order in which tensors travel, and so how they are gathered into buckets: trainer and workers
-compute the same buckets from the same index.
+A publication's record holds only the digest of this file, so it stays small for any model. The index also fixes the
+order in which tensors are sent, so that trainer and workers compute the same buckets.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from penstock.text import safe_repr
 
 
 def read_config(folder: str | Path, name: str = "config.json") -> dict[str, Any]:
-    """A file of the model's settings; empty where there is none that can be read."""
+    """Return a JSON file of the model's settings; empty if it does not exist or cannot be read."""
     try:
         value = json.loads(Path(folder, name).read_text())
     except (OSError, ValueError, RecursionError):
@@ -30,7 +29,7 @@ def read_config(folder: str | Path, name: str = "config.json") -> dict[str, Any]
 
 
 def read_eos_token_ids(folder: str | Path) -> frozenset[int]:
-    """Ids that end an answer, from the model's config and generation config."""
+    """Return the ids that end an answer, from the model's config and generation config."""
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         value = read_config(folder, name).get("eos_token_id")
@@ -39,7 +38,7 @@ def read_eos_token_ids(folder: str | Path) -> frozenset[int]:
 
 
 def read_vocab_size(folder: str | Path) -> int:
-    """Number of ids of a model, from its config; 0 where that does not say."""
+    """Return the vocabulary size from a model's config; 0 if it has none."""
     config = read_config(folder)
     inner = config.get("text_config")
     size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
@@ -47,7 +46,7 @@ def read_vocab_size(folder: str | Path) -> int:
 
 
 def count_experts(config: Mapping[str, Any]) -> int:
-    """Experts that a layer of a mixture chooses among, from its config.json; 0 where it has none."""
+    """Return the number of experts of a mixture layer, from the model's config.json; 0 for a dense model."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return next((count for name in names if isinstance(count := config.get(name), int) and count), 0)
 
@@ -88,22 +87,22 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightsIndex(Record):
-    """What a version consists of."""
+    """List the tensors and files of a version."""
 
-    #: [name, dtype, shape, checksum, file] of every tensor, in the order in which they travel.
+    #: [name, dtype, shape, checksum, file] of every tensor, in the order in which they are sent.
     tensors: list[list[Any]] = field(default_factory=list)
-    #: File name -> XXH3-64 of its bytes, the index itself left out.
+    #: File name -> XXH3-64 of its bytes, without the index itself.
     files: dict[str, int] = field(default_factory=dict)
     #: File name -> its bytes, of the same files.
     sizes: dict[str, int] = field(default_factory=dict)
 
     def entries(self) -> list[TensorEntry]:
-        """The tensors. Raises PublishError on what cannot be one."""
+        """Return the tensors. Raises PublishError if an entry is invalid."""
         return list(map(_entry, self.tensors))
 
 
 def _entry(listed: list[Any]) -> TensorEntry:
-    """A tensor of an index, which somebody else may have written; raises PublishError."""
+    """Validate and return an untrusted entry of an index. Raises PublishError."""
     kinds = [type(one) for one in listed]
     if kinds != [str, str, list, int, str] or not _is_shape(listed[2]) or not 0 <= listed[3] <= MOST:
         raise PublishError(
@@ -116,7 +115,7 @@ def _entry(listed: list[Any]) -> TensorEntry:
 
 
 def _is_shape(shape: list[Any]) -> bool:
-    """Whether a tensor can have it. The product counts even where a dimension is 0."""
+    """Return whether a tensor can have this shape. The product is bounded even if a dimension is 0."""
     return (
         len(shape) <= MAX_DIMENSIONS
         and all(type(one) is int and 0 <= one <= MAX_ELEMENTS for one in shape)
@@ -125,10 +124,10 @@ def _is_shape(shape: list[Any]) -> bool:
 
 
 def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int], sizes: Mapping[str, int]) -> bytes:
-    """An index's file.
+    """Return the bytes of an index file.
 
     Args:
-        checksums: file name -> XXH3-64 of its bytes, in whatever order.
+        checksums: file name -> XXH3-64 of its bytes, in any order.
         sizes: file name -> its bytes, of the same files.
     """
     tensors = [list(entry) for entry in entries]
@@ -136,18 +135,18 @@ def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int], si
 
 
 def digest(data: bytes) -> str:
-    """Name of an index's bytes, carried by the publication."""
+    """Return the digest of an index's bytes, which the publication carries."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def read_index(folder: Path, wanted: str) -> WeightsIndex:
-    """The index in ``folder``. Blocks while it reads a small file.
+    """Read the index in ``folder``. Blocks while it reads a small file.
 
     Args:
         wanted: its digest, from the publication.
 
     Raises:
-        PublishError: it is not there, too large, not the one that was announced, or not an index.
+        PublishError: the file is missing, too large, not the announced one, or not an index.
     """
     path = folder / INDEX_FILE
     try:
@@ -163,7 +162,7 @@ def read_index(folder: Path, wanted: str) -> WeightsIndex:
 
 
 def index_in(data: bytes, what: str) -> WeightsIndex:
-    """An index out of its bytes; raises PublishError that names ``what``."""
+    """Parse an index from its bytes; raise PublishError that names ``what``."""
     try:
         index = WeightsIndex.from_bytes(data, what)
     except ProtocolError as exc:
@@ -174,12 +173,12 @@ def index_in(data: bytes, what: str) -> WeightsIndex:
 
 
 def fits(filled: int, num_bytes: int, item_bytes: int, max_bytes: int) -> bool:
-    """Whether a tensor may follow ``filled`` bytes in one bucket, where its numbers must be aligned to their size."""
+    """Return whether a tensor, aligned to its element size, fits into a bucket behind ``filled`` bytes."""
     return not filled or (filled + num_bytes <= max_bytes and filled % item_bytes == 0)
 
 
 def in_buckets(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[TensorEntry]]:
-    """Tensors in order, gathered into buckets of at most ``max_bytes``; a larger one has a bucket to itself."""
+    """Yield the tensors in order, in buckets of at most ``max_bytes``; a larger tensor has a bucket to itself."""
     bucket: list[TensorEntry] = []
     filled = 0
     for entry in entries:
@@ -193,7 +192,7 @@ def in_buckets(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[
 
 
 def layout_digest(layout: Iterable[tuple[str, str, Iterable[int]]]) -> str:
-    """Name of what tensors are called and how they are made, values apart, in the order in which they travel.
+    """Return the digest of the tensors' names, dtypes and shapes in the order in which they are sent.
 
     Args:
         layout: name, dtype (torch's, without ``torch.``) and shape of each.

@@ -1,9 +1,9 @@
-"""The image processor in a model's folder, and what it makes of a job's images: once, for all its samples.
+"""Process a job's images with the model's image processor, once for all samples of the job.
 
-    bytes ─> image processor of model.path ─> what the model is given: side arrays that the group shares
-                                          └─> tokens of each image: the stored prompt, made once, never tokenized again
+    bytes ─> image processor of model.path ─> inputs of the model: side arrays that the group shares
+                                          └─> tokens of each image: the stored prompt, never tokenized again
 
-The engine is sent the images themselves, and makes room for each; how many tokens it came to is held against ours.
+The engine receives the images themselves and expands their placeholders; its token counts are compared with ours.
 """
 
 import base64
@@ -32,15 +32,15 @@ _MIME = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Images of a prompt as an engine is asked with them: it makes room for each by itself."""
+    """Hold the images of a prompt as they are sent to an engine, which expands each placeholder itself."""
 
-    #: data: URIs, in the order of their places.
+    #: data: URIs, in the order of their placeholders.
     uris: list[str]
-    #: (index of its first token in the stored sequence, its tokens) of each, ascending.
+    #: (index of the first token in the stored sequence, number of tokens) of each image, ascending.
     places: list[tuple[int, int]]
 
     def folded(self, tokens: Sequence[int]) -> list[int]:
-        """The stored sequence with one token in the place of each image: what the engine makes the sequence of."""
+        """Return the stored sequence with one placeholder token per image, which the engine expands."""
         out: list[int] = []
         end = 0
         for start, count in self.places:
@@ -51,10 +51,10 @@ class Images:
 
 @dataclass(slots=True, eq=False)
 class Pictures:
-    """The images of one job; or that it has none, where the model sees some."""
+    """Hold the images of one job, possibly none, for a model that reads images."""
 
     job: str
-    #: Id that stands in the place of an image, and ids that do so of anything else.
+    #: Placeholder id of an image, and all placeholder ids (images and video).
     place_id: int | None
     place_ids: frozenset[int]
     #: Tokens of each image.
@@ -62,15 +62,15 @@ class Pictures:
     uris: list[str]
     #: Side arrays of the whole group, by name.
     packed: dict[str, Packed]
-    #: [P] The stored prompt, and what the engine is sent with it; see ``unfold``.
+    #: [P] The stored prompt, and the images sent with it; see ``unfold``.
     prompt: list[int] = field(default_factory=list)
     images: Images = field(default_factory=lambda: Images([], []))
 
     def unfold(self, prompt: Sequence[int]) -> None:
-        """Make the stored prompt of one with a token in the place of each image: as often as the image has tokens.
+        """Store the prompt with each placeholder token repeated once per token of its image.
 
         Raises:
-            ConfigError: the prompt has not one place for each image, or the place of anything else.
+            ConfigError: the placeholders do not match the images, or the prompt has one for a video.
         """
         places = [at for at, token in enumerate(prompt) if token == self.place_id]
         if len(places) != len(self.counts):
@@ -79,7 +79,7 @@ class Pictures:
                 "makes one of each part of type image; a text must not hold the token itself."
             )
         if (self.place_ids - {self.place_id}) & set(prompt):
-            raise ConfigError(f"job {self.job}: its prompt has the place of a video, and there is none: take it out.")
+            raise ConfigError(f"job {self.job}: its prompt has a video placeholder, and there is no video: remove it.")
         out: list[int] = []
         spans, begin = [], 0
         for at, count in zip(places, self.counts, strict=True):
@@ -91,15 +91,15 @@ class Pictures:
         self.prompt = out + list(prompt[begin:])
 
     def are_of(self, sample: Sample) -> bool:
-        """Whether a prefix was drawn behind a prompt in which the images have the places that they have here."""
+        """Return whether a prefix was generated from a prompt with the same placeholders."""
         return sample.tokens[: sample.prompt_length] == self.prompt
 
     def ended(self, sample: Sample) -> bool:
-        """Whether the last turn ended by a token that an image's place is made of; nothing can come behind it."""
+        """Return whether the last turn ended with a placeholder token; nothing can follow it."""
         return sample.tokens[-1] in self.place_ids
 
     def check_observation(self, tokens: Sequence[int]) -> None:
-        """Raise ConfigError where an environment's observation has an image's place in it."""
+        """Raise ConfigError if an environment's observation contains a placeholder token."""
         if self.place_ids & set(tokens):
             raise ConfigError(
                 f"job {self.job}: its environment gave an observation with an image's place in it, and images come "
@@ -107,22 +107,22 @@ class Pictures:
             )
 
     def stopping(self, sampling: dict[str, Any]) -> dict[str, Any]:
-        """Sampling under which an answer ends where it draws the place of an image.
+        """Return sampling parameters that stop generation at a placeholder token.
 
         Raises:
-            ConfigError: there are images, and an answer is to end nowhere.
+            ConfigError: the job has images and its sampling has ``ignore_eos``.
         """
         if self.uris and sampling.get("ignore_eos"):
             raise ConfigError(
-                f"job {self.job} has images, and its sampling has ignore_eos: an answer would go on behind the place "
-                "of an image that it draws, of which there is none: leave ignore_eos out."
+                f"job {self.job} has images, and its sampling has ignore_eos: an answer could continue behind a "
+                "generated image placeholder that has no image: leave ignore_eos out."
             )
         given = sampling.get("stop_token_ids") or []
         return sampling | {"stop_token_ids": sorted({*given, *self.place_ids})}
 
 
 class ImageReader:
-    """The image processor in a model's folder. Raises ConfigError where there is none that is known here."""
+    """Read images with the image processor in a model's folder. Raises ConfigError if that has none of a known kind."""
 
     def __init__(self, path: str) -> None:
         check_installed("PIL", "Images in prompts")
@@ -143,10 +143,10 @@ class ImageReader:
         self._place_id, self._place_ids = place, place_ids_of(path)
 
     def read(self, job: Job) -> Pictures:
-        """Decode the images of a job, and make of them what a model is given. Blocks for it.
+        """Decode the images of a job and compute the model's inputs. Blocks meanwhile.
 
         Raises:
-            ConfigError: an image is none, or larger than one may be.
+            ConfigError: an image is invalid or too large.
         """
         check_images(job.images, f"job {job.id}")
         images = [decoded(data, f"job {job.id}, image {number}") for number, data in enumerate(job.images, 1)]
@@ -164,34 +164,33 @@ class ImageReader:
 
 @cache
 def place_ids_of(path: str) -> frozenset[int]:
-    """Ids that stand in the place of what is no text, of the model in a folder; empty where it reads text alone."""
+    """Return the placeholder ids (image, video) of the model in a folder; empty for a text model."""
     config = read_config(path)
     named = (config.get(name) for name in ("image_token_id", "video_token_id"))
     return frozenset(one for one in named if type(one) is int)
 
 
 def place_id_of(path: str) -> int | None:
-    """The one of an image."""
+    """Return the placeholder id of an image; None for a model without one."""
     found = read_config(path).get("image_token_id")
     return found if type(found) is int else None
 
 
 def no_pictures(job: Job, path: str) -> Pictures | None:
-    """That a job has no images: its prompt, and what is drawn behind it, may hold no place of one all the same, at
-    which a trainer would look for it. None: the model has no such places."""
+    """Return Pictures of a job without images, which still reject placeholder tokens; None for a text model."""
     places = place_ids_of(path)
     return Pictures(job.id, place_id_of(path), places, [], [], {}) if places else None
 
 
 @cache
 def image_reader(path: str) -> ImageReader:
-    """The one of a model's folder, read at the first job with images. Blocks for seconds then."""
+    """Return the image reader of a model's folder. The first call blocks for seconds."""
     return ImageReader(path)
 
 
 @cache
 def reading_threads() -> ThreadPoolExecutor:
-    """Where images are read: those of few jobs at a time, whose pixels are all in memory then."""
+    """Return the threads that read images: few, as all pixels of a job are in memory meanwhile."""
     return ThreadPoolExecutor(_THREADS, "images")
 
 

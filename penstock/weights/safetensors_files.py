@@ -1,4 +1,4 @@
-"""Names, dtypes and shapes in safetensors files, read from their headers."""
+"""Read and write headers of safetensors files: names, dtypes and shapes. Knows no torch."""
 
 import json
 import math
@@ -20,30 +20,30 @@ METADATA_BYTES = 64 * 1024
 
 
 class TensorInfo(NamedTuple):
-    """What a header says of one tensor."""
+    """Describe one tensor as its header does."""
 
     #: Safetensors' name.
     dtype: str
     shape: tuple[int, ...]
-    #: Of its bytes, from the end of the header on.
+    #: First byte, and the one behind the last, counted from the end of the header.
     start: int
     end: int
 
 
 def header_rooms(entries: Iterable[TensorEntry]) -> dict[str, int]:
-    """File -> most bytes of its safetensors header, whoever wrote it: once it is read it takes thirty times as many."""
+    """Return the most bytes of each file's safetensors header. A parsed header takes thirty times its bytes."""
     rooms: dict[str, int] = defaultdict(lambda: METADATA_BYTES)
     for entry in entries:
-        # Of a name every byte may be escaped by six characters; a number of a shape has no more than 15 digits.
+        # Each byte of a name may be escaped by six characters; a number of a shape has at most 15 digits.
         rooms[entry.file] += 6 * len(entry.name.encode(errors="replace")) + 20 * len(entry.shape) + 160
     return {name: min(room, MAX_HEADER_BYTES) for name, room in rooms.items()}
 
 
 def take_header(file: BinaryIO, path: Path, max_bytes: int = MAX_HEADER_BYTES) -> bytes:
-    """The header of an open file, from its 8 bytes of length on; its tensors are next. Blocks for the disk.
+    """Read the header of an open file, including its 8 bytes of length. Blocks for the disk.
 
     Raises:
-        PublishError: there is none, or it is longer than the file or ``max_bytes``; nothing of it was read. OSError.
+        PublishError: no header, or longer than the file or ``max_bytes``; it was not read. OSError.
     """
     size, length = os.fstat(file.fileno()).st_size, file.read(8)
     num_bytes = int.from_bytes(length, "little")
@@ -56,14 +56,14 @@ def take_header(file: BinaryIO, path: Path, max_bytes: int = MAX_HEADER_BYTES) -
 
 
 def parse_header(header: bytes, file: Path | str) -> dict[str, TensorInfo]:
-    """Tensors in the order of their bytes; a header is parsed here alone.
+    """Return the tensors in the order of their bytes. All headers are parsed here.
 
     Args:
-        header: from its 8 bytes of length on, held to a bound by whoever took it.
+        header: including its 8 bytes of length; the caller has bounded its size.
         file: named in the error.
 
     Raises:
-        PublishError: it is no header, or its tensors do not lie end to end, as the format has them.
+        PublishError: invalid header, or its tensors are not contiguous.
     """
     try:
         claimed: dict[str, Any] = dict(json.loads(header[8:]))
@@ -98,13 +98,13 @@ _PLAIN_FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
 def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> Tensors:
-    """Tensors of one safetensors file. Blocks for the disk.
+    """Return the tensors of one safetensors file. Blocks for the disk.
 
     Args:
-        max_bytes: most of its header.
+        max_bytes: most bytes of its header.
 
     Raises:
-        PublishError: it cannot be read, is not a safetensors file, or shorter or longer than its header says.
+        PublishError: the file cannot be read, is not a safetensors file, or has another length than its header says.
     """
     try:
         with open_plain(path) as file:
@@ -120,10 +120,10 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> Tensors:
 
 
 def read_folder(folder: Path, rooms: Mapping[str, int] | None = None) -> Tensors:
-    """Tensors of all safetensors files of a folder; empty where there is none. Blocks for the disk.
+    """Return the tensors of all safetensors files of a folder. Blocks for the disk.
 
     Args:
-        rooms: most bytes of the header of each (``header_rooms``); None: what the format allows.
+        rooms: most bytes of each file's header (``header_rooms``); None: the format's limit.
 
     Raises:
         PublishError: as ``read_header``.
@@ -136,12 +136,12 @@ def read_folder(folder: Path, rooms: Mapping[str, int] | None = None) -> Tensors
 
 
 def has_tied_embeddings(folder: Path) -> bool:
-    """Whether the model in ``folder`` uses its input embeddings as output embeddings."""
+    """Return whether the model in ``folder`` uses its input embeddings as output embeddings."""
     return bool(read_config(folder).get("tie_word_embeddings", False))
 
 
 def as_safetensors(dtype: Any) -> str:
-    """Safetensors name of a dtype given in either notation."""
+    """Return the safetensors name of a dtype given in either notation."""
     plain = str(dtype).removeprefix("torch.")
     return _DTYPES.get(plain, plain)
 
@@ -170,27 +170,26 @@ def compare_layouts(
             raise PublishError(f"{what}: {name} is {dtype}, {other} has {other_dtype}.")
 
 
-# The bytes of a safetensors file: a header, then the tensors end to end. Knows no torch.
-#
-# One function makes them for whoever writes a file and for whoever serves it out of memory, so that both have the
-# same.
-
 #: Name -> dtype (torch's, without ``torch.``) and shape.
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
-#: Which file has which tensor, where there are several.
+#: Maps tensors to files, if the version has several.
 FILES_JSON = "model.safetensors.index.json"
-#: What the length of a header is a multiple of, so that tensors are aligned.
+#: Headers are padded to a multiple of it, which aligns the tensors.
 _ALIGN_BYTES = 8
 
 
 def order_of(layout: Layout) -> list[str]:
-    """Names in the order of the file: those of larger elements first, so that each is aligned to its own."""
+    """Return the names in file order: larger elements first, so that each tensor is aligned to its element size."""
     return sorted(layout, key=lambda name: -DTYPE_BYTES.get(layout[name][0], 0))
 
 
 def header_of(layout: Layout) -> bytes:
-    """What comes before the tensors, which follow in ``order_of``. Raises PublishError on an unknown dtype."""
+    """Return the header of a file whose tensors follow end to end in ``order_of``.
+
+    Files on disk and files served from memory both use it, so their bytes are the same. Raises PublishError on an
+    unknown dtype.
+    """
     if unknown := {dtype for dtype, _ in layout.values()} - DTYPE_BYTES.keys():
         raise PublishError(f"There are tensors of {min(unknown)}, which no engine loads: publish another dtype.")
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -206,13 +205,13 @@ def header_of(layout: Layout) -> bytes:
 
 
 def file_names(count: int) -> list[str]:
-    """Of the files of a version that has so many."""
+    """Return the names of the files of a version with ``count`` files."""
     if count == 1:
         return ["model.safetensors"]
     return [f"model-{number:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def files_json(entries: Sequence[TensorEntry]) -> bytes:
-    """What ``FILES_JSON`` of a version of several files holds."""
+    """Return the content of ``FILES_JSON``."""
     where, total = {one.name: one.file for one in entries}, sum(one.num_bytes for one in entries)
     return json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1).encode()

@@ -13,14 +13,14 @@ from penstock.weights.index import read_vocab_size
 
 log = logging.getLogger(__name__)
 
-#: Text of token ids, with those that stand for no text (True) or without.
+#: Decodes token ids, with (True) or without special tokens.
 TextOf = Callable[[Sequence[int], bool], str]
-#: The bytes of a token id, and whether it stands for no text; none of an id that there is not.
+#: Returns the bytes of a token id (empty if unknown), and whether it is a special token.
 PieceOf = Callable[[int], tuple[bytes, bool]]
 
 
 class Tokenizer(Protocol):
-    """What penstock needs of a Hugging Face tokenizer."""
+    """Declare the part of a Hugging Face tokenizer that penstock uses."""
 
     eos_token_id: int | None
 
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
 
 def read_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer in a folder. Reads local files only. Raises ConfigError where there is none."""
+    """Read the tokenizer in a folder, from local files only. Raises ConfigError if that fails."""
     from transformers import AutoTokenizer
 
     try:
@@ -40,10 +40,10 @@ def read_tokenizer(path: str) -> Tokenizer:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer in a model's folder.
+    """Read the tokenizer in a model's folder and check its vocabulary.
 
     Raises:
-        ConfigError: there is none, or it gives ids that the model does not have.
+        ConfigError: no tokenizer can be read, or it has ids that the model does not have.
     """
     if not Path(path, "config.json").is_file():
         raise ConfigError(
@@ -55,10 +55,10 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
-    """Raise ConfigError where a tokenizer gives ids that the model does not have.
+    """Raise ConfigError if a tokenizer has ids that the model does not have.
 
-    Added tokens beyond, such as a padding token that nothing encodes to, are logged and let pass: a prompt that holds
-    one is refused by itself.
+    Added tokens beyond the model's ids, such as a padding token, are only logged: a prompt that contains one is
+    rejected on its own.
     """
     added = set(tokenizer.get_added_vocab().values())
     highest = max(set(tokenizer.get_vocab().values()) - added, default=-1)
@@ -76,10 +76,10 @@ def check_same_ids(policy: str, other: str, what: str) -> None:
 
     Args:
         policy, other: folders of the models.
-        what: the other model, for the sentence.
+        what: name of the other model in the error.
     """
     own, theirs = (cast(Any, load_tokenizer(folder)).get_vocab() for folder in (policy, other))
-    # The least that differs, so that the sentence is the same every time.
+    # The smallest that differs, so that the error is deterministic.
     wrong = min((token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token)), default=None)
     if wrong is not None:
         raise ConfigError(
@@ -88,7 +88,7 @@ def check_same_ids(policy: str, other: str, what: str) -> None:
             "take a model of the same family."
         )
     size, of_policy = read_vocab_size(other), read_vocab_size(policy)
-    # Added tokens beyond the policy's own ids are never drawn.
+    # Added tokens beyond the policy's own ids are never sampled.
     highest = max((one for one in own.values() if not of_policy or one < of_policy), default=-1)
     if size and size <= highest:
         raise ConfigError(
@@ -99,22 +99,22 @@ def check_same_ids(policy: str, other: str, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
-    """What token ids say, by the tokenizer of a model."""
+    """Decode token ids with the tokenizer of a model."""
 
     text_of: TextOf
     piece_of: PieceOf
-    #: Whether every text is what its pieces give behind one another, those of special tokens left out where asked for.
+    #: Whether every text is the concatenation of its pieces.
     is_spelled: bool
 
 
 def load_token_texts(path: str) -> TokenTexts:
-    """What reads token ids by the tokenizer in a model's folder; ids that it does not have are left out. Reads files.
+    """Load the decoder of token ids from a model's folder; unknown ids are skipped. Reads files.
 
     Raises:
-        ConfigError: there is none that can be read, or the library is not installed.
+        ConfigError: no tokenizer can be read, or the library is not installed.
     """
     check_installed("tokenizers", "The text of token ids")
-    # Of itself it is there in no time, where transformers takes seconds.
+    # Imports at once; transformers takes seconds.
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel
 
@@ -152,7 +152,7 @@ def _slow_token_texts(path: str) -> TokenTexts:
 
 
 def _byte_level(token: str) -> bytes:
-    """Of tokenizers that write each byte as one letter; a token with a letter that is none of these is text itself."""
+    """Decode a token of byte-level BPE, with one letter per byte; a token with any other letter is plain text."""
     try:
         return bytes(map(_BYTES.__getitem__, token))
     except KeyError:
@@ -160,7 +160,7 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentence_piece(token: str) -> bytes:
-    """Of tokenizers that write a blank as U+2581, and a byte of its own as ``<0x0A>``."""
+    """Decode a SentencePiece token: U+2581 is a blank, ``<0x0A>`` a single byte."""
     if _ONE_BYTE.fullmatch(token):
         return bytes([int(token[1:-1], 16)])
     return token.replace("\u2581", " ").encode()
@@ -170,7 +170,7 @@ _ONE_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def _byte_letters() -> dict[str, int]:
-    """Letter -> byte as byte-level BPE has it: those that are printed stand for themselves, the others from U+0100."""
+    """Return letter -> byte of byte-level BPE: printable bytes map to themselves, others to U+0100 and above."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}

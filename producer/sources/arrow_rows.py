@@ -126,16 +126,15 @@ def _held_type(kind: Any) -> Any:
     return pa.list_(_held_field(kind.value_field)) if types.is_list(kind) else kind
 
 
-# Rows of a parquet file, through an unnamed Arrow file: parquet's row groups are too large to unpack for one row.
-#
-# The Arrow file is mapped into memory, so that unread parts take none.
-
 #: Rows per batch of the Arrow file.
 _BATCH = 16384
 
 
 def open_parquet(path: Path, config: DatasetConfig) -> ArrowRows:
-    """Open a file. Blocks for one pass over it.
+    """Open a parquet file through an unnamed Arrow file. Blocks for one pass over it.
+
+    Parquet's row groups are too large to unpack for one row. The Arrow file is mapped into memory, so that unread parts
+    use none.
 
     Raises:
         ConfigError: it cannot be read, has a column twice, or there is no room for the Arrow file.

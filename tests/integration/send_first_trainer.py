@@ -31,8 +31,8 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "nothing sent": (Transfer, "tell", False),
     "half sent": (Transfer, "await_received", False),
     "sent": (FolderWriter, "put", False),
-    "folder written, nobody told": (Behind, "_tell", False),
-    "whole": (Behind, "_tell", True),
+    "folder written, nobody told": (Behind, "_announce", False),
+    "whole": (Behind, "_announce", True),
 }
 #: As ``POINTS``.
 WITHOUT_FOLDER: dict[str, tuple[type, str, bool]] = {"copy fetched": (Rate, "take", False)}

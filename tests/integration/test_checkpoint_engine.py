@@ -176,7 +176,7 @@ async def test_T16_parameter_servers_hand_the_weights_to_engines_or_the_folder_d
         assert "no module named checkpoint_engine" in await published(3)
         assert [len(fake.loads) for fake in engines.fakes] == [count + 1 for count in loads]
         assert len(engines.failures) == 1
-        assert "the trainer gave this update up" in engines.failures[0]
+        assert "the trainer aborted this update" in engines.failures[0]
         engines.broken = ""
 
         # New servers; the next version goes through them again, whatever became of the last.

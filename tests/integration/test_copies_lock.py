@@ -38,7 +38,7 @@ def test_a_worker_that_stands_still_holds_no_other_up_for_ever(tmp_path: Path, m
     try:
         until(lambda: is_stopped(holder.pid))
         monkeypatch.setattr(machine_lock, "STILL_S", 0.5)
-        with pytest.raises(PublishError, match=f"process {holder.pid} of this machine holds .* stood still"):
+        with pytest.raises(PublishError, match=f"process {holder.pid} of this machine holds .* been stalled"):
             copies.get(publication)
         assert FolderLocked(holder.pid, str(tmp_path / "copies")) in said
         holder.send_signal(signal.SIGCONT)

@@ -232,7 +232,7 @@ async def test_T1_a_trainer_that_is_taken_over_and_serves_on_has_no_second_copy(
             gate.is_open.set()
             await until(lambda: worker.services.engine.version == 3)
             behind, control = trainer.session.publications.behind, trainer.session.subscriber.control
-            assert not behind._tell_of_copy(control, Copied(2, "a" * 32)), "nobody is told of another one"
+            assert not behind._announce_copy(control, Copied(2, "a" * 32)), "nobody is told of another one"
             assert engine.of["2"] in ([], [rig.weights(2)]), "nor was anything else loaded under this number"
             assert engine.of["3"] == [rig.weights(3)]
             assert rig.charges() == {0}

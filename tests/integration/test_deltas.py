@@ -93,4 +93,4 @@ def test_I9_T16_engines_load_the_bytes_of_each_version_from_copies_through_kills
         text = worker.log.read_text()
         assert text.count("is_whole=True") == 2, "the first version of each trainer"
         assert "is loaded from" not in text
-        assert "made in another way" not in text
+        assert "trying another path" not in text

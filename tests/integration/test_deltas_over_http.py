@@ -101,7 +101,7 @@ async def test_the_second_worker_takes_deltas_and_versions_from_the_first(net: N
     assert (first.fetcher.from_trainer, second.fetcher.from_trainer) == (once, 0)
     assert second.fetcher.from_peers == once
     whole = f"v00000003-{net.index(3)}"
-    await until(lambda: whole in first.fetcher._told and whole in second.fetcher._told)
+    await until(lambda: whole in first.fetcher._announced and whole in second.fetcher._announced)
     late = net.machine("late")
     await net.get(late, 3)
     assert last(late) == (True, 0)
@@ -317,7 +317,7 @@ async def test_a_worker_that_ends_waits_for_nothing(large: Net) -> None:
     getting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await getting
-    await until(lambda: not machine.fetcher._told)
+    await until(lambda: not machine.fetcher._announced)
 
 
 async def test_a_store_that_is_seen_is_read_and_its_copies_are_given_to_others(net: Net, stack: ExitStack) -> None:
@@ -330,6 +330,6 @@ async def test_a_store_that_is_seen_is_read_and_its_copies_are_given_to_others(n
     path = await net.get(near, 1)
     assert trainer.server.sent_bytes == 0
     name = f"v00000001-{net.index(1)}"
-    await until(lambda: name in near.fetcher._told)
+    await until(lambda: name in near.fetcher._announced)
     assert contents(path) == contents(net.line.written[1].path)
     assert near.fetcher.server.shelf.names() == [name]

@@ -493,15 +493,15 @@ def test_the_loop_of_a_rollout_manager(running: Place, monkeypatch: pytest.Monke
 
 def test_the_loop_of_the_readme(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     take_up(running, monkeypatch)
-    score: list[Any] = []
+    steps: list[Any] = []
 
     execute(
         block("README.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, model=policy(running),
-        step=score.append, checkpoint=times(3), restore=lambda: None,
+        step=steps.append, checkpoint=times(3), restore=lambda: None,
     )  # fmt: skip
 
-    assert len(score) == 3
-    assert score[0]["tokens"].shape[0] == 16
+    assert len(steps) == 3
+    assert steps[0]["tokens"].shape[0] == 16
 
 
 def test_the_loop_of_the_page_on_consumers(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ async def test_a_tick_fetches_nothing(play: Play, version: Version) -> None:
     assert trainer.server.sent_bytes == version.num_bytes
     assert paths == {play.folder / "a" / "fetched" / object_name(1, version.index)}
     names = [object_name(number, version.index) for number in (4, 5)]
-    await asyncio.to_thread(until, lambda: sorted(worker._told) == names)
+    await asyncio.to_thread(until, lambda: sorted(worker._announced) == names)
     assert worker.server.shelf.names() == names
     trainer.server.shelf.remove(names[-1])
     assert version.is_at(await asyncio.wait_for(other.fetch(5, version.index), PATIENCE_S))
@@ -253,7 +253,7 @@ async def test_a_peer_that_spoils_its_answers_costs_a_range_and_no_more(
     play.has_all(version, "liar", proxy.url)
     with caplog.at_level(logging.INFO):
         assert version.is_at(await fetched(worker, version))
-    assert "worker liar does not give a range of version 1" in caplog.text
+    assert "worker liar did not send a range of version 1" in caplog.text
     # Small files end before the byte that is changed, and may come from it before.
     assert caplog.text.count("gives other bytes") == (how == "change")
     assert how != "stall" or proxy.num_connections <= 2, "once for the index, and once"
@@ -277,7 +277,7 @@ async def test_a_folder_that_changed_since_it_was_offered_never_comes(
     with (version.folder / "model-00001.safetensors").open("r+b") as file:
         file.write(b"\0" * 10)
     with pytest.raises(
-        PublishError, match=r"version 1 cannot be fetched: \d+ of its \d+ ranges do not come, .*other bytes"
+        PublishError, match=r"version 1 cannot be fetched: \d+ of its \d+ ranges are not received, .*other bytes"
     ):
         await fetched(worker, version)
     assert not worker._store.path(object_name(1, version.index)).exists()
@@ -346,7 +346,7 @@ async def test_what_was_offered_and_never_came_keeps_no_room(
     real = play.offer(version)
     digests = [one.digest if one.file == "weights.index" else bytes(16) for one in real.ranges()]
     forge(play.client, play.keys, play.thing(version), replace(real, digests=b"".join(digests)))
-    with pytest.raises(PublishError, match="ranges do not come"):
+    with pytest.raises(PublishError, match="ranges are not received"):
         await fetched(worker, version)
     assert [one.name for one in worker._store.folder.iterdir()] == [".lock"]
     trainer.close()
@@ -356,7 +356,7 @@ async def test_what_was_offered_and_never_came_keeps_no_room(
     for file in (half, version.folder / "weights.index"):
         (temporary / file.name).write_bytes(file.read_bytes())
     forge(play.client, play.keys, play.thing(version), real)
-    with pytest.raises(PublishError, match="ranges do not come"):
+    with pytest.raises(PublishError, match="ranges are not received"):
         await fetched(worker, version)
     assert (temporary / half.name).read_bytes() == half.read_bytes()
 

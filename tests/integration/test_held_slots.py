@@ -61,5 +61,7 @@ async def test_I8_who_holds_the_slots_is_named(play: Play, version: Version, mon
     names = "; the trainer's slots are held by worker 'first' and worker 'second'"
     await asyncio.to_thread(until, lambda: progress.cause.holders == ("first", "second"))
     monkeypatch.setattr(swarm, "GIVE_UP_S", 0.0)
-    with pytest.raises(PublishError, match=f"ranges do not come, nobody has them{names}; see that its trainer is"):
+    with pytest.raises(
+        PublishError, match=f"ranges are not received, no worker has them{names}; check that its trainer is"
+    ):
         await asyncio.wait_for(coming, PATIENCE_S)

@@ -91,7 +91,7 @@ HOSTILE: dict[str, tuple[Callable[[], Job], str]] = {
     "a place too many": (lambda: job(0, png(1), text=asked(*"abc")), "has 2 places for 1 images"),
     "a place too few": (lambda: job(0, png(1), png(2)), "has 1 places for 2 images"),
     "a place without an image": (lambda: job(0), "has 1 places for 0 images"),
-    "the place of a video": (lambda: job(0, text="a<|video_pad|>b="), "the place of a video, and there is none"),
+    "the place of a video": (lambda: job(0, text="a<|video_pad|>b="), "has a video placeholder, and there is no video"),
     "no end": (lambda: replace(job(0, png(1)), sampling={"ignore_eos": True}), "leave ignore_eos out"),
     "no place": (lambda: job(0, png(1), text="a="), "has 0 places for 1 images"),
 }

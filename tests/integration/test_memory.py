@@ -159,5 +159,5 @@ def test_versions_that_are_held_or_pinned_are_kept(
         trainer.load_state_dict({"run": trainer.config.run, "subscription": trainer.name, "batch": 0})
         trainer.publish(load(models[0]))
         assert sorted(int(folder.name[1:]) for folder in trainer.weights_dir.glob("v*")) == [2, 6, 7]
-        with pytest.raises(PublishError, match="is not kept any more"):
+        with pytest.raises(PublishError, match="is no longer kept"):
             trainer.pin(4, "eval")

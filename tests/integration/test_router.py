@@ -422,7 +422,7 @@ async def test_all_engines_away_is_one_lost_engine_and_charges_nobody_who_was_no
 async def test_what_the_router_would_drop_is_refused_by_name(
     client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], routed: Make
 ) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.sampling: sglang-router drops stop_regex without a word"):
+    with pytest.raises(ConfigError, match=r"rollout\.sampling: sglang-router drops stop_regex silently"):
         async with working(routed(fakes[0].url, rollout={"sampling": {"max_new_tokens": 4, "stop_regex": "a"}})):
             pass
     publish(client, keys, publications[1])

@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_next_version_is_folder_
     disk.failure = PublishError("the disk is broken.")
     step(trainer)
     until(lambda: trainer.session.publications.behind.writer.owes)
-    with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, as .*the disk is broken"):
+    with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, because .*the disk is broken"):
         trainer.session._keep_announced()
     with pytest.raises(PublishError, match="Version 2 is announced"):
         trainer.tick()

@@ -66,7 +66,7 @@ def test_I8_a_group_that_cannot_be_read_is_given_up_by_name_and_stops_neither_bu
         buffer = parts.start("buffer", config)
         trained = [job for _ in range(2) for job in jobs_of(step(trainer))]
         assert sorted(trained) == jobs[1:]
-        buffer.until_says(f"group {jobs[0]} is set aside")
+        buffer.until_says(f"group {jobs[0]} is unreadable")
         until(lambda: play.state(client, keys, jobs[0]) in ("retiring", "gone"), "it to be given up")
         assert client.hget(keys.sub("actor"), "drop:unreadable") == b"1"
         buffer.restart()

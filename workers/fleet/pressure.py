@@ -18,15 +18,6 @@ from penstock.redis.commands import Client
 from penstock.workers.fleet.models import groups_of
 from penstock.workers.fleet.state import read_capacity, write_capacity
 
-# Compute how many workers a run needs: the smallest of three bounds, and when to change. Pure.
-#
-#     N_backlog = ceil(samples not yet committed / slots)
-#     N_demand  = ceil(1.15 x tokens/s that trainers consume / tokens/s of one worker with full slots)
-#     N_fresh   = ceil((bound + 1) x samples of a publication / slots)
-#
-# More workers than trainers consume only make stale samples; more than N_fresh find the gate closed. An unknown bound
-# does not count.
-
 #: Capacity of the workers relative to the demand of trainers.
 HEADROOM = 1.15
 
@@ -58,7 +49,15 @@ class Wanted:
 
 
 def wanted(load: Load, config: AutoscaleConfig) -> Wanted:
-    """Apply the formula above, within ``min_workers`` and ``max_workers``."""
+    """Return how many workers a run needs, within ``min_workers`` and ``max_workers``: the smallest of three bounds.
+
+        backlog = ceil(samples not yet committed / slots)
+        demand  = ceil(1.15 x tokens/s that trainers consume / tokens/s of one worker with full slots)
+        fresh   = ceil((bound + 1) x samples of a publication / slots)
+
+    More workers than trainers consume only make stale samples; more than ``fresh`` find the gate closed. An unknown
+    bound does not count.
+    """
     terms = {"backlog": math.ceil(load.open_samples / load.slots)}
     if load.trainer_tokens_per_s > 0 and load.worker_tokens_per_s > 0:
         terms["demand"] = math.ceil(HEADROOM * load.trainer_tokens_per_s / load.worker_tokens_per_s)

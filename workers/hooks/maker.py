@@ -27,7 +27,7 @@ from penstock.records.codec import copy_plain
 from penstock.records.job import Job, JobFailure
 from penstock.records.sample import Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
-from penstock.weights.http.token import BAD_REQUESTS
+from penstock.weights.http.server import BAD_REQUESTS
 from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Draw, Draws
@@ -37,17 +37,15 @@ from penstock.workers.jobs.routed_experts import check_rows, keep_rows
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
 
-# Verify a sample of a custom generate function against what the engine generated for it (T6, T8).
-#
-# A token counts as generated if one of the sample's own requests generated it after exactly the tokens before it. It
-# gets the logprob and version of that request, whatever the function claims. Loss on any other token is refused.
-
 #: Largest difference between a claimed logprob and the engine's.
 CLOSE = 1e-4
 
 
 def settle(sample: Sample, made: Any, draws: Sequence[Draw], *, max_context: int, what: str) -> None:
-    """Fill ``sample`` with what ``made``, a slime sample, claims and ``draws`` prove.
+    """Fill ``sample`` with what ``made``, a slime sample of a custom generate function, claims and ``draws`` prove.
+
+    A token counts as generated if one of the sample's own requests generated it after exactly the tokens before it. It
+    gets the logprob and version of that request, regardless of the claim. Loss on any other token is refused (T6, T8).
 
     Raises:
         HookError: hook_unproven if loss is claimed on tokens not generated; hook_raised if it is no finished sample.
@@ -174,11 +172,6 @@ def _describe(sample: Sample, made: Any, used: Sequence[Draw]) -> None:
             keep_rows(sample, one.sides.get(ROUTED_EXPERTS))
 
 
-# Serve the requests of one sample on a loopback address, in the form of SGLang's ``/generate``.
-#
-# slime's functions send requests to ``http://{args.sglang_router_ip}:{args.sglang_router_port}/generate``. Each
-# sample has its own address, so that all tokens generated there belong to it.
-
 #: Largest request in bytes.
 MAX_BYTES = 16 * 1024 * 1024
 HOST = "127.0.0.1"
@@ -188,7 +181,11 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def door(draws: Draws) -> AsyncIterator[int]:
-    """Serve ``draws`` inside the ``async with``; yield the port."""
+    """Serve one sample's requests, in the form of SGLang's ``/generate``, inside the ``async with``; yield the port.
+
+    slime's functions send requests to ``http://{args.sglang_router_ip}:{args.sglang_router_port}/generate``. Each
+    sample has its own loopback address, so that all tokens generated there belong to it.
+    """
     app = web.Application(client_max_size=MAX_BYTES)
 
     async def generate(request: web.Request) -> web.Response:

@@ -45,13 +45,6 @@ from penstock.workers.rewards.service import Service, ServiceFailed
 if TYPE_CHECKING:
     from penstock.workers.rewards.pool.client import Checks
 
-# Rewards of steps: what a reward gives for tokens of the response, besides its number for the whole answer.
-#
-#     {"score": 1.0, "step_rewards": [[12, 0.5], [40, 1.0]]}     steps that end with tokens 12 and 40 of the response
-#     {"score": 1.0, "token_rewards": [0.0, 0.1, ...]}           every token of the response is a step
-#
-# They become the side array ``step_rewards`` of the sample.
-
 TOKEN_REWARDS = "token_rewards"
 
 #: Index of a token of the response -> the reward of the step that ends with it.
@@ -60,6 +53,11 @@ Steps = dict[int, float]
 
 def take_out(info: dict[str, Any], sample: Sample, name: str) -> Steps | None:
     """Remove the step rewards from ``info``, a reward's entries, and return them; None if it has none.
+
+        {"score": 1.0, "step_rewards": [[12, 0.5], [40, 1.0]]}     steps that end with tokens 12 and 40 of the response
+        {"score": 1.0, "token_rewards": [0.0, 0.1, ...]}           every token of the response is a step
+
+    They become the side array ``step_rewards`` of the sample.
 
     Raises:
         RewardError: reward_not_a_number if they are not finite numbers for tokens of the response, in order.
@@ -147,13 +145,11 @@ def overlong(num_tokens: int, config: OverlongConfig) -> float:
     return -config.factor * min(max(over / config.buffer_tokens, 0.0), 1.0)
 
 
-# ``remote_rm``: a reward computed by an HTTP service.
-#
-# The address comes from the run's own configuration alone.
-
-
 class RemoteReward:
-    """Client of the service, for one worker."""
+    """Compute the reward ``remote_rm`` with an HTTP service, for one worker.
+
+    The address comes only from the run's own configuration.
+    """
 
     def __init__(self, config: RemoteConfig) -> None:
         self.config = config

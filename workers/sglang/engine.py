@@ -27,12 +27,6 @@ from penstock.workers.sglang.routed_experts import FLAG
 from penstock.workers.sglang.segment import read_drawn
 from penstock.workers.sglang.server_info import read_info
 
-# Detect which logprobs a server returns: those it samples by (scaled), or those before temperature (original).
-#
-# Servers do not report it. At a temperature as high as ``TEMPERATURE`` sampling is uniform over the vocabulary, so
-# scaled logprobs are those of a uniform distribution. Original ones are so only if the model itself is uniform: then
-# the two hardly differ.
-
 #: Far above any spread of logits: these then differ by less than 0.1.
 TEMPERATURE = 1000.0
 #: Number of tokens to compare.
@@ -42,7 +36,11 @@ TOLERANCE = 0.5
 
 
 def kind_of(logprobs: Sequence[float], vocab_size: int) -> LogprobKind:
-    """Return the kind of the ``logprobs`` [T] of tokens sampled at ``TEMPERATURE``."""
+    """Detect whether ``logprobs`` [T] are scaled by the temperature or original, for tokens sampled at ``TEMPERATURE``.
+
+    Servers do not report it. At such a high temperature sampling is uniform over the vocabulary, so scaled logprobs are
+    those of a uniform distribution. Original ones are so only if the model itself is uniform; then both hardly differ.
+    """
     uniform = -math.log(vocab_size)
     return "scaled" if all(abs(logprob - uniform) < TOLERANCE for logprob in logprobs) else "original"
 

@@ -11,27 +11,26 @@ from typing import Any
 from penstock.errors import ConfigError, EngineError
 from penstock.text import MAX_NAME, safe_repr, utf8_safe
 
-# Capabilities of each SGLang release: one table, read from the released packages 0.5.17 to 0.5.23.
-#
-# Tested: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19, 0.5.21
-# and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). Of 0.5.18 and 0.5.22 only the code was read. The
-# release is the one that ``/server_info`` reports, so the table applies to external servers as to spawned ones.
-#
-# | from   | what changed for penstock                                                                             |
-# |--------|-------------------------------------------------------------------------------------------------------|
-# | 0.5.17 | oldest supported: pause modes, weight_version, /server_info, /model_info, /v1/loads, /weights_checker |
-# | 0.5.18 | excludes its imports from Python's garbage collection; 0.5.17 needs a request to do so                |
-# | 0.5.19 | answers carry ``weight_versions``, the spans of tokens generated under each version                   |
-# | 0.5.20 | arguments that were deprecated before are gone (see ``RENAMED``)                                      |
-# | 0.5.21 | /get_load is gone; pushed weights name ``selector`` instead of ``disable_draft_model``                |
-# | 0.5.22 | a flush that is refused after an update fails the call; before, it ended the scheduler                |
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """One row: capabilities of releases from ``since`` up to the next row."""
+    """Hold capabilities of SGLang's releases from ``since`` to the next row, read from the packages 0.5.17 to 0.5.23.
+
+    Tested: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19, 0.5.21
+    and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). Of 0.5.18 and 0.5.22 only the code was read. The
+    release is the one that ``/server_info`` reports, so the table applies to external servers as to spawned ones.
+
+    | from   | what changed for penstock                                                                             |
+    |--------|-------------------------------------------------------------------------------------------------------|
+    | 0.5.17 | oldest supported: pause modes, weight_version, /server_info, /model_info, /v1/loads, /weights_checker |
+    | 0.5.18 | excludes its imports from Python's garbage collection; 0.5.17 needs a request to do so                |
+    | 0.5.19 | answers carry ``weight_versions``, the spans of tokens generated under each version                   |
+    | 0.5.20 | arguments that were deprecated before are gone (see ``RENAMED``)                                      |
+    | 0.5.21 | /get_load is gone; pushed weights name ``selector`` instead of ``disable_draft_model``                |
+    | 0.5.22 | a flush that is refused after an update fails the call; before, it ended the scheduler                |
+    """
 
     since: tuple[int, ...]
     #: Answers say which weights generated which tokens; before, only the version at the end.

@@ -2,16 +2,15 @@
 
 | policy   | running requests                                        | KV of running requests           |
 |----------|---------------------------------------------------------|----------------------------------|
-| in_place | frozen, go on after the load                            | of the old weights, continued    |
-| abort    | return what they have; their samples resume after it    | computed again under the new |
+| in_place | frozen, continue after the load                         | of the old weights, continued    |
+| abort    | return early; their samples resume after the load       | recomputed with the new weights  |
 | drain    | samples end first, turns and environment included       | never mixed                      |
 
-Whatever the policy, the publication is verified before the engine is touched, and no request leaves this client while
-the weights load. The prefix cache is not flushed: that takes longer than a load, ends a server that is not idle, and
-gains nothing, because each load has a namespace of its own in it.
+Under every policy the publication is verified before the engine is touched, and no request is sent while the weights
+load. The prefix cache is not flushed: a flush takes longer than a load, kills a server that is not idle, and is useless
+because each load has its own cache namespace.
 
-A publication of the weights that the engine has already (a tick, the first one of a restored trainer) is not loaded:
-the engine takes its number while requests run (``apply.py``).
+A publication of the weights that the engine already has is adopted, not loaded (:class:`Adoption`).
 """
 
 import asyncio
@@ -30,18 +29,16 @@ from penstock.workers.services import Services
 from penstock.workers.weights.folders import Folders, FolderToCome
 from penstock.workers.weights.receive.transfers import Transfers
 
-# Publications of the weights that an engine has already: it takes their number, and nothing is verified or loaded.
-#
-# These are ticks, the first publication of a restored trainer, and steps that changed nothing. Requests continue
-# under every policy, and find the prefixes that were cached before. Two publications have the same weights if the
-# digests of their indexes are equal, and the engine has those that were loaded if its server still reports their
-# version.
-
 log = logging.getLogger(__name__)
 
 
 class Adoption:
-    """Give the weights of one engine the numbers of later publications."""
+    """Make one engine adopt publications of the weights that it already has; nothing is verified or loaded.
+
+    These are ticks, the first publication of a restored trainer, and steps that changed nothing. Requests continue
+    under every policy, and find the prefixes that were cached before. Two publications have the same weights if the
+    digests of their indexes are equal; the engine still has the loaded weights if its server reports their version.
+    """
 
     def __init__(self, services: Services, folders: Folders) -> None:
         self._services = services
@@ -60,7 +57,7 @@ class Adoption:
     async def is_due(self, publication: Publication, loaded: Publication | None) -> bool:
         """Return whether ``publication`` is newer and proven to have the engine's weights. Blocks for a round trip.
 
-        False if a rewind abandoned the engine's version: what runs under that is not continued (T1).
+        False if a rewind abandoned the engine's version: its running requests must not continue (T1).
 
         Args:
             loaded: what the engine has, or had when it was lost.
@@ -111,7 +108,7 @@ class Adoption:
 
 Policy = Literal["in_place", "abort", "drain"]
 T = TypeVar("T")
-#: Loads into an engine that is held still; returns the seconds it took.
+#: Loads into a paused or idle engine; returns the seconds it took.
 Load: TypeAlias = Callable[[], Awaitable[float]]
 
 
@@ -119,14 +116,14 @@ Load: TypeAlias = Callable[[], Awaitable[float]]
 class ApplyReport:
     """Cost of an update."""
 
-    #: What was loaded: the publication, or a later one where it was sent in part.
+    #: Version that was loaded: the publication's, or a later one if the transfer failed halfway.
     version: int
     policy: Policy
-    #: Seconds for which nothing was generated.
+    #: Seconds without generation.
     pause_s: float
     #: Seconds the engine took to load; part of ``pause_s``.
     load_s: float
-    #: Seconds spent on waiting for running samples (drain), or for aborted requests to return (abort).
+    #: Seconds of waiting for running samples (drain), or for aborted requests to return (abort).
     wait_s: float
     #: Requests that were aborted and resume.
     num_aborted: int
@@ -137,13 +134,12 @@ async def apply_publication(
 ) -> ApplyReport:
     """Load ``publication`` into ``engine``. Blocks until it is loaded; ``drain`` blocks for the running samples.
 
-    Once the engine is being changed a cancellation waits for the end of the change, so that ``engine.version`` is
-    always what is loaded.
+    A cancellation during the change waits for its end, so that ``engine.version`` is always the loaded version.
 
     Raises:
-        PublishError: its version goes back, it is not whole, does not fit the model, or the engine refused it; the
-            engine serves the old weights. FolderToCome: it was not sent to it, and has no folder yet.
-        EngineDied: the engine was lost; start it again with a publication.
+        PublishError: the version is not newer, incomplete, does not fit the model, or the engine refused it; the engine
+            serves the old weights. FolderToCome: the weights were not sent to this engine and have no folder yet.
+        EngineDied: the engine was lost; restart it with a publication.
     """
     async with valves.applying:
         _refuse_backwards(engine, publication)
@@ -168,7 +164,7 @@ async def apply_publication(
 
 
 async def _prepare(engine: Engine, publication: Publication, transfers: Transfers | None) -> Load:
-    """Load weights as agreed with the trainer, or from the folder, verified."""
+    """Return the call that loads the weights: by the transfer agreed with the trainer, or from the verified folder."""
     receive = await transfers.prepare(publication) if transfers is not None else None
     if receive is None:
         if not publication.is_whole:
@@ -221,7 +217,7 @@ async def _load_idle(
 
 
 async def return_all(engine: Engine, valves: Valves) -> None:
-    """Abort until no request is inside."""
+    """Abort repeatedly until the engine has returned all requests."""
     limit = engine.config.health_timeout_s * engine.config.health_failures
     deadline = time.monotonic() + limit
     empty = asyncio.create_task(valves.requests.empty())
@@ -245,8 +241,8 @@ async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
     except EngineDied:
         raise
     except EngineError as exc:
-        # Nobody knows whether it is frozen, or which weights it has.
-        raise EngineDied(f"the engine did not go through a change of weights: {exc}") from exc
+        # Whether it is paused, and which weights it has, is unknown.
+        raise EngineDied(f"the engine failed during an update of weights: {exc}") from exc
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise

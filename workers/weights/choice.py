@@ -14,16 +14,17 @@ from penstock.workers.services import Services
 from penstock.workers.weights.ends import Ends
 from penstock.workers.weights.folders import Folders, publications_in
 
-# Versions to skip: publications that failed to load although they were due before, or instead of, the newest one.
-
 log = logging.getLogger(__name__)
 
-#: Tries before one is passed over, and the time between two: a disk may have a hiccup.
+#: Attempts before a publication is skipped, and the pause between two: disk errors may be transient.
 TRIES, RETRY_S = 3, 1.0
 
 
 class Passed:
-    """The versions one engine skips, until something is loaded."""
+    """Count failed loads of publications due before, or instead of, the newest; skip them until another load succeeds.
+
+    One instance per engine.
+    """
 
     def __init__(self, waiting: Waiting, *, is_tried_again: bool) -> None:
         self._waiting = waiting
@@ -44,7 +45,7 @@ class Passed:
         return not is_passed
 
     async def after(self, publication: Publication, why: Exception) -> bool:
-        """Do the same as ``count``; wait before a retry, and report the wait."""
+        """Count a failure; before a retry, wait and report the wait. Return whether to retry."""
         is_tried_again = self.count(publication, why)
         if is_tried_again:
             cause = why.cause if isinstance(why, PublishError) else None
@@ -58,7 +59,7 @@ class Passed:
         self._failed.clear()
 
 
-#: Publications that are looked at for the last good one.
+#: Number of recent publications searched for one that loads.
 KEPT = 16
 
 
@@ -73,9 +74,9 @@ class Choice:
         self, services: Services, reader: AsyncControl, folders: Folders, ends: Ends, waiting: Waiting
     ) -> None:
         self._services, self._reader, self._folders, self._ends = services, reader, folders, ends
-        #: Publications on which engines died and finished nothing (VERSION-REV), with how the last one died.
+        #: VERSION-REV of publications on which engines crashed before producing output -> last error.
         self.aside: dict[str, str] = {}
-        #: Those that could not be loaded before the newest, or in its stead.
+        #: Publications that failed to load before, or instead of, the newest.
         self.passed = Passed(waiting, is_tried_again=services.config.staleness.rules.drains)
 
     @property
@@ -88,21 +89,21 @@ class Choice:
         return await self._ends.first(newest, self.out, had)
 
     async def now(self, newest: Publication) -> Publication | None:
-        """Return what can be loaded at once from a folder; None if it is still missing.
+        """Return the publication that can be loaded from a folder now; None if its folder is still missing.
 
         Raises:
-            PublishError: what tells of the newest one's folder cannot be read.
+            PublishError: the record of the newest one's folder is malformed.
         """
         return await self.first(newest) or await self._folders.now(newest)
 
     async def in_time(self, newest: Publication, *, in_its_stead: bool = True) -> Publication:
-        """Return the same as ``now``; wait for a folder, and report the wait.
+        """Return the publication to load; wait for its folder, and report the wait.
 
         Args:
-            in_its_stead: whether the latest one that the bound allows will do, while the newest has no folder.
+            in_its_stead: allow the latest version within the bound while the newest has no folder.
 
         Raises:
-            PublishError: another one was announced meanwhile.
+            PublishError: another publication was announced meanwhile.
         """
 
         async def earlier() -> Publication | None:
@@ -118,21 +119,21 @@ class Choice:
         return await self.first(found) or found
 
     async def to_start_with(self, newest: Publication | None, loaded: Publication | None) -> list[Publication]:
-        """Return what an engine may start with, best first: the version of the oldest cohort (one_step), the newest,
-        what it had, or the last that loaded.
+        """Return the publications an engine may start with, best first.
 
-        All with their folders, and none that is abandoned; in the stead of a newest that has no folder yet none that is
-        older than the bound allows; none that a cohort which is drawn elsewhere is to end before.
+        These are the version of the oldest cohort (one_step), the newest, the one the engine had, and earlier ones. All
+        have folders and are not abandoned; one that replaces a newest without a folder is within the bound; none has to
+        wait for a cohort that another engine generates.
 
         Args:
-            loaded: what it had.
+            loaded: publication the engine had.
         """
         if newest is None:
             return []
         first = await self.first(newest, -1 if loaded is None else loaded.version)
         fetched = None
         if loaded is not None and loaded.id == newest.id:
-            fetched, loaded = loaded if loaded.is_whole else None, None  # of its trainer's copy
+            fetched, loaded = loaded if loaded.is_whole else None, None  # fetched from its trainer's copy
         whole, aside = await self._folders.there(newest) or fetched, newest.id in self.aside
         earlier: list[Publication] = [] if loaded is None else [loaded]
         if aside or whole is None:

@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class Copies:
-    """Copies for the engine of one worker.
+    """Make copies for the engine of one worker.
 
     Args:
-        tally: each copy is counted in it.
-        fetcher: brings anchors and deltas where the store of deltas is not seen, and gives copies to other workers;
+        tally: counts each copy.
+        fetcher: fetches anchors and deltas if the store of deltas is not reachable, and serves copies to other workers;
             None: neither.
     """
 
@@ -43,9 +43,9 @@ class Copies:
         self._config, self._waiting, self._tally, self._fetcher = config, waiting, tally, fetcher
         self._stop = threading.Event()
         self._made: LocalCopies | None = None
-        #: The store of deltas, and what comes over HTTP; None: the store alone.
+        #: The store of deltas, and objects fetched over HTTP; None: the store alone.
         self._sources: tuple[Objects, Spool] | None = None
-        #: Shows what the thread waits for that makes a copy.
+        #: Reports what the copying thread waits for.
         self._blocked_on: Callable[[Cause | None], None] = lambda cause: None
 
     @property
@@ -69,13 +69,13 @@ class Copies:
         return self._made
 
     async def of(self, publication: Publication) -> Publication:
-        """Return the publication with a proven copy on this machine, if the run makes copies; else unchanged.
+        """Return the publication with a verified copy on this machine, if the run makes copies; else unchanged.
 
-        Waits until the copy is there, while the engine goes on. Where none can be made, and the trainer's own folder
-        can be seen from here, that is the nearest whole version; the failure is logged.
+        Waits for the copy while the engine keeps running. If it cannot be made and the trainer's own folder is
+        accessible, that folder is used and the failure is logged.
 
         Raises:
-            PublishError: no copy can be made, and the trainer's folder is not here.
+            PublishError: no copy can be made, and the trainer's folder is not accessible.
         """
         if self._config.trainer.transport != "delta" or not publication.index:
             return publication
@@ -107,7 +107,7 @@ class Copies:
             self._tally.weight_copy_s += copy.took_s
 
     def close(self) -> None:
-        """Stop making copies, and hold none: others may delete them."""
+        """Stop making copies and release all holds."""
         self._stop.set()
         if self._made is not None:
             self._made.close()
@@ -127,10 +127,10 @@ class Copies:
             return folder, False
 
     def _source_of(self, copies: "LocalCopies", sources: "tuple[Objects, Spool]", publication: Publication) -> Objects:
-        """Return the objects that lead to the version, without this machine's lock; waits for an offer over HTTP.
+        """Return the first source that has a path to the version; wait for an offer over HTTP, without the lock.
 
         Raises:
-            PublishError: nothing does within ``OFFER_WAIT_S``.
+            PublishError: none has one within ``OFFER_WAIT_S``.
         """
         deadline = time.monotonic() + OFFER_WAIT_S
         _, spool = sources
@@ -156,7 +156,7 @@ class Copies:
 
 
 def _is_seen(folder: Path, why: Exception) -> bool:
-    """Return whether the trainer's folder exists; raise PublishError, with ``why`` there is no copy, if unknown."""
+    """Return whether the trainer's folder exists; if unknown, raise PublishError that includes ``why``."""
     try:
         return is_folder(folder)
     except PublishError as exc:
@@ -168,7 +168,7 @@ def _cause_of(exc: Exception) -> Cause | None:
 
 
 class Here:
-    """The folders of one worker. Raises ConfigError as ``Fetcher``."""
+    """Provide the folders of publications on this machine for one worker. Raises ConfigError as ``Fetcher``."""
 
     def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting, tally: Tally) -> None:
         self._fetcher = Fetcher(config, keys, worker) if config.serving.enabled else None
@@ -178,7 +178,7 @@ class Here:
     async def of(self, publication: Publication) -> Publication:
         """Return the publication with a path on this machine. Waits for the folder; the engine keeps running.
 
-        Raises PublishError where it cannot be made or fetched.
+        Raises PublishError if it cannot be made or fetched.
         """
         return await self._nearby.of(await self._copies.of(publication))
 
@@ -187,10 +187,10 @@ class Here:
 
         Args:
             publication: with the digest of its index.
-            progress: shows how it goes.
+            progress: updated during the fetch.
 
         Raises:
-            PublishError: it is not offered, cannot be fetched, or nothing is served in this run.
+            PublishError: the version is not offered or cannot be fetched, or serving is disabled.
         """
         if self._fetcher is None:
             raise PublishError("nothing is fetched over HTTP: set serving.enabled.")

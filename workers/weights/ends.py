@@ -15,14 +15,14 @@ from penstock.redis.commands import AsyncClient
 from penstock.workers.services import Services
 from penstock.workers.weights.folders import Folders
 
-#: How often a cohort that still runs is looked at, and a version that is held for its evaluation.
+#: Polling interval for a running cohort, and for a running evaluation.
 LOOK_S, EVAL_LOOK_S = 0.05, 0.2
 #: Longest time from the end of a lease to its job being taken over.
 TAKEN_OVER_S = 2.0
 
 
 class Ends:
-    """Preconditions of one engine. Every wait is reported and ends if the engine is lost."""
+    """Check and await the preconditions of one engine. Every wait is reported and ends if the engine is lost."""
 
     def __init__(self, services: Services, waiting: Waiting, folders: Folders) -> None:
         self._services = services
@@ -30,14 +30,14 @@ class Ends:
         self._folders = folders
 
     async def first(self, newest: Publication, out: Collection[str], had: int = -1) -> Publication | None:
-        """one_step: an earlier version that has its folder, where a cohort is to be drawn under it (T5); else None.
+        """Return the earlier version to load first for its cohort (one_step, T5), with its folder; else None.
 
-        The disk may be slower than a step: then that of ``newest`` is there as soon as that of this one. An engine that
-        has no weights, or gave their memory up, begins with the oldest cohort, whatever is the newest.
+        If the disk is slower than a step, the folder of ``newest`` may appear together with the earlier one. An engine
+        without weights, or with offloaded weights, begins with the oldest cohort.
 
         Args:
-            out: publications that will not do (VERSION-REV).
-            had: version that an engine without weights had; -1: none. It does not go back behind that.
+            out: publications to skip (VERSION-REV).
+            had: version that an engine without weights had; -1: none. No version before it is returned.
         """
         if not self._services.config.staleness.rules.drains:
             return None
@@ -51,28 +51,28 @@ class Ends:
         if engine.version < 0 or "weights" in engine.offloaded:
             oldest = max(oldest, engine.version, had)
         elif oldest <= engine.version:
-            return None  # it draws that one
+            return None  # the engine generates that cohort
         if oldest >= newest.version or (found := await self._folders.earliest(oldest, newest, out)) is None:
             return None
-        # Its folder may have come when others had begun with the cohort under a later one, which is the one then.
-        drawn = [one for one in (await self._drawing()).values() if one <= newest.version and not newest.abandons(one)]
-        begun = max(drawn, default=-1)
+        # Its folder may have appeared after others began the cohort with a later version; then use that version.
+        others = (await self._generating()).values()
+        begun = max((one for one in others if one <= newest.version and not newest.abandons(one)), default=-1)
         return found if begun <= found.version else await self._folders.earliest(begun, newest, out)
 
     async def wait(self, newest: Publication, out: Collection[str]) -> bool:
-        """Wait until ``newest`` may be loaded; the engine goes on meanwhile.
+        """Wait until ``newest`` may be loaded; the engine keeps running.
 
         Args:
             out: as of ``first``.
 
         Returns:
-            False: another one is to be loaded first.
+            False: load another publication first.
         """
         engine = self._services.engine
         if engine.offloaded:
             return True
         if newest.abandons(engine.version):
-            return True  # what would be drawn under a version that no longer lives could not be trained (T1)
+            return True  # tokens of an abandoned version could not be trained on (T1)
         if self._services.config.staleness.rules.drains and not await self._cohorts_end(newest, out):
             return False
         if self._services.config.data.eval_pinned and engine.version >= 0:
@@ -80,24 +80,24 @@ class Ends:
         return True
 
     async def is_held_up(self, one: Publication, newest: Publication, out: Collection[str]) -> bool:
-        """one_step: whether another engine draws a cohort under a version before ``one``, so that it must end first.
+        """Return whether ``one`` has to wait for an older cohort that another engine generates (one_step).
 
         Args:
-            newest: knows which versions live.
+            newest: knows which versions are abandoned.
             out: as of ``first``.
         """
         if not self._services.config.staleness.rules.drains:
             return False
         older = [version for version in await self._cohorts() if version < one.version]
         elsewhere = await self._elsewhere(newest, out) if older else []
-        return any(version <= drawn < one.version for version in older for drawn in elsewhere)
+        return any(version <= other < one.version for version in older for other in elsewhere)
 
     async def _cohorts_end(self, newest: Publication, out: Collection[str]) -> bool:
-        """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5).
+        """Wait until all cohorts older than ``newest`` have ended (one_step, T5).
 
-        A cohort that needs newer weights than the engine has is waited for while another engine may draw it. Where none
-        may, its version was abandoned before anybody had it, say, and it is drawn under ``newest``. False where its
-        version has its folder by now, and can be loaded here; or as ``_is_over``.
+        A cohort that needs newer weights than this engine has is waited for only while another engine may generate it;
+        otherwise, for example if its version was abandoned before any engine loaded it, it is generated with
+        ``newest``. Return False if the cohort's version can be loaded here now, or if ``_is_over``.
         """
         engine = self._services.engine
         while True:
@@ -131,25 +131,26 @@ class Ends:
         return cohorts_in(await self._services.control.do(lambda client: client.hkeys(key)))
 
     async def _elsewhere(self, newest: Publication, out: Collection[str]) -> list[int]:
-        """Versions before ``newest`` under which other engines draw, or which they are about to have.
+        """Return versions before ``newest`` that other engines generate with or are loading.
 
-        Who has no engine now, or whose clock is far off, does not count: it may never come.
+        Workers without an engine, or with a wrong clock, are ignored: they may never come back.
         """
         services = self._services
         keys, model = services.keys, services.config.model.name
-        draw = await self._drawing()
+        generating = await self._generating()
         loading = await services.control.do(lambda client: client.hgetall(keys.loading(model)))
         dead = {name.partition("-")[0] for name in out}
-        found = list(draw.values())
+        found = list(generating.values())
         for worker, _, versions in loading_in(loading):
-            # What it had before stands there too.
-            found += [one for one in versions if worker in draw and one > draw[worker] and str(one) not in dead]
+            # The record also lists the version it had before.
+            current = generating.get(worker)
+            found += [one for one in versions if current is not None and one > current and str(one) not in dead]
         return [version for version in found if version < newest.version and not newest.abandons(version)]
 
-    async def _drawing(self) -> dict[str, int]:
-        """Versions under which the engines of other workers draw, by name.
+    async def _generating(self) -> dict[str, int]:
+        """Return name -> version of other workers that generate.
 
-        One that stands still may go on, and commit, as long as its leases hold.
+        A stalled worker counts while its leases are valid: it may resume and commit.
         """
         services, now = self._services, time.time()
         silent_s = max(FRESH_S, services.config.worker.lease_s + TAKEN_OVER_S)
@@ -157,13 +158,13 @@ class Ends:
         return {
             one.name: one.version
             for one in shown
-            if one.name != services.worker and abs(now - one.at) <= silent_s and _draws(one)
+            if one.name != services.worker and abs(now - one.at) <= silent_s and _is_generating(one)
         }
 
     async def _evaluation_ends(self, newest: Publication, loaded: int) -> bool:
-        """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18).
+        """Wait until the evaluation jobs of the loaded version have ended (data.eval_pinned, T18).
 
-        False as ``_is_over``.
+        Return False if ``_is_over``.
         """
         services = self._services
         keys = services.keys
@@ -179,7 +180,7 @@ class Ends:
         return True
 
 
-def _draws(one: WorkerPresence) -> bool:
+def _is_generating(one: WorkerPresence) -> bool:
     """Return whether a worker generates, or finishes what it holds."""
     serves = one.state in (WorkerState.SERVING, WorkerState.CANNOT_LOAD)
     return one.version >= 0 and (serves or (one.state == WorkerState.DRAINING and one.held > 0))

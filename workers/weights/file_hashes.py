@@ -1,12 +1,12 @@
-"""XXH3-64 of a version's files, computed once per machine by a process of low priority, and remembered.
+"""Compute the XXH3-64 of a version's files once per machine, in a process of low priority, and cache it.
 
-    caller ── remembered, and no file has changed ──> answer
-      └────── child: lock of the version ── remembered by now? ── hash what is not ── remember ──> answer
+    caller ── cached, and no file has changed ──> answer
+      └────── child: lock of the version ── cached by now? ── hash the others ── cache them ──> answer
 
 The cache is ``$XDG_CACHE_HOME/penstock/hashes/BOOT`` (``~/.cache/penstock/...``), which the workers of one user share.
-A file counts as unchanged while its size, inode, device, mtime and ctime are those that it had when it was hashed. The
-cache is a saving only: without it, or where the child dies or stalls, the files are hashed here. A hash that differs
-from what is announced is forgotten and computed once more: the file may have been read wrongly, or repaired since.
+A file counts as unchanged if its size, inode, device, mtime and ctime are the same as when it was hashed. The cache is
+optional: without it, or if the child dies or stalls, the files are hashed in this process. A hash that differs from the
+announced one is discarded and computed once more: the file may have been misread, or repaired since.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from penstock.workers.weights.machine_lock import alone_in
 
 log = logging.getLogger(__name__)
 
-#: Fewer bytes than this are hashed at once: starting a process takes longer.
+#: Fewer bytes than this are hashed in this process: starting another takes longer.
 SMALL_BYTES = 16 * 1024 * 1024
-#: Longest wait for that process: so many seconds, and what it and one before it take at so many bytes per second.
+#: Longest wait for the child: this many seconds, plus the time for it and one before it at this rate.
 CHILD_S, CHILD_BYTES_PER_S = 120.0, 16 * 1024 * 1024
-#: Versions that are remembered on one machine.
+#: Most versions in the cache of one machine.
 MAX_REMEMBERED = 64
-#: A file that was changed so shortly before it was hashed may change again without another mtime; it is not remembered.
+#: A file changed less than this before it was hashed is not cached: it may change again with the same mtime.
 SETTLED_NS = 100_000_000
-#: What a killed process left half written is deleted after so long.
+#: Age at which partial files of killed processes are deleted.
 LEFT_S = 3600.0
 #: Added to the priority of the process that hashes.
 NICENESS = 10
@@ -54,12 +54,12 @@ Known = dict[str, tuple[State, int]]
 def differing(folder: Path, checksums: Mapping[str, int], digest: str) -> list[str]:
     """Return the names of files in ``folder`` whose XXH3-64 is not the given one. Blocks until they are hashed.
 
-    One that differs is hashed once more, without what is remembered of it.
+    A file that differs is hashed once more, without the cache.
 
     Args:
         digest: as of :func:`hashes_of`.
 
-    Raises OSError where one cannot be read.
+    Raises OSError if a file cannot be read.
     """
     found = hashes_of(folder, list(checksums), digest)
     if wrong := [name for name, checksum in checksums.items() if found[name] != checksum]:
@@ -72,12 +72,12 @@ def differing(folder: Path, checksums: Mapping[str, int], digest: str) -> list[s
 
 
 def hashes_of(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]:
-    """Return name -> XXH3-64 of files in ``folder``. Blocks until they are hashed, unless they are remembered.
+    """Return name -> XXH3-64 of files in ``folder``. Blocks until they are hashed, unless they are cached.
 
     Args:
-        digest: of the version's index, under which they are remembered; '': they are not.
+        digest: of the version's index, the key of the cache; '': do not use the cache.
 
-    Raises OSError where one cannot be read.
+    Raises OSError if a file cannot be read.
     """
     if sum((folder / name).stat().st_size for name in names) < SMALL_BYTES:
         return {name: file_xxh3(folder / name) for name in names}
@@ -88,13 +88,13 @@ def hashes_of(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is remembered on this machine since it was started."""
+    """Return the folder of the cache, which is valid until this machine restarts."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home) / "penstock" / "hashes" / _machine()
 
 
 def _machine() -> str:
-    """Return the name of this machine since its start: many may share a home folder, each with its own page cache."""
+    """Return the boot id of this machine; machines that share a home folder have different ones."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -147,9 +147,9 @@ def _ask_child(folder: Path, names: list[str], digest: str) -> dict[str, int]:
 
 
 def hash_files(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]:
-    """Hash files that are not remembered, one process of this machine at a time, and remember them. Blocks.
+    """Hash files that are not cached, one process of this machine at a time, and cache the hashes. Blocks.
 
-    Raises OSError where one cannot be read.
+    Raises OSError if a file cannot be read.
     """
     with _turn(digest):
         found = _remembered(folder, names, digest) if digest else {}
@@ -168,7 +168,7 @@ def hash_files(folder: Path, names: Sequence[str], digest: str) -> dict[str, int
 
 @contextlib.contextmanager
 def _turn(digest: str) -> Iterator[None]:
-    """Hold the lock of a version; without it where the cache cannot be used, or its holder stands still."""
+    """Hold the lock of a version; continue without it if the cache is unusable or the lock's holder stalls."""
     with contextlib.ExitStack() as stack:
         if digest:
             try:
@@ -180,7 +180,7 @@ def _turn(digest: str) -> Iterator[None]:
 
 
 def _remember(digest: str, known: Known) -> None:
-    """Write what is known under the version, and forget the oldest ones. A cache that refuses is logged."""
+    """Write the hashes of a version to the cache and delete its oldest entries. Errors are logged."""
     folder, temporary = cache_folder(), ""
     try:
         check_own(folder)
@@ -202,7 +202,7 @@ def _remember(digest: str, known: Known) -> None:
 
 
 def main() -> None:
-    """Answer one question of :func:`_ask_child`; ends with the process that asked."""
+    """Answer one request of :func:`_ask_child`; die with the parent process."""
     die_with_parent(int(sys.argv[1]))
     os.nice(NICENESS)
     question = json.load(sys.stdin)
@@ -210,16 +210,12 @@ def main() -> None:
     json.dump(answer, sys.stdout)
 
 
-if __name__ == "__main__":
-    main()
-
-
 def prove(folder: Path, digest: str) -> None:
-    """See that a folder holds the version whose index has this digest, and nothing else. Blocks while it reads it.
+    """Verify that a folder holds the version whose index has this digest, and nothing else. Blocks while it reads.
 
     Raises:
         PublishError: it does not.
-        OSError: this process is short of handles or memory, or there is no room.
+        OSError: this process has no handles or memory left, or the disk is full.
     """
     index = read_index(folder, digest)
     with as_publish_error(f"{folder} cannot be read"):
@@ -239,3 +235,7 @@ def is_whole(folder: Path, digest: str) -> bool:
     except PublishError:
         return False
     return True
+
+
+if __name__ == "__main__":
+    main()

@@ -20,29 +20,29 @@ log = logging.getLogger(__name__)
 #: Pause after a fetch that failed.
 AGAIN_S = 1.0
 
-#: A publication with the index of its trainer's copy; None: none is told of.
+#: Returns the publication with the index of its trainer's copy; None: no copy was announced.
 LookUp = Callable[[Publication], Awaitable[Publication | None]]
-#: That one with a folder on this machine; waits for it, and shows how it goes. Raises PublishError.
+#: Fetches that copy and returns the publication with a local folder; reports progress. Raises PublishError.
 Fetch = Callable[[Publication, Progress], Awaitable[Publication]]
 
 
 class Early:
-    """One such fetch at a time, beside whoever also looks for the folder: begun, looked at and ended by it.
+    """Prefetch a trainer's copy in the background, while the caller polls for the folder.
 
     Args:
-        fetch: None: nothing is fetched.
+        fetch: None: fetch nothing.
     """
 
     def __init__(self, look_up: LookUp, fetch: Fetch | None) -> None:
         self._look_up, self._fetch = look_up, fetch
         self._task: asyncio.Task[Publication] | None = None
-        #: What is fetched, or was tried last.
+        #: The publication that is fetched, or was tried last.
         self._of: Publication | None = None
-        #: How the present try goes.
+        #: Progress of the current attempt.
         self.progress = Progress()
         self._again_at = 0.0
-        #: How the last try of it failed; '' for none.
-        self._said = ""
+        #: Error of its last attempt; '' for none.
+        self._error = ""
 
     @property
     def of(self) -> Publication | None:
@@ -51,13 +51,13 @@ class Early:
 
     @property
     def comes(self) -> bool:
-        """Whether one is on its way, with bytes where it failed before: it ends by itself where none come."""
-        return self._task is not None and (not self._said or self.progress.num_bytes > 0)
+        """Return whether a fetch runs that has not failed before, or receives bytes; it ends by itself if it stalls."""
+        return self._task is not None and (not self._error or self.progress.num_bytes > 0)
 
     async def got(self, publication: Publication) -> Publication | None:
-        """Return the publication with a proven folder on this machine; None: not yet.
+        """Return the publication with a verified folder on this machine; None: not yet.
 
-        Blocks for a round trip, and for the end of a fetch of another publication.
+        Blocks for a round trip, and until a fetch of another publication has ended.
         """
         if self._fetch is None:
             return None
@@ -72,9 +72,9 @@ class Early:
             return task.result()
         except (PublishError, ProtocolError) as exc:
             self._again_at = time.monotonic() + AGAIN_S
-            if str(exc) != self._said:
-                log.warning("the trainer's copy of version %d does not come: %s", publication.version, exc)
-            self._said = str(exc)
+            if str(exc) != self._error:
+                log.warning("failed to fetch the trainer's copy of version %d: %s", publication.version, exc)
+            self._error = str(exc)
             return None
 
     async def _begin(self, publication: Publication, fetch: Fetch) -> None:
@@ -85,17 +85,17 @@ class Early:
             self._task = asyncio.ensure_future(fetch(copied, self.progress))
 
     async def end(self) -> None:
-        """Stop fetching; fetched bytes stay for a later fetch."""
+        """Stop fetching; fetched bytes are kept for a later fetch."""
         task, self._task, self._of = self._task, None, None
-        self._again_at, self._said = 0.0, ""
+        self._again_at, self._error = 0.0, ""
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-#: How often a folder that is to come is looked for.
+#: Polling interval for a missing folder.
 LOOK_S = 0.1
-#: How often an earlier one is looked for meanwhile, and among how many.
+#: Polling interval for an earlier publication meanwhile, and how many are searched.
 EARLIER_S, BETWEEN = 0.5, 16
 
 
@@ -104,11 +104,11 @@ class FolderToCome(PublishError):
 
 
 class Folders:
-    """Folders as one worker knows them.
+    """Find the folders of publications for one worker.
 
     Args:
         newest: reads the newest publication.
-        fetch: fetches a trainer's copy; None: none is looked for.
+        fetch: fetches a trainer's copy; None: no copies are fetched.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class Folders:
     ) -> None:
         self._keys, self._control, self._waiting, self.newest = keys, control, waiting, newest
         self._fetch = fetch
-        #: Version whose folder is waited for, by an engine that can take the next one that is sent; -1: none.
+        #: Version whose folder the engine waits for, while it could receive the next one sent; -1: none.
         self.awaits = -1
 
     async def now(self, publication: Publication) -> Publication | None:
-        """Return the publication with its folder; None if it is still missing. Blocks for a round trip at most.
+        """Return the publication with its folder; None if it is still missing. Blocks for at most one round trip.
 
         Raises:
-            PublishError: what tells of its folder cannot be read.
+            PublishError: the record of its folder is malformed.
         """
         if publication.is_whole:
             return publication
@@ -138,7 +138,7 @@ class Folders:
             raise PublishError(str(exc)) from exc
 
     async def there(self, publication: Publication) -> Publication | None:
-        """Return the same as ``now``; None also if the record of its folder is malformed."""
+        """Return the publication with its folder; None if it is missing or its record is malformed."""
         try:
             return await self.now(publication)
         except PublishError:
@@ -148,17 +148,17 @@ class Folders:
         """Return the publication with its folder, or one fetched from its trainer's copy; wait, and report the wait.
 
         Raises:
-            PublishError: another one was announced meanwhile.
+            PublishError: another publication was announced meanwhile.
         """
         return await self.of_or_before(publication, _none)
 
     async def of_or_before(
         self, publication: Publication, earlier: Callable[[], Awaitable[Publication | None]]
     ) -> Publication:
-        """As ``of``, or an earlier one that is whole first: the disk may be slower than a step for as long as it likes.
+        """Return the publication as ``of`` does, or an earlier one if its folder is found first.
 
         Args:
-            earlier: looks for one that will do.
+            earlier: searches for a suitable earlier publication.
         """
         self.awaits, look_at, early = publication.version, 0.0, Early(self._copied, self._fetch)
         try:
@@ -198,7 +198,7 @@ class Folders:
         """Return the earliest complete version that is not abandoned, from ``first`` on and before another; or None.
 
         Args:
-            out: those that will not do (VERSION-REV).
+            out: publications to skip (VERSION-REV).
         """
         key, end = self._keys.weights(before.model), f"({before.version}-0"
         entries = await self._control.do(lambda client: client.xrevrange(key, end, str(first), count=BETWEEN))
@@ -210,18 +210,18 @@ class Folders:
         return None
 
     async def of_this_or_later(self, publication: Publication, limit_s: float) -> Publication:
-        """For an engine whose weights are partly new: the publication, or a later one, as ``of`` has it.
+        """Return the publication or a later one, with a folder, for an engine with partly updated weights.
 
         Raises:
-            EngineDied: neither folder nor copy is there, nor on its way, in ``limit_s`` seconds.
+            EngineDied: no folder or copy was found within ``limit_s`` seconds, and none is being fetched.
         """
         deadline, early = time.monotonic() + limit_s, Early(self._copied, self._fetch)
         try:
             while (found := await self._this_or_later(publication, early)) is None:
                 if time.monotonic() > deadline and not early.comes:
                     raise EngineDied(
-                        f"the engine's weights are mixed, as version {publication.version} was sent in part, and no "
-                        f"folder came in {limit_s:g} s; restart it."
+                        f"the engine's weights are mixed (version {publication.version} was sent in part), and no "
+                        f"folder was found in {limit_s:g} s; restart it."
                     )
                 self._wait_for(early.of or publication, early)
                 await asyncio.sleep(LOOK_S)
@@ -246,7 +246,7 @@ class Folders:
 
 
 async def _none() -> None:
-    """No earlier publication fits."""
+    """Return no earlier publication."""
 
 
 def publications_in(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Publication]:

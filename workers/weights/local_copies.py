@@ -1,17 +1,17 @@
-"""Copies of versions on this machine, for ``transport: delta``: fetched and patched before an engine is touched.
+"""Make copies of versions on this machine for ``transport: delta``, before an engine is touched.
 
-    held, without the lock:         believed copy? ─no──┐
-    under the lock of this folder:  believed copy? <────┘
-                                    └─no─> way ─> anchor or base ─> delta after delta ─> proven ─> rename
+    held, without the lock:         valid copy? ─no──┐
+    under the lock of this folder:  valid copy? <────┘
+                                    └─no─> path ─> anchor or base ─> deltas ─> verify ─> rename
 
-    COPIES/v00000042-DIGEST/    a whole version, never changed
-    COPIES/.fetched/GROUP/      an anchor or a delta that came over HTTP (fetch/spool.py)
-    COPIES/.making-PID-.../     one that is being made: what a killed worker left is removed by the next
-    COPIES/.lock                held while one is made, so that a machine makes each version once (machine_lock.py)
-    COPIES/.holds/DIGEST        of the copies that engines may read, which are not deleted (local_copies.py)
+    COPIES/v00000042-DIGEST/    a complete version, never changed
+    COPIES/.fetched/GROUP/      an anchor or a delta fetched over HTTP (fetch/spool.py)
+    COPIES/.making-PID-.../     a copy in progress; the next worker removes those of killed ones
+    COPIES/.lock                held while a copy is made, so that a machine makes each version once (machine_lock.py)
+    COPIES/.holds/DIGEST        locks of copies that engines may read, which are not deleted (:class:`CopyHolds`)
 
-A copy is believed when its index is the announced one and its files have their checksums. Whatever goes wrong on a way
-is logged, and the next best way is tried; at the end of them the error is the caller's.
+A copy is valid if its index is the announced one and its files have their checksums. If a path fails, the error is
+logged and the next best path is tried; the error of the last one is raised.
 """
 
 import fcntl
@@ -40,17 +40,16 @@ from penstock.workers.weights.fetch.store import FETCHING, size_of
 from penstock.workers.weights.file_hashes import is_whole, prove
 from penstock.workers.weights.machine_lock import Stopped, alone_in, locks
 
-# Copies of a machine that engines may read.
-#
-# FOLDER/DIGEST   locked, shared, by every process whose engine may read that copy: it is not deleted;
-#                 alone by whoever deletes it
-
-#: Versions that one engine may have to read: what it has, and what it is about to load.
+#: Copies that one engine may have to read: the loaded one, and the next.
 HELD = 2
 
 
 class CopyHolds:
-    """Holds of one process, which end with it; ``folder`` exists and is accessible to its user alone."""
+    """Protect the copies that this process's engine may read from deletion, until the process ends.
+
+    ``FOLDER/DIGEST`` is locked shared by every process that may read the copy, and exclusively to delete it. The folder
+    exists and is accessible to its user alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +68,7 @@ class CopyHolds:
 
     @contextmanager
     def meanwhile(self, digest: str) -> Iterator[None]:
-        """Hold a copy while it is proven. Raises OSError if it is being deleted."""
+        """Hold a copy while it is verified. Raises OSError if it is being deleted."""
         file = self.folder / digest
         handle = own_file(file)
         try:
@@ -82,13 +81,13 @@ class CopyHolds:
 
     @contextmanager
     def alone(self, digest: str) -> Iterator[bool]:
-        """Return whether no live process holds the copy; none can start to meanwhile. Raises OSError."""
+        """Return whether no live process holds the copy; new holds are blocked meanwhile. Raises OSError."""
         try:
             handle = own_file(self.folder / digest)
         except OSError as exc:
             if not is_full(exc):
                 raise
-            yield True  # nobody can begin to, for want of room
+            yield True  # on a full disk no process can create a hold
             return
         try:
             yield locks(handle)
@@ -96,10 +95,10 @@ class CopyHolds:
             os.close(handle)
 
     def forget(self, copies: Collection[str]) -> None:
-        """Delete the files of holds of all but ``copies``, and of what is held. Raises OSError."""
+        """Delete hold files, except those of ``copies`` and those in use. Raises OSError."""
         for file in self.folder.iterdir():
             if file.name not in copies and file.name not in self._held:
-                # Nobody's hold is a link.
+                # A hold is never a link.
                 with nullcontext(True) if file.is_symlink() else self.alone(file.name) as may_go:
                     if may_go:
                         file.unlink()
@@ -113,37 +112,37 @@ class CopyHolds:
 log = logging.getLogger(__name__)
 
 _MAKING, _LOCK, _HOLDS, _COPIES = ".making-", ".lock", ".holds", "v*-*"
-#: Of the folder of copies, where what comes over HTTP is.
+#: Subfolder of objects fetched over HTTP.
 FETCHED = ".fetched"
 
 
 class Fetched(NamedTuple):
-    """The outcome for one version."""
+    """Describe how the copy of one version was obtained."""
 
     path: Path
-    #: Bytes that came from the store; 0: it was here.
+    #: Bytes fetched from the store; 0: the copy existed.
     num_bytes: int
-    #: Whether a whole version was fetched.
+    #: Whether an anchor was fetched.
     is_whole: bool
     num_deltas: int
     took_s: float
 
     @property
     def how(self) -> str:
-        """``whole``: by a whole version, and deltas from there on; ``deltas``: by those alone; ``here``: it was."""
+        """Return ``whole`` (an anchor, perhaps with deltas), ``deltas`` (deltas alone) or ``here`` (it existed)."""
         return "whole" if self.is_whole else "deltas" if self.num_deltas else "here"
 
 
 class LocalCopies:
-    """Copies in one folder of this machine, for one engine. Calls block, for gigabytes too; one thread at a time.
+    """Make copies in one folder of this machine, for one engine. Calls block for long; one thread at a time.
 
     Args:
-        folder: on a disk of this machine, made where it is missing, and closed to other users. Any number of workers of
-            one user may share it.
-        objects: where anchors and deltas come from; may be another one before any call.
-        max_bytes: most bytes of all copies in it, that which is being made and what was fetched for it included.
-        stopped: asked often; true ends a call with PublishError.
-        blocked_on: called now and then with the cause of the wait; None at its end.
+        folder: on a disk of this machine; created if missing, and closed to other users. All workers of one user may
+            share it.
+        objects: source of anchors and deltas; may be replaced before any call.
+        max_bytes: most bytes of all copies in it, including the one in progress and objects fetched for it.
+        stopped: called often; True aborts a call with PublishError.
+        blocked_on: called periodically with the cause of a wait; None at its end.
     """
 
     def __init__(
@@ -157,15 +156,15 @@ class LocalCopies:
         self._folder, self._max_bytes, self._stopped, self._blocked_on = folder, max_bytes, stopped, blocked_on
         self.objects = objects
         self._holds = CopyHolds(folder / _HOLDS)
-        #: What became of the last version.
+        #: Outcome for the last version.
         self.last: Fetched | None = None
 
     def get(self, publication: Publication) -> Path:
-        """Return the folder of a proven copy of ``publication``; it stays until two others were requested.
+        """Return the folder of a verified copy of ``publication``; it is kept until two others were requested.
 
         Raises:
-            PublishError: no way leads there, the last one failed, or a process that makes a copy here stands still.
-            DiskFull: there is no room on the disk.
+            PublishError: no path to the version, all failed, or a process that makes a copy here is stalled.
+            DiskFull: the disk is full.
         """
         began = time.monotonic()
         try:
@@ -181,7 +180,7 @@ class LocalCopies:
             kind = DiskFull if is_full(exc) else PublishError
             raise kind(f"version {publication.version} cannot be copied to {self._folder}: {exc}.") from exc
         self.last = fetched._replace(took_s=time.monotonic() - began)
-        log.info("version %d is here: %s", publication.version, self.last)
+        log.info("version %d copied to this machine: %s", publication.version, self.last)
         return fetched.path
 
     def close(self) -> None:
@@ -189,7 +188,7 @@ class LocalCopies:
         self._holds.close()
 
     def leads(self, objects: Objects, index: str) -> bool:
-        """Whether a version is here, or there is a way to it by ``objects``; raises PublishError where they fail."""
+        """Return whether the version has a copy here or a path from ``objects``; raise PublishError if they fail."""
         with as_publish_error(f"copies in {self._folder} cannot be seen"):
             here = self._copies()
         return index in here or bool(ways(catalog_of(listed(objects)), index, here))
@@ -199,10 +198,7 @@ class LocalCopies:
         return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob(_COPIES)) if _is_own(path)}
 
     def _held_here(self, digest: str) -> Fetched | None:
-        """Return a copy, proven while it is held, without the lock, which another process may hold.
-
-        One that is not right, or goes, is looked at again by whoever has the lock.
-        """
+        """Verify and return a copy without the lock, which another process may hold; None to check again under it."""
         if (path := self._copies().get(digest)) is None:
             return None
         with suppress(OSError, PublishError), self._holds.meanwhile(digest):
@@ -219,7 +215,7 @@ class LocalCopies:
         try:
             prove(path, publication.index)
         except PublishError as exc:
-            log.warning("a copy on this machine is spoilt and made again: %s", exc)
+            log.warning("copy is damaged and made again: %s", exc)
             self._remove(path)
             return None
         os.utime(path)
@@ -238,20 +234,20 @@ class LocalCopies:
                     f"{failure}.",
                     cause.cause if cause is not None else None,
                 ) from cause
-            self._leave_old(catalog)
+            self._delete_unneeded(catalog)
             try:
-                return self._go(found[0], publication)
+                return self._make_by(found[0], publication)
             except Stopped:
                 raise
             except _Broken as broken:
                 cause, failure = broken.cause, str(broken.cause).rstrip(".")
-                log.warning("version %d is made in another way: %s", publication.version, cause)
+                log.warning("copy of version %d failed, trying another path: %s", publication.version, cause)
                 if broken.copy is not None:
                     self._remove(broken.copy)
                 avoid |= broken.groups
 
-    def _go(self, way: Way, publication: Publication) -> Fetched:
-        """Make a version in one way; raises _Broken that says what is not to be tried again."""
+    def _make_by(self, way: Way, publication: Publication) -> Fetched:
+        """Make a version by one path; raise _Broken with the groups or the copy to avoid."""
         making = self._folder / f"{_MAKING}{os.getpid()}-{publication.version:08d}"
         making.mkdir()
         num_bytes = 0
@@ -290,7 +286,7 @@ class LocalCopies:
                 prove(into, anchor.index)
                 fsync(into)
         except PublishError as exc:
-            self._give_up(exc)
+            self._raise_if_stopped(exc)
             raise _Broken(exc, {anchor.group}) from exc
         return into, num_bytes
 
@@ -304,22 +300,22 @@ class LocalCopies:
         with base:
             try:
                 near = self._near(delta.group, at)
-                # A delta is as large as what it changes at most.
+                # A delta is at most as large as its base.
                 copies = 2 if near is None else 1
                 self._make_room(copies * sum(entry.num_bytes for entry in base.entries.values()), at, near)
                 with as_publish_error(f"{delta.group} cannot be applied"):
                     num_bytes = self._fetch(near, f"{delta.group}/{DELTA}", file, self._max_bytes)
                     apply_delta(file, base, into, delta.index, self._stopped)
             except PublishError as exc:
-                self._give_up(exc)
+                self._raise_if_stopped(exc)
                 if is_local and not is_whole(at, delta.base_index):
-                    raise _Broken(exc, set(), at) from exc  # of a sound base it may well be a sound delta
+                    raise _Broken(exc, set(), at) from exc  # the delta itself may be valid
                 raise _Broken(exc, {delta.group}) from exc
         file.unlink()
         return into, num_bytes
 
     def _near(self, group: str, base: Path | None = None) -> Path | None:
-        """Where a group is on this machine once it has come; None: it is to be read. ``base`` stays."""
+        """Return the local folder of a fetched group; None: read it from the store. Keeps ``base``."""
         coming = self._folder / FETCHED / f"{FETCHING}{group}"
 
         def room(num_bytes: int) -> None:
@@ -341,14 +337,14 @@ class LocalCopies:
         link_or_copy(source, into)
         return size
 
-    def _give_up(self, exc: PublishError) -> None:
+    def _raise_if_stopped(self, exc: PublishError) -> None:
         if self._stopped():
             raise Stopped(str(exc)) from exc
 
     def _make_room(self, num_bytes: int, *stay: Path | None) -> None:
-        """Delete what no engine may read until so many bytes fit, on the disk too; not what is to ``stay``.
+        """Delete fetched objects, then copies that no engine may read, oldest first, until ``num_bytes`` fit.
 
-        What was fetched goes first, then copies; of either the oldest first.
+        Both the limit and the disk count. Paths in ``stay`` are kept.
         """
         copies = {path: digest for digest, path in self._copies().items()}
         all_ = [*_oldest_first(self._fetched()), *_oldest_first(copies)]
@@ -370,12 +366,12 @@ class LocalCopies:
             )
 
     def _fetched(self) -> list[Path]:
-        """Return groups that came over HTTP, complete or in part."""
+        """Return groups fetched over HTTP, complete or partial."""
         folder = self._folder / FETCHED
         return list(folder.iterdir()) if folder.is_dir() else []
 
-    def _leave_old(self, catalog: Catalog) -> None:
-        """Delete what was fetched and is offered no more, and an anchor that became a copy, which is the same files."""
+    def _delete_unneeded(self, catalog: Catalog) -> None:
+        """Delete fetched groups that are no longer offered, and anchors that became copies."""
         offered = {one.group for one in catalog.anchors} | {one.group for one in catalog.deltas}
         for path in self._fetched():
             is_needed = path.name.removeprefix(FETCHING) in offered and not (self._folder / path.name).is_dir()
@@ -386,16 +382,16 @@ class LocalCopies:
         remove_whole(path, self._folder / f"{_MAKING}{os.getpid()}-gone-{path.name}")
 
     def _remove_leftovers(self) -> None:
-        """Nobody else makes anything while this process has the lock."""
+        """Delete what killed workers left; the caller holds the lock, so no other process makes a copy."""
         strays = [path for path in self._folder.glob(_COPIES) if not _is_own(path)]
         for path in [*self._folder.glob(f"{_MAKING}*"), *strays]:
-            log.info("what a killed worker left, or what is no copy, is removed: %s", path)
+            log.info("leftover removed: %s", path)
             remove(path)
         self._holds.forget(self._copies())
 
 
 class _Broken(Exception):
-    """A way that cannot be gone: what of the store, and which local copy, is not to be tried again."""
+    """A path failed; names the groups of the store and the local copy to avoid."""
 
     def __init__(self, cause: PublishError, groups: set[str], copy: Path | None = None) -> None:
         super().__init__(str(cause))

@@ -1,7 +1,8 @@
-"""An exclusive lock on a folder, among the processes of this machine.
+"""Lock a folder exclusively among the processes of this machine, and detect a stalled holder.
 
-The kernel ends the lock with its holder's process, but not while that stands still (SIGSTOP, a debugger). So whoever
-holds it says so in the file, every ``BEAT_S``, and who waits names that process, and gives up on one that says nothing.
+The kernel releases the lock when its holder dies, but not if it stalls (SIGSTOP, a debugger). So the holder writes its
+process id to the file and renews the file's mtime every ``BEAT_S``; waiting processes report the holder and fail if it
+stops renewing.
 """
 
 import fcntl
@@ -19,10 +20,10 @@ from penstock.system.disk import FULL, own_file
 
 log = logging.getLogger(__name__)
 
-#: How often a lock that another process holds is tried; how often its holder says that it is there.
+#: Polling interval for a held lock; heartbeat interval of its holder.
 LOOK_S, BEAT_S = 0.05, 2.0
-#: Who says nothing for so long stands still; of the time between two looks so much counts, as he who looks may have
-#: stood still himself, together with all of his machine's or container's.
+#: A holder without a heartbeat for this long is stalled. At most ``LOOK_COUNTS_S`` counts per poll, because the waiting
+#: process, or the whole machine, may have been suspended itself.
 STILL_S, LOOK_COUNTS_S = 30.0, 1.0
 
 
@@ -36,18 +37,18 @@ def alone_in(
     blocked_on: Callable[[Cause | None], None] = lambda cause: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Hold the lock of ``file``, made where it is missing. Blocks while another process that lives holds it.
+    """Hold the lock of ``file``, created if missing. Blocks while another live process holds it.
 
-    The file must be in an ``own_folder``: who may open it, for reading too, can hold its lock for ever.
+    The file must be in an ``own_folder``: any process that can open it, even for reading, could hold its lock forever.
 
     Args:
-        blocked_on: called now and then with the cause of the wait; None at its end.
-        stopped: asked often; true ends the wait.
+        blocked_on: called periodically with the cause of the wait; None at its end.
+        stopped: called often; True ends the wait.
 
     Raises:
-        PublishError: the process that holds it stands still.
-        Stopped: ``stopped`` said so.
-        OSError: the disk refuses, or another user's file or a link is there.
+        PublishError: the process that holds the lock is stalled.
+        Stopped: ``stopped`` returned True.
+        OSError: a disk error, or the path is another user's file or a link.
     """
     handle = own_file(file)
     try:
@@ -59,14 +60,14 @@ def alone_in(
 
 
 class Holder:
-    """The holder of the lock of ``file``, as seen by a process that waits with a handle of that file."""
+    """Observe the holder of the lock of ``file``, for a process that waits with a handle of that file."""
 
     def __init__(self, handle: int, file: Path) -> None:
         self._handle, self._file = handle, file
         self._seen, self._looked_at, self._still_s = (b"", 0), time.monotonic(), 0.0
 
     def process(self) -> int:
-        """Return its process id; 0: not known. Raises PublishError where a process that signed the file stalls."""
+        """Return the holder's process id; 0: unknown. Raises PublishError if the holder is stalled."""
         now, shown = time.monotonic(), _shown(self._handle)
         is_still = shown == self._seen and shown[0] != b""
         self._still_s = self._still_s + min(now - self._looked_at, LOOK_COUNTS_S) if is_still else 0.0
@@ -74,7 +75,7 @@ class Holder:
         pid = int(shown[0]) if shown[0].isdigit() else 0
         if self._still_s > STILL_S:
             raise PublishError(
-                f"{process_name(pid)} holds {self._file} and has stood still for {STILL_S:g} s: have it go on (kill "
+                f"{process_name(pid)} holds {self._file} and has been stalled for {STILL_S:g} s: resume it (kill "
                 "-CONT), or end it.",
                 LockHolderStalled(pid, str(self._file)),
             )
@@ -109,10 +110,10 @@ def _shown(handle: int) -> tuple[bytes, int]:
 
 @contextmanager
 def telling(handle: int) -> Iterator[None]:
-    """Say that this process has the lock of ``handle``, and from a thread of its own that it is still there.
+    """Write the process id to the locked file and renew its mtime from a thread.
 
-    A lock that nobody holds names nobody and takes no room. On a full disk its holder signs without a name, as it may
-    be there to make room. Raises OSError where the disk refuses otherwise.
+    The file is emptied on release. On a full disk it is marked without the process id, so that the holder can still
+    free space. Raises OSError on other disk errors.
     """
     os.ftruncate(handle, 0)
     _sign(handle)
@@ -123,7 +124,7 @@ def telling(handle: int) -> Iterator[None]:
             try:
                 os.utime(handle)
             except OSError as exc:
-                log.warning("a lock of this machine cannot be kept fresh: %s", exc)
+                log.warning("failed to renew a lock of this machine: %s", exc)
 
     thread = threading.Thread(target=beat, name="machine-lock", daemon=True)
     thread.start()
@@ -141,4 +142,4 @@ def _sign(handle: int) -> None:
     except OSError as exc:
         if exc.errno not in FULL:
             raise
-        os.ftruncate(handle, 1)  # takes no room
+        os.ftruncate(handle, 1)  # a sparse file needs no space

@@ -1,10 +1,10 @@
-"""Memory of an engine on a GPU that it shares with the trainer: released and allocated again on request.
+"""Release and allocate, on request, the memory of an engine that shares a GPU with the trainer.
 
-    offload   no new request ─> running ones return (drain: samples end) ─> idle ─> release
-    onload    weights ─> load the newest publication: what was in that memory is gone ─> graphs and KV ─> requests
+    offload   no new requests ─> running ones return (drain: samples end) ─> idle ─> release
+    onload    weights memory ─> load the newest publication into it ─> graphs and KV ─> requests
 
-Health is not checked meanwhile. An engine that dies while memory is offloaded is started again only when all of it is
-wanted back: until then the GPU is the trainer's.
+Health is not checked meanwhile. An engine that dies while memory is offloaded is restarted only when all of it is
+requested back: until then the trainer uses the GPU.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ class Memory:
         self._hold = ExitStack()
         self._unwatched = ExitStack()
         self.wish: MemoryWish | None = None
-        #: Set while somebody wants a lost engine started without waiting; and when that was asked (Unix time, theirs).
+        #: Set while an immediate restart of a lost engine is requested; and the requester's time of it (Unix time).
         self.revive = asyncio.Event()
         self.revived_at = 0.0
-        #: Why the wish cannot be followed; shown in presence.
+        #: Why the request cannot be met; shown in presence.
         self.cannot_offload = ""
 
     @property
@@ -45,7 +45,7 @@ class Memory:
 
     @property
     def asked_by(self) -> str:
-        """Return the name of the process that made the last request; '': there was none."""
+        """Return the name of the process that made the last request; '': none."""
         return self.wish.by if self.wish else ""
 
     @property
@@ -54,7 +54,7 @@ class Memory:
         return self.wish is not None and self.wish.unwatched
 
     def is_settled(self) -> bool:
-        """Whether the engine's memory is as requested, or cannot be."""
+        """Return whether the engine's memory is as requested, or cannot be."""
         return self._services.engine.offloaded == self.wanted or bool(self.cannot_offload)
 
     def take(self, wish: MemoryWish | None) -> None:
@@ -115,7 +115,10 @@ class Memory:
             self._hold.enter_context(self._services.valves.requests.held(MemoryOffloaded(by=self.asked_by)))
 
     async def _idle(self) -> None:
-        """SGLang ends itself when memory is released while anything runs; a flush is refused then, harmlessly."""
+        """Wait until the engine is idle: SGLang crashes if memory is released while requests run.
+
+        A flush of the cache succeeds only when idle, and is harmless otherwise.
+        """
         engine = self._services.engine
         deadline = time.monotonic() + engine.config.health_timeout_s * engine.config.health_failures
         while not await engine.flush_cache():

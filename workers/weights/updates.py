@@ -61,14 +61,14 @@ async def count_update(services: Services, report: ApplyReport) -> None:
 
 #: Longest blocking read of the stream.
 BLOCK_MS = 1000
-#: How often an engine that is lost is looked at, and a publication that cannot be loaded is tried again.
+#: Polling interval while the engine is lost, and retry interval of a publication that cannot be loaded.
 LOOK_S, RETRY_S = 0.05, 1.0
-#: How often a worker whose engine may not start looks whether it may.
+#: Polling interval for memory requests while the engine may not start.
 WISH_S = 0.2
 
 
 async def _nothing() -> None:
-    """Hold nothing."""
+    """Do nothing."""
 
 
 class Updates:
@@ -86,9 +86,9 @@ class Updates:
         self._last = "0-0"
         self._memory_key = services.keys.memory(services.config.model.name)
         self._last_wish = b"0-0"
-        #: What the engine's memory is to be.
+        #: Requests for the engine's memory.
         self.memory = Memory(services)
-        #: Weights that come without the disk.
+        #: Weights that are sent without the disk.
         self.transfers = Transfers(
             services.engine,
             services.keys,
@@ -101,9 +101,9 @@ class Updates:
             birth=lambda: services.births,
             instead=self._instead,
         )
-        #: Has versions on this machine that only the trainer's has, or that are made of deltas.
+        #: Fetches folders to this machine, or makes them from deltas.
         self.here = Here(services.config, services.keys, services.worker, waiting, services.tally)
-        #: Folders that come behind their announcement.
+        #: Folders that may be written after their announcement.
         self.folders = Folders(
             services.keys,
             services.control,
@@ -114,23 +114,23 @@ class Updates:
         self._adoption = Adoption(services, self.folders)
         self._ends = Ends(services, waiting, self.folders)
         self._choice = Choice(services, reader, self.folders, self._ends, waiting)
-        #: Newest publication that was announced.
+        #: Newest announced publication.
         self.newest: Publication | None = None
-        #: What the engine has, or had when it was lost.
+        #: Publication the engine has, or had when it was lost.
         self.loaded: Publication | None = None
-        #: What was loaded in the place of one that was sent in part, and with its folder on this machine.
+        #: Publication loaded instead of one that was sent in part; announced, and with its local folder.
         self._later: tuple[Publication, Publication] | None = None
-        #: Hands back all that is held; set by who holds it.
+        #: Hands back all leased jobs; set by the task that holds the leases.
         self.let_go: Callable[[], Awaitable[None]] = _nothing
         #: Why the newest cannot be loaded; shown in presence.
         self.cannot_load = ""
 
     @property
     def policy(self) -> Policy:
-        """one_step always drains: its batches are of one version each (T5)."""
+        """Return the policy of the next update. one_step always drains: each of its batches has one version (T5)."""
         engine = self._services.engine
         if engine.version < 0 or engine.offloaded:
-            return "abort"  # nothing runs before there are weights or memory, so there is nothing to wait for
+            return "abort"  # no request runs without weights or memory
         config = self._services.config
         return "drain" if config.staleness.rules.drains else config.worker.apply
 
@@ -140,8 +140,10 @@ class Updates:
         return self.newest
 
     async def start_engine(self) -> None:
-        """Weights before work (I9): start with the newest, or the one of the oldest cohort (one_step); where it cannot
-        be loaded, or has no folder yet, with those it had or an earlier one, else without.
+        """Start the engine with weights before it gets jobs (I9).
+
+        Loads the newest version, or that of the oldest cohort (one_step). If it cannot be loaded or has no folder yet,
+        loads the version the engine had, or an earlier one; if none can be loaded, starts without weights.
 
         Raises:
             ConfigError, EngineDied, EngineError: as ``Engine.start``.
@@ -156,7 +158,7 @@ class Updates:
         await self._services.engine.start(None)
 
     async def _start_with(self, publication: Publication) -> bool:
-        """Return False if it cannot be loaded; one before the newest is tried more than once (one_step)."""
+        """Start with a publication; return False if it cannot be loaded. Retries one before the newest (one_step)."""
         services, passed = self._services, self._choice.passed
         is_newest = self.newest is not None and publication.id == self.newest.id
         while True:
@@ -167,11 +169,11 @@ class Updates:
                 await services.engine.start(here)
             except PublishError as exc:
                 if is_newest:
-                    self._say(publication, exc)
+                    self._report(publication, exc)
                 if is_newest or not services.config.staleness.rules.drains or not await passed.after(publication, exc):
                     return False
             except EngineError as exc:
-                # Engines that die of it must not keep this one from the newest for good.
+                # A version that kills engines must not block the newest forever.
                 if not is_newest and services.config.staleness.rules.drains and not services.engine.is_away:
                     passed.count(publication, exc)
                 raise
@@ -184,7 +186,7 @@ class Updates:
         while True:
             await self._follow()
             await self._read_aside()
-            await self._leave_aside()
+            await self._restart_if_aside()
             await self.settle_memory()
             await self.catch_up()
 
@@ -204,10 +206,10 @@ class Updates:
             try:
                 self.memory.take(parse_wish(entries))
             except ProtocolError as exc:
-                log.error("a wish for memory is left out: %s", exc)
+                log.error("memory request ignored: %s", exc)
 
     async def _read_aside(self) -> None:
-        """Check which publications engines crashed on, and which serve instead (T12, as far as the bound allows)."""
+        """Read which publications engines crashed on; serve an earlier one instead if the bound allows (T12)."""
         services, key = self._services, self._services.keys.aside(self._services.config.model.name)
         found = await services.control.do(lambda client: client.hgetall(key))
         aside = {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
@@ -221,22 +223,22 @@ class Updates:
             services.stands_in_for = newest.version
             if before != newest.version:
                 services.may_start_more.set()
-        why = f"engines died on it and finished nothing, the last one so: {shorten(aside[newest.id])}"
+        why = f"engines crashed on it before producing output; last error: {shorten(aside[newest.id])}"
         self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
         self._waiting.blocked_on(VersionSetAside(newest.model, newest.version, shorten(aside[newest.id])))
 
-    async def _leave_aside(self) -> None:
+    async def _restart_if_aside(self) -> None:
         """Restart an engine whose publication was set aside, and hand its jobs back."""
         services = self._services
         if services.publication not in self._choice.aside or services.engine_lost.is_set():
             return
         birth, left = services.births, services.publication
-        log.error("publication %s was set aside: the engine is started again without it", left)
+        log.error("publication %s was set aside: restarting the engine without it", left)
         await self.let_go()
         services.lose_engine(birth, f"publication {left} was set aside")
 
     async def _all_memory_is_wanted(self) -> None:
-        """Wait to start an engine until no other process has its GPU."""
+        """Wait until all of the engine's memory is requested, so that the trainer does not use its GPU."""
         while True:
             self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
             if not self.memory.wanted:
@@ -261,16 +263,16 @@ class Updates:
             self.newest = Publication.from_bytes(fields.get(b"p", b""), f"publication {self._last}")
         except ProtocolError as exc:
             self.cannot_load = str(exc)
-            log.error("a publication is left out: %s", exc)
+            log.error("publication ignored: %s", exc)
 
     def _is_behind(self, newest: Publication) -> bool:
         engine = self._services.engine
         if "weights" in engine.offloaded:
-            return False  # there is nowhere to load them to; they are loaded when the memory is back
+            return False  # loaded when the memory is allocated again
         if engine.offloaded and self._services.config.staleness.rules.drains:
-            return False  # its cohort has to end first, and can only when the memory is back
+            return False  # its cohort has to end first, which needs the memory
         if newest.id in self._choice.aside:
-            return False  # engines died of it
+            return False  # engines crashed on it
         return (engine.version, engine.rev) < (newest.version, newest.rev)
 
     async def catch_up(self) -> None:
@@ -286,17 +288,17 @@ class Updates:
                 await self._hold(newest)
                 await self._bring(newest)
             except EngineDied as exc:
-                log.warning("the engine died of version %d: %s", newest.version, exc)
+                log.warning("engine crashed while loading version %d: %s", newest.version, exc)
                 services.lose_engine(birth, str(exc))
             except PublishError as exc:
                 await self._refused(newest, exc)
 
     async def _bring(self, newest: Publication) -> None:
-        """Bring the engine to a publication: as it is sent, or from its folder, when that is there.
+        """Load a publication into the engine: by the transfer, or from its folder once that exists.
 
         Raises:
             PublishError: another one was announced before it had a folder, or it cannot be loaded.
-            EngineDied: the engine was lost by it.
+            EngineDied: the engine crashed.
         """
         whole = await self._choice.now(newest)
         if whole is None and self.transfers.may_take(newest):
@@ -323,9 +325,9 @@ class Updates:
             await self._choice.passed.after(whole, exc)
 
     async def _adopt(self, publication: Publication) -> bool:
-        """Take the number of a publication whose weights the engine has; False: it is to be loaded.
+        """Adopt a publication whose weights the engine has; return False if it has to be loaded.
 
-        True too if the engine was lost meanwhile, or another publication is to be loaded first. Raises EngineDied.
+        Also True if the engine was lost meanwhile, or another publication has to be loaded first. Raises EngineDied.
         """
         if not await self._adoption.is_due(publication, self.loaded):
             return False
@@ -346,7 +348,7 @@ class Updates:
         await count_update(self._services, report)
 
     async def _instead(self, publication: Publication) -> Publication:
-        """Return the publication or a later one, on this machine, for an engine whose weights are partly new."""
+        """Return the publication or a later one, on this machine, for an engine with partly updated weights."""
         limit_s = self._services.config.trainer.transfer_timeout_s
         found = await self.folders.of_this_or_later(publication, limit_s)
         here = await self.here.of(found)
@@ -359,7 +361,7 @@ class Updates:
         if self.memory.is_settled():
             return
         if services.engine_lost.is_set():
-            await asyncio.sleep(LOOK_S)  # it is not started before all memory is wanted
+            await asyncio.sleep(LOOK_S)  # the engine is not started before all memory is requested
             return
         birth, newest = services.births, (here := await self.look())
         weights_back = "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
@@ -378,7 +380,7 @@ class Updates:
         try:
             await self.memory.settle(here, self.policy)
         except (EngineDied, PublishError) as exc:
-            log.warning("the engine died of a change of memory: %s", exc)
+            log.warning("engine crashed during a change of memory: %s", exc)
             services.lose_engine(birth)
         else:
             if weights_back and chosen is not None and here is not None:
@@ -393,7 +395,7 @@ class Updates:
         return await unless_lost(services.engine_lost, change)
 
     async def _hold(self, publication: Publication) -> None:
-        """Have the folder of what is to be loaded kept, and that of what is loaded: the engine may have to go back."""
+        """Record the version to load and the loaded one, so that their folders are kept."""
         services = self._services
         keys, model = services.keys, services.config.model.name
         versions = {publication.version} | ({self.loaded.version} if self.loaded is not None else set())
@@ -413,15 +415,15 @@ class Updates:
         self._services.show.set()
 
     async def _refused(self, refused: Publication, exc: PublishError) -> None:
-        """Its folder may be gone because there is a newer one; else say so, and try again after a while."""
+        """Report a publication that failed to load and wait before a retry, unless a newer one was announced."""
         newest = await self.look()
         if newest is None or newest.id != refused.id:
             return
-        self._say(refused, exc)
+        self._report(refused, exc)
         await asyncio.sleep(RETRY_S)
         await self.look()
 
-    def _say(self, refused: Publication, exc: PublishError) -> None:
+    def _report(self, refused: Publication, exc: PublishError) -> None:
         why, model = utf8_safe(str(exc), MAX_SAID), self._services.config.model.name
         if self.cannot_load != why:
             log.error("version %d is not loaded: %s", refused.version, why)

@@ -17,14 +17,13 @@ from penstock.workers.weights.file_hashes import differing
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:
-    """Raise PublishError unless the publication is whole and fits the model. Blocks while it reads the files.
+    """Raise PublishError unless the publication is complete and fits the model. Blocks while it reads the files.
 
     Args:
-        reference: tensors of the model that the engine serves; empty: not known, only the publication's own claims
-            are checked.
-        tied: output embeddings are the input embeddings, so ``lm_head.weight`` may be there or not.
-        files: read the weights' files and compare their checksums; else the index alone, for weights that will not
-            come from the disk.
+        reference: tensors of the model that the engine serves; empty: unknown, only the publication's own claims are
+            checked.
+        tied: output embeddings are the input embeddings, so ``lm_head.weight`` is optional.
+        files: read the weights' files and compare their checksums; else only the index, for weights that are sent.
     """
     what = f"publication {publication.version} of {publication.model!r}"
     folder = Path(publication.path)
@@ -58,7 +57,7 @@ def _verify(
 
 
 def _announced(publication: Publication, folder: Path) -> tuple[Tensors, dict[str, int], dict[str, int] | None]:
-    """Tensors that the publication promises, its files' checksums, and most bytes of their headers (None: any)."""
+    """Return the announced tensors, the files' checksums, and the most bytes of their headers (None: unlimited)."""
     if not publication.index:
         return _tensors_of(publication), publication.checksums, None
     index = read_index(folder, publication.index)

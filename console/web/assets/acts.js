@@ -1,9 +1,9 @@
-// What the page may change, where its server lets it: with the token that was printed when it started.
+// Actions of the page on a run, if its server allows them; they need the token printed at its start.
 
 import { h, replace, said } from "./dom.js";
 import { ofRun, post } from "./net.js";
 
-// For as long as the page is open, and nowhere else.
+// Kept only while the page is open.
 const held = { allowed: false, token: "" };
 
 export function allow(allowed) {
@@ -12,7 +12,7 @@ export function allow(allowed) {
 
 export const allowed = () => held.allowed;
 
-// Where the token is given, and what came of the last action.
+// Input of the token, and the result of the last action.
 export function tokenBar() {
   if (!held.allowed) return null;
   const input = h("input", { type: "password", autocomplete: "off", value: held.token, oninput: (event) => { held.token = event.target.value.trim(); } });
@@ -20,7 +20,7 @@ export function tokenBar() {
     h("span", { class: "outcome", role: "status" }));
 }
 
-// A button that does something to a run; `ask`: what a person has to agree to first; `then`: called with what came of it.
+// A button that runs an action; `ask`: question to confirm first; `tell`: text of the result; `then`: called afterwards.
 export function act({ run, name, path, wish, ask = "", tell, then }) {
   const button = h("button", { type: "button", onclick: async () => {
     const outcome = document.querySelector(".outcome");

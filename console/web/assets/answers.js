@@ -1,11 +1,11 @@
-// Answers in few words: a reward as a chip whose colour says how high it is among others, prompt and answer in a line.
+// Short views of answers: a reward as a chip coloured by its rank among others, prompt and answer in one line.
 
 import { h, said } from "./dom.js";
 import { number, short } from "./words.js";
 
 const SHADES = 5;
 
-// A scale over rewards: what gives a chip its colour.
+// Colour scale over rewards; returns the CSS class of a reward.
 export function shadesOf(rewards) {
   const known = rewards.filter((one) => typeof one === "number");
   const low = Math.min(...known), high = Math.max(...known);
@@ -19,7 +19,7 @@ export function chip(reward, shade) {
 
 export const inLine = (text, most = 140) => said((text ?? "").replace(/\s+/g, " "), most);
 
-// Samples by group: a card each, the answers of one prompt below one another, groups beside groups.
+// Samples by group: one card per group with the answers of its prompt.
 export function groups(rows, onOpen) {
   const shade = shadesOf(rows.map((one) => one.reward));
   const byJob = Map.groupBy(rows, (one) => one.job);

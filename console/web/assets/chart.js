@@ -1,4 +1,4 @@
-// A chart of lines, as SVG of the size at which it stands, with the values under the pointer or the arrow keys.
+// Line chart as SVG that fits its element, and shows the values at the pointer or by arrow keys.
 
 import { h, s, said, replace } from "./dom.js";
 import { short } from "./words.js";
@@ -6,7 +6,7 @@ import { short } from "./words.js";
 const HEIGHT = 190;
 const EDGE = { left: 52, right: 12, top: 10, bottom: 24 };
 
-// A line of at least so many points is drawn smoothed, over itself; values so far beyond most others are cut off.
+// Least points of a line that is smoothed (the raw line stays visible); outliers beyond this are cut off.
 const MANY = 60;
 const FAR = 3;
 
@@ -89,7 +89,7 @@ function xAxis(range, x) {
     s("text", { class: "tick", x: x(value), y: HEIGHT - 6, "text-anchor": "middle" }, short(value)));
 }
 
-// The values at one place: the nearest of each line.
+// The values at one position: the nearest point of each line.
 function pointAt({ box, drawing, tip, lines, scale, places, xName, width }) {
   let at = -1;
   const clear = () => { at = -1; tip.hidden = true; replace(drawing.querySelector(".pointed") ?? h("i")); };
@@ -135,13 +135,13 @@ function place([from, to], begin, end) {
   return (value) => begin + ((value - from) / (to - from)) * (end - begin);
 }
 
-// The same, kept within the picture.
+// The same, clamped to the chart.
 function within([from, to], begin, end) {
   const at = place([from, to], begin, end);
   return (value) => at(Math.max(from, Math.min(to, value)));
 }
 
-// Running means from either end, one with the other: neither comes late.
+// Mean of the running means from both ends, so that there is no lag.
 export function smoothed(values) {
   const back = running(values.toReversed()).reverse();
   return running(values).map((value, at) => (value + back[at]) / 2);
@@ -174,7 +174,7 @@ function yScale(lines, zero, bound) {
   return { range: [zero && low >= 0 ? 0 : low - room, high + room], cut: cut?.highest ?? null };
 }
 
-// Where a few values are so high that the others could not be told apart: how far to show, and the highest.
+// If a few values are so high that the others would be indistinguishable: the upper limit of the axis, and the highest.
 function farPeak(values) {
   if (values.length < MANY) return null;
   const sorted = values.toSorted((a, b) => a - b);

@@ -1,4 +1,4 @@
-// The charts of a run, those of another one over them.
+// Charts of a run, with those of another run as an overlay.
 
 import { chart } from "./chart.js";
 import { get, ofRun } from "./net.js";
@@ -13,13 +13,13 @@ export async function read(run, other) {
   return [...found.values()];
 }
 
-// by: "step" or "up_s". Returns nodes and what ends their watchers.
+// by: "step" or "up_s". Returns the nodes, and a function that ends their observers.
 export function drawn(found, run, other, by, smooth = true) {
   const along = (one) => (one.rows === "queue" ? "up_s" : by);
   const made = found.map((one) => chart({
     ...one,
     smooth,
-    // The queue is looked at each second, a step may take many of them.
+    // The queue is sampled every second, and a step may take many seconds.
     unit: one.rows === "queue" ? `${one.unit}, over seconds` : one.unit,
     xName: along(one) === "step" ? "step" : "second",
     lines: one.both.flatMap(([owner, lines]) => lines.map((line, colour) => ({

@@ -1,4 +1,4 @@
-// Elements. All text goes in as text: answers, names and reasons are others' words and never markup.
+// Create elements. All text is inserted as text nodes: answers, names and reasons are untrusted.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,11 +21,11 @@ function filled(node, attributes, children) {
   return node;
 }
 
-// What is not seen but acts: controls, marks of direction, lone surrogates; joiners of scripts and line ends stay.
+// Invisible characters with effects: controls, direction marks, lone surrogates; script joiners and line ends are kept.
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/u;
 const KEPT = new Set(["\n", "\t", "\u200c", "\u200d"]);
 
-// Others' words: kept from turning the direction of what stands around them, hidden characters by their number.
+// Untrusted text: isolated from the text direction around it, hidden characters shown as escapes.
 export function said(text, most = Infinity) {
   const all = String(text);
   const shown = all.length > most ? `${all.slice(0, most)} …` : all;

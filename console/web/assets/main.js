@@ -1,4 +1,4 @@
-// The page: a run, beside another one if wanted, in one of several views. Where it stands is in the address.
+// The page shows a run, optionally compared with another, in one of several views; the address holds its state.
 
 import { allow } from "./acts.js";
 import { failure, h, said, replace } from "./dom.js";

@@ -1,4 +1,4 @@
-// The server's answers. Every failure is an Error whose message is a sentence.
+// Requests to the server. Every failure is an Error whose message is a sentence.
 
 export async function get(path, parameters = {}) {
   const query = new URLSearchParams();
@@ -28,7 +28,7 @@ async function answered(ask) {
 
 export const ofRun = (run, rest) => `/runs/${encodeURIComponent(run)}/${rest}`;
 
-// Follows a run while the page is looked at: browsers hold few connections open at once, and a hidden page needs none.
+// Follows a run while the page is visible: browsers limit connections, and a hidden page needs none.
 export function follow(run, onOverview, onSilence) {
   let source = null;
   const open = () => {

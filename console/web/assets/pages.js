@@ -1,4 +1,4 @@
-// A list of the server's, page by page: filters and order as on the command line, the next page by its key.
+// A paged list: filters and order as on the command line, the next page by its key.
 
 import { h, said, replace } from "./dom.js";
 import { get, ofRun } from "./net.js";
@@ -7,7 +7,7 @@ import { table } from "./table.js";
 
 const EVERY_MS = 2500;
 
-// columns as of table(); filters: [{ name, field, values? }]: a choice of values, or a part of the field.
+// columns: see table(); filters: [{ name, field, values? }]: one of the values, or a substring of the field.
 export function pages({ run, noun, name, columns, filters = [], sort = "", limit = 50, onRow = null }) {
   const body = h("div", {}), count = h("span", { class: "count", role: "status" });
   const more = h("button", { type: "button", class: "more", hidden: true, onclick: () => load(true) }, "More");
@@ -41,11 +41,11 @@ export function pages({ run, noun, name, columns, filters = [], sort = "", limit
   }
 
   const node = h("div", { class: "pages" }, bar, body, more);
-  // Anew only while it shows its first page and nobody is at work in it, or has marked some of it to copy.
+  // Refresh only while it shows its first page, and has neither focus nor a selection.
   const marked = () => !getSelection().isCollapsed && node.contains(getSelection().anchorNode);
   const idle = () => rows.length <= limit && !marked() && !node.contains(document.activeElement);
 
-  // What a run shows now; one whose Redis is silent has no lists.
+  // A run whose Redis does not answer has no lists.
   function update(seen) {
     live = seen.live;
     if (!live) { silence(seen.silent); return; }

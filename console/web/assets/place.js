@@ -1,4 +1,4 @@
-// Where the page stands: #/RUN/VIEW?with=OTHER, and what a view is asked for beside that.
+// State of the page in its address: #/RUN/VIEW?with=OTHER, and the parameters of the view.
 
 export function place(views) {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");

@@ -1,4 +1,4 @@
-// What the policy says now: the best and the worst rewarded answers of the batch that was trained last.
+// The answers with the best and the worst rewards in the last trained batch.
 
 import { h, said } from "./dom.js";
 import { get, ofRun } from "./net.js";
@@ -8,7 +8,7 @@ import { address } from "./place.js";
 
 export async function newest(run) {
   const found = await get(ofRun(run, "newest"));
-  const head = h("div", { class: "headed" }, h("h2", {}, "What the policy says"));
+  const head = h("div", { class: "headed" }, h("h2", {}, "Recent answers"));
   if (found.batch === null) {
     return [head, h("p", { class: "none" }, said(found.problems[0] ?? (found.there ? "No batch was trained yet." : "This run keeps no history of its samples."), 300))];
   }

@@ -1,4 +1,4 @@
-// One sample with all that is known of it: texts, reward, times, batches, tokens.
+// Details of one sample: texts, reward, times, batches, tokens.
 
 import { h, said } from "./dom.js";
 import { any, number } from "./words.js";
@@ -30,10 +30,10 @@ export function sample(run, one, onClose) {
 }
 
 function list(entries) {
-  return h("dl", { class: "told" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, said(name)), h("dd", {}, said(any(value), 1000)))));
+  return h("dl", { class: "facts" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, said(name)), h("dd", {}, said(any(value), 1000)))));
 }
 
-// When it came where, in seconds after its job was admitted or first known.
+// Times of its stages, in seconds after the first known one.
 function timesOf(one) {
   const known = TIMES.filter((name) => one[name] > 0);
   if (!known.length) return null;

@@ -1,4 +1,4 @@
-// Tables: columns are [head, cell of a row, "number"?]; wide ones scroll within themselves.
+// Tables: columns are [head, cell of a row, "number"?]; wide tables scroll.
 
 import { h, said } from "./dom.js";
 

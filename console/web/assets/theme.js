@@ -1,4 +1,4 @@
-// Before anything is drawn: the theme that was chosen here, or the system's.
+// Set the chosen theme, or the system's, before the first paint.
 (() => {
   const KEY = "penstock-theme";
   const dark = matchMedia("(prefers-color-scheme: dark)");

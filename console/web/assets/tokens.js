@@ -1,4 +1,4 @@
-// The drawn tokens of a sample, coloured by what is chosen: logprob, version, or whether they bear loss.
+// The generated tokens of a sample, coloured by logprob, version, or loss.
 
 import { h, replace, visible } from "./dom.js";
 import { number } from "./words.js";
@@ -17,12 +17,12 @@ export function tokens({ drawn, num_left: left }) {
     buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(Object.keys(BY)[at] === by)));
     const versions = [...new Set(drawn.map((one) => one.version))].sort((a, b) => a - b);
     replace(key, keyOf(by, versions));
-    replace(boxes, drawn.map((one) => h("span", { class: `token ${shade(by, one, versions)}`, title: told(one) }, wordOf(one))));
+    replace(boxes, drawn.map((one) => h("span", { class: `token ${shade(by, one, versions)}`, title: describe(one) }, wordOf(one))));
   }
 
   show("logprob");
-  return h("div", {}, h("div", { class: "headed" }, h("h3", {}, `Tokens drawn, ${number(drawn.length + left)}`),
-    h("div", { class: "choice", role: "group", "aria-label": "What tokens are coloured by" }, buttons)), key, boxes,
+  return h("div", {}, h("div", { class: "headed" }, h("h3", {}, `Generated tokens, ${number(drawn.length + left)}`),
+    h("div", { class: "choice", role: "group", "aria-label": "Colour tokens by" }, buttons)), key, boxes,
   left ? h("p", { class: "count" }, `${number(left)} more are not shown; \`penstock export\` has all.`) : null);
 }
 
@@ -39,11 +39,11 @@ function keyOf(by, versions) {
   return [sample("t0", "p > 0.9"), sample("t1", "> 0.5"), sample("t2", "> 0.1"), sample("t3", "less")];
 }
 
-// What it says, with what would not be seen by a sign; its number where no tokenizer is at hand.
+// Text of a token with visible signs for white space; its id if there is no tokenizer.
 function wordOf({ token, text }) {
   if (text === null || text === undefined) return token;
   return visible(text).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "∅";
 }
 
-const told = ({ at, token, logprob, version, loss }) =>
+const describe = ({ at, token, logprob, version, loss }) =>
   `place ${at}, token ${token}, logprob ${number(logprob, 4)}, version ${version}, ${loss ? "bears loss" : "masked"}`;

@@ -1,4 +1,4 @@
-// Figures in words. What is not known is a dash.
+// Format numbers. Unknown values are a dash.
 
 export const DASH = "–";
 
@@ -7,7 +7,7 @@ export function number(value, digits = 0) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-// Three digits that count: 0.0123, 12.3, 1,234, 12.3 M.
+// Three significant digits: 0.0123, 12.3, 1,234, 12.3 M.
 export function short(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return DASH;
   const size = Math.abs(value);
@@ -42,7 +42,7 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-// A rate per second, as people say it.
+// A rate per second or minute.
 export function rate(value, what) {
   if (typeof value !== "number") return DASH;
   if (value === 0) return `no ${what}`;

@@ -1,13 +1,13 @@
-"""The trainer's server of weights: what was published is offered to workers, in the background.
+"""Offer published versions to workers over HTTP, from the trainer, in the background.
 
-    offer(version)   queued ─> every range read and its digest made ─> on the shelf ─> verb relay_offer
-    offer_copy       as that, of a copy in memory, until its folder takes its place, which is not read again
-    again and again  each offer that is served still is said again; one whose folder or copy is gone is not
+    offer(version)   queue ─> read every range, compute its digest ─> put on the shelf ─> verb relay_offer
+    offer_copy       same, for a copy in memory; its folder later replaces it without being read again
+    periodically     renew each offer; drop those whose folder or copy is gone
 
-With ``transport: delta`` and a store that is a folder, what is whole in that store is offered too, before the version
-that it leads to: who has the version before takes the delta.
+With ``transport: delta`` and a store in a folder, complete anchors and deltas of the store are offered too. Deltas are
+offered before their target version, so that workers with the base fetch the delta.
 
-Nothing here holds a step up, and nothing that fails here fails a publication: its folder is there, or comes.
+Runs beside training: it delays no step, and its failures do not fail a publication.
 """
 
 import logging
@@ -34,16 +34,16 @@ from penstock.weights.http.token import token_of
 
 log = logging.getLogger(__name__)
 
-#: Between two looks whether there is something to offer.
+#: Polling interval of the queue.
 LOOK_S = 0.05
-#: Versions that are offered at once, the newest ones; of the store of deltas all that it has.
+#: Most versions offered at once, the newest ones; objects of the store of deltas are not limited.
 KEPT = 8
 #: Longest wait for the thread to end.
 END_S = 10.0
 
 
 class Owner(Protocol):
-    """The offering process and its subscription; its generation rises while this serves."""
+    """Identify the offering process and its subscription, whose generation may rise while it serves."""
 
     keys: Keys
     name: str
@@ -56,49 +56,49 @@ class Owner(Protocol):
 
 
 class CopyFiles(NamedTuple):
-    """Files of a version served from memory."""
+    """Hold the files of a version served from memory."""
 
-    #: That of its folder too.
+    #: The same as of its folder.
     index_digest: str
     files: Mapping[str, AnyBlob]
 
 
 class InMemory(Protocol):
-    """A version served from memory until its folder is complete."""
+    """Represent a version that is served from memory until its folder is complete."""
 
     version: int
 
     @property
     def is_gone(self) -> bool:
-        """Whether its memory was taken; for any thread, at once."""
+        """Return whether its memory was reused. Thread-safe, does not block."""
         ...
 
     def files(self) -> CopyFiles:
-        """Blocks for reading all of it. Raises OSError where it is gone, PublishError."""
+        """Return its files. Blocks while it reads all of them. Raises OSError if it is gone, PublishError."""
         ...
 
     def tell(self, control: Control, index: str) -> bool:
-        """Have workers look for it; whether they may. Blocks for a round trip."""
+        """Announce it to workers; return whether they may fetch it. Blocks for a round trip."""
         ...
 
 
 class _Offered(NamedTuple):
     offer: Offer
-    #: What is there as long as it is; None: it is in memory.
+    #: Path that exists while the object can be served; None: served from memory.
     needs: Path | None
     is_stored: bool = False
     copy: InMemory | None = None
 
 
 class Serving:
-    """Serves versions of one model until ``close``.
+    """Serve versions of one model until ``close``.
 
     Args:
         config: with ``redis.url`` set and ``serving.enabled``.
-        owner: of the subscription that publishes; where another one has it, nothing is offered.
+        owner: of the subscription that publishes; nothing is offered while another trainer has it.
 
     Raises:
-        ConfigError: it cannot listen, there is no token, or TLS will not do.
+        ConfigError: the address cannot be bound, there is no token, or the TLS settings are invalid.
     """
 
     def __init__(self, config: Config, owner: Owner) -> None:
@@ -111,16 +111,16 @@ class Serving:
         self._closed = threading.Event()
         self._control = Control(config.redis.url, stopped=self._closed.is_set, check=False)
         self._wanted: deque[Callable[[], None]] = deque(maxlen=KEPT)
-        #: What was given last to be served out of memory.
+        #: The last copy to serve from memory.
         self._copy: InMemory | None = None
         self._offers: dict[str, _Offered] = {}
-        #: Folder of the store of deltas; None: there is none, or workers reach it without us.
+        #: Folder of the store of deltas; None: no store, or workers read it directly.
         self._store: Path | None = None
         if config.trainer.transport == "delta" and "://" not in config.delta_store:
             self._store = Path(config.delta_store)
-        #: Of the store, what cannot be offered.
+        #: Groups of the store that cannot be offered.
         self._refused: set[str] = set()
-        self._said_at = 0.0
+        self._renewed_at = 0.0
         self.server = WeightsServer(config.serving, token, bytes_per_s=config.trainer.serve_bytes_per_s)
         self._thread = threading.Thread(target=self._run, name="weights-offers", daemon=True)
         self._thread.start()
@@ -131,7 +131,7 @@ class Serving:
         return cls(config, owner) if config.serving.enabled else None
 
     def offer(self, version: int, index: str, folder: Path) -> None:
-        """Have a version offered. Returns at once; what fails is logged.
+        """Queue a version to be offered. Returns at once; errors are logged.
 
         Args:
             index: digest of its ``weights.index``, which must be among the files.
@@ -139,12 +139,12 @@ class Serving:
         self._wanted.append(partial(self._begin, version, index, folder))
 
     def offer_copy(self, copy: InMemory) -> None:
-        """Have the newest version offered out of memory, until that is gone or its folder there. As ``offer``."""
+        """Queue the newest version to be offered from memory, until that is reused or its folder is complete."""
         self._copy = copy
         self._wanted.append(partial(self._begin_copy, copy))
 
     def close(self) -> None:
-        """Serve no more. Blocks for ``END_S`` at most."""
+        """Stop serving. Blocks for at most ``END_S``."""
         self._closed.set()
         self._thread.join(END_S)
         self.server.close()
@@ -154,13 +154,13 @@ class Serving:
         while not self._closed.wait(LOOK_S):
             try:
                 if self._wanted:
-                    # Deltas first, so that who has the version before does not take all of this one.
+                    # Deltas first, so that workers with the base do not fetch the complete version.
                     self._offer_stored(anchors=False)
                     self._wanted.popleft()()
                 elif self._is_due():
                     self._offer_stored()
-                self._goes_on()
-            except Exception as exc:  # whatever it was, the next version must be offered
+                self._renew_if_due()
+            except Exception as exc:  # the thread must survive and offer the next version
                 self._warn(exc)
 
     def _warn(self, exc: Exception) -> None:
@@ -170,7 +170,7 @@ class Serving:
             )
 
     def _offer_stored(self, *, anchors: bool = True) -> None:
-        """Offer what is whole in the store of deltas by now, deltas first, the newest of each first."""
+        """Offer the complete groups of the store of deltas, deltas first, the newest of each first."""
         if self._store is None:
             return
         try:
@@ -197,16 +197,16 @@ class Serving:
 
     def _begin(self, version: int, index: str, folder: Path) -> None:
         name = object_name(version, index)
-        if self._store is not None and _is_there(self._store / name / MARKER):
-            # The same bytes, and there for longer.
+        if self._store is not None and _exists(self._store / name / MARKER):
+            # The store has the same bytes and keeps them longer.
             if name not in self._offers:
                 self._make_stored(Anchor(version, index))
         elif not self._replaces(name, folder):
             self._make(name, version, index, files_of(folder), needs=folder)
-        self._leave_old()
+        self._drop_old()
 
     def _replaces(self, name: str, folder: Path) -> bool:
-        """Whether a folder takes the place of the copy that it was written from, which went by the same index."""
+        """Serve a folder under the offer of the copy it was written from; return False if there is no such offer."""
         offered = self._offers.get(name)
         if offered is None or offered.copy is None:
             return False
@@ -219,7 +219,7 @@ class Serving:
 
     def _begin_copy(self, copy: InMemory) -> None:
         def is_over() -> bool:
-            return copy is not self._copy or copy.is_gone or self._goes_on()
+            return copy is not self._copy or copy.is_gone or self._renew_if_due()
 
         try:
             if is_over():
@@ -230,14 +230,14 @@ class Serving:
         except (OSError, PublishError) as exc:
             if not is_over():
                 raise
-            log.info("version %d is not served out of memory: %s", copy.version, exc)
+            log.info("version %d is not served from memory: %s", copy.version, exc)
             return
-        self._say(name, self._offers[name].offer)  # first, so that who hears of it finds it
+        self._announce(name, self._offers[name].offer)  # before workers are notified
         if not copy.tell(self._control, index):
             self._drop(name)
-        self._leave_old()
+        self._drop_old()
 
-    def _leave_old(self) -> None:
+    def _drop_old(self) -> None:
         for old in [name for name, one in self._offers.items() if not one.is_stored][:-KEPT]:
             self._drop(old)
 
@@ -261,32 +261,32 @@ class Serving:
                 index=index,
                 range_bytes=self._range_bytes,
                 is_whole=name == object_name(version, index),
-                stopped=stopped or self._goes_on,
+                stopped=stopped or self._renew_if_due,
             )
         except ProtocolError as exc:
             raise PublishError(str(exc)) from exc
         self.server.shelf.put(name, blobs)
         self._offers[name] = _Offered(offer, needs, is_stored, copy)
-        self._said_at = 0.0
+        self._renewed_at = 0.0
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._said_at > OFFER_EVERY_S
+        return time.monotonic() - self._renewed_at > OFFER_EVERY_S
 
-    def _goes_on(self) -> bool:
-        """Say what is offered, where that is due: reading one takes longer than the others hold. Whether it ends."""
+    def _renew_if_due(self) -> bool:
+        """Renew all offers if due; return whether the server is closed. Called during long reads too."""
         if self._is_due() and not self._closed.is_set():
-            self._said_at = time.monotonic()
-            self._say_all()
+            self._renewed_at = time.monotonic()
+            self._renew()
         return self._closed.is_set()
 
-    def _say_all(self) -> None:
+    def _renew(self) -> None:
         for name, one in list(self._offers.items()):
-            if (one.needs is not None and not _is_there(one.needs)) or (one.copy is not None and one.copy.is_gone):
+            if (one.needs is not None and not _exists(one.needs)) or (one.copy is not None and one.copy.is_gone):
                 self._drop(name)
                 continue
-            self._say(name, one.offer)
+            self._announce(name, one.offer)
 
-    def _say(self, name: str, offer: Offer, ttl_ms: int = OFFER_MS) -> None:
+    def _announce(self, name: str, offer: Offer, ttl_ms: int = OFFER_MS) -> None:
         by, thing = self._owner, f"{self._model}:{name}"
         call = relay_offer(by.keys, by.name, thing, offer, owner=by.owner, gen=by.gen, ttl_ms=ttl_ms)
         was, self._is_owner = self._is_owner, self._control.call(call) == "offered"
@@ -294,15 +294,15 @@ class Serving:
             log.warning("weights over HTTP: nothing is offered while another trainer has subscription %r", by.name)
 
     def _drop(self, name: str) -> None:
-        """Stop serving it, and release all waiters."""
+        """Stop serving an object, and withdraw its offer."""
         dropped = self._offers.pop(name, None)
         self.server.shelf.remove(name)
         if dropped is not None:
-            self._say(name, dropped.offer, 1)
+            self._announce(name, dropped.offer, 1)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        return True  # a share that does not answer now may do so again
+        return True  # a network file system may recover

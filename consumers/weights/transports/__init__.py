@@ -1,1 +1,1 @@
-"""Ways of weights to engines beside the folder, the trainer's side: one file each (docs/consumers.md)."""
+"""Transports of weights that bypass the folder, the trainer's side: one file each (docs/consumers.md)."""

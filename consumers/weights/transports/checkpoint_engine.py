@@ -1,16 +1,15 @@
-"""Weights to engines through checkpoint-engine: the trainer's hold on its parameter servers (parameter_server.py).
+"""Send weights through checkpoint-engine: control its parameter servers from the trainer (parameter_server.py).
 
-    begin      start those that do not run, have them read a version: the copy in the trainer's memory (shares.py), or,
-               with folder_first: true, its folder; engines go on generating
+    begin      start missing servers and make them read a version: the copy in the trainer's memory (shares.py), or,
+               with folder_first: true, its folder; engines keep generating
     loaded     wait for that
-    update     engines are held still: sockets at which each engine process meets the server on its GPU
+    update     engines are frozen: get the sockets at which each engine process meets the server on its GPU
     finish     engines have answered: wait for the servers
-    abandon    something went wrong: end the servers, and let engines go that wait for them
-    leave      the memory of a copy is taken again: wait for those that still read it, or end them
+    abandon    after an error: kill the servers, and release engines that wait for them
+    leave      before the memory of a copy is reused: wait for servers that still read it, or kill them
 
-One server for each GPU, and one engine process on each of these GPUs: a server hands its buckets to the one process
-that shares its GPU's memory, so two engines on one GPU cannot both be served, and a GPU without an engine would keep
-all of them waiting.
+Each GPU has one server and one engine process: a server gives its buckets to the one process that shares its GPU's
+memory, so it cannot serve two engines on one GPU, and a GPU without an engine would block all of them.
 """
 
 import json
@@ -44,14 +43,14 @@ from penstock.records.publication import Publication
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for an engine process that is to be let go, and for its answer.
+#: Longest wait for an engine process to be released, and for its answer.
 _RELEASE_S = 2.0
-#: Longest wait for a killed server to be gone.
+#: Longest wait for a killed server to exit.
 _GONE_S = 5.0
 
 
 class CheckpointEngine(Sender):
-    """Parameter servers read a version while engines generate, and hand it to those that are ready."""
+    """Make parameter servers read a version while engines generate, and send it to the ready ones."""
 
     def __init__(self, config: TrainerConfig) -> None:
         super().__init__(config)
@@ -61,7 +60,7 @@ class CheckpointEngine(Sender):
 
     @property
     def servers(self) -> "ParameterServers":
-        """Made when they are first asked for; raises ConfigError."""
+        """Return the servers, created on first use; raise ConfigError."""
         if self._servers is None:
             gpus = gpu_ids(self.config.parameter_server_gpus)
             self._servers = ParameterServers(gpus, self.config.bucket_bytes, self.memories)
@@ -82,7 +81,7 @@ class CheckpointEngine(Sender):
         self.servers.loaded(transfer.left_s)
         transfer.decide()
         if missing := transfer.workers.keys() - transfer.await_held():
-            raise TransferFailed(f"worker {min(missing)} did not hold its engine still in time")
+            raise TransferFailed(f"worker {min(missing)} did not freeze its engine in time")
         handles = json.dumps(self.servers.update(transfer.timeout_s))
         for worker in transfer.workers:
             transfer.tell(worker, handles)
@@ -100,9 +99,9 @@ class CheckpointEngine(Sender):
 
 
 def check_served(engines: Mapping[str, Enrollment], num_gpus: int) -> None:
-    """Raise TransferFailed unless each parameter server has exactly one process of an engine on this machine.
+    """Raise TransferFailed unless each parameter server has exactly one engine process on this machine.
 
-    It would wait for another one for ever.
+    With a missing one a server would wait forever.
     """
     for one in engines.values():
         ipc.check_local(one.url)
@@ -115,7 +114,7 @@ def check_served(engines: Mapping[str, Enrollment], num_gpus: int) -> None:
 
 
 def gpu_ids(indices: Sequence[int] | None) -> list[str]:
-    """``GPU-UUID`` of each of the trainer's GPUs; of its present one for None. Raises ConfigError."""
+    """Return ``GPU-UUID`` of the trainer's GPUs with these indices; of its current one for None. Raises ConfigError."""
     import torch
 
     count = torch.cuda.device_count()
@@ -131,17 +130,17 @@ def gpu_ids(indices: Sequence[int] | None) -> list[str]:
 @dataclass(slots=True)
 class _Server:
     process: "subprocess.Popen[str]"
-    #: What it says; None at its end.
-    said: "queue.Queue[dict[str, Any] | None]"
+    #: Its answers; None at its end.
+    answers: "queue.Queue[dict[str, Any] | None]"
 
 
 class ParameterServers:
-    """The parameter servers of one trainer. They outlive a version, and are made anew after a failure.
+    """Control the parameter servers of one trainer. They serve many versions, and are restarted after a failure.
 
     Args:
         gpus: ``GPU-UUID`` of each.
-        bucket_bytes: most bytes broadcast at once, in whole GiB; a server takes three times as much of its GPU
-            meanwhile.
+        bucket_bytes: most bytes broadcast at once, rounded up to GiB; a server uses three times as much memory of its
+            GPU meanwhile.
         memories: of copies that they may read.
     """
 
@@ -150,9 +149,9 @@ class ParameterServers:
         self._bucket_bytes, self._memories = bucket_bytes, memories
         self._servers: list[_Server] = []
         self._name = ""
-        #: Whether a copy was not heard yet to be loaded.
+        #: Whether servers may still read a copy.
         self._reads_copy = False
-        #: GPU -> socket of an update that is not through.
+        #: GPU -> socket of an unfinished update.
         self._handles: dict[str, str] = {}
 
     @property
@@ -161,21 +160,21 @@ class ParameterServers:
         return [server.process.pid for server in self._servers]
 
     def begin(self, name: str, folder: Path) -> None:
-        """Have the servers read a version's files, each its share. Returns at once."""
+        """Make the servers read a version's files, each its share. Returns at once."""
         files, count = sorted(str(file) for file in folder.glob("*.safetensors")), len(self.gpus)
         self._run()
-        self._have_read(name, [{"files": files[rank::count]} for rank in range(count)])
+        self._load(name, [{"files": files[rank::count]} for rank in range(count)])
 
     def begin_copy(self, name: str, copy: Copy) -> None:
-        """As ``begin``, of a copy in one of the ``memories``, which must stay until ``loaded`` or ``leave_copies``.
+        """Make the servers read a copy in ``memories``, which must stay until ``loaded`` or ``leave_copies``.
 
-        Raises PublishError: there is no memory to say where it lies.
+        Returns at once. Raises PublishError: no memory for the tables.
         """
         assert copy.memory is not None, "made in another arena"
         places = shares.put(copy.memory, shares.shares_of(copy, len(self.gpus), self._bucket_bytes))
         self._run()
         self._reads_copy = True
-        self._have_read(name, [{"share": place} for place in places])
+        self._load(name, [{"share": place} for place in places])
 
     def _run(self) -> None:
         if any(server.process.poll() is not None for server in self._servers):
@@ -183,41 +182,41 @@ class ParameterServers:
         if not self._servers:
             self._start()
 
-    def _have_read(self, name: str, each: list[dict[str, Any]]) -> None:
+    def _load(self, name: str, each: list[dict[str, Any]]) -> None:
         self._name = name
         for server, what in zip(self._servers, each, strict=True):
-            self._say(server, load=name, **what)
+            self._send(server, load=name, **what)
 
     def loaded(self, timeout_s: float) -> None:
         """Wait until every server has its share. Raises TransferFailed."""
-        self._all_say("loaded", self._name, timeout_s)
+        self._await_all("loaded", self._name, timeout_s)
         self._reads_copy = False
 
     def leave_copies(self, timeout_s: float) -> None:
-        """Wait until no copy is read any more; servers that are not through in time are ended."""
+        """Wait until no server reads a copy; kill servers that do not finish in time."""
         if not self._reads_copy:
             return
         try:
             self.loaded(timeout_s)
         except TransferFailed as exc:
-            log.warning("new parameter servers are started: %s", exc)
+            log.warning("restarting the parameter servers: %s", exc)
             self.abandon()
 
     def update(self, timeout_s: float) -> dict[str, str]:
-        """Begin the update; GPU -> socket at which its engine process finds it. Raises TransferFailed."""
+        """Begin the update; return GPU -> socket for its engine process. Raises TransferFailed."""
         for server in self._servers:
-            self._say(server, update=self._name)
-        self._handles = dict(self._hear(self._servers[0], "handles", time.monotonic() + timeout_s))
+            self._send(server, update=self._name)
+        self._handles = dict(self._receive(self._servers[0], "handles", time.monotonic() + timeout_s))
         return self._handles
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the servers are through, after engines have the weights. Raises TransferFailed."""
-        self._say(self._servers[0], taken=True)
-        self._all_say("updated", self._name, timeout_s)
+        """Wait until the servers have finished, after engines have the weights. Raises TransferFailed."""
+        self._send(self._servers[0], taken=True)
+        self._await_all("updated", self._name, timeout_s)
         self._handles = {}
 
     def abandon(self) -> None:
-        """End the servers; engine processes that wait for them get an error. Blocks for a few seconds at most."""
+        """Kill the servers and release engine processes that wait for them, with an error. Blocks for seconds."""
         servers, self._servers, self._reads_copy = self._servers, [], False
         for server in servers:
             server.process.kill()
@@ -229,9 +228,9 @@ class ParameterServers:
             release(list(handles.values()))
 
     def _start(self) -> None:
-        # A socket of ours, so that nobody else takes the port and nobody elsewhere can reach it.
+        # An inherited socket: no other process can take the port, and it is reachable on loopback only.
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            # How the trainer's memory is allocated is not for memory that is shared with engines.
+            # The trainer's allocator settings do not suit memory that is shared with engines.
             inherited = {name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")}
             shared = {
                 "WORLD_SIZE": str(len(self.gpus)),
@@ -252,72 +251,72 @@ class ParameterServers:
                     stdout=subprocess.PIPE,
                     text=True,
                     pass_fds=[*fds, listener.fileno()] if rank == 0 else fds,
-                    start_new_session=True,  # it ends with its stdin, not by the user's ^C
+                    start_new_session=True,  # ends with its stdin, not by the user's ^C
                 )
                 self._servers.append(_Server(process, _lines(process, rank)))
 
-    def _say(self, server: _Server, **what: Any) -> None:
+    def _send(self, server: _Server, **what: Any) -> None:
         assert server.process.stdin is not None
-        # One that is gone is noticed by what it does not say.
+        # A dead server is detected by its missing answer.
         with suppress(OSError):
             server.process.stdin.write(json.dumps(what) + "\n")
             server.process.stdin.flush()
 
-    def _all_say(self, word: str, value: str, timeout_s: float) -> None:
+    def _await_all(self, word: str, value: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         for server in self._servers:
-            while self._hear(server, word, deadline) != value:
-                pass  # of a version that nobody was there to take
+            while self._receive(server, word, deadline) != value:
+                pass  # an answer for an earlier version that no engine received
 
-    def _hear(self, server: _Server, word: str, deadline: float) -> Any:
+    def _receive(self, server: _Server, word: str, deadline: float) -> Any:
         rank = self._servers.index(server)
         try:
-            said = server.said.get(timeout=max(0.0, deadline - time.monotonic()))
+            answer = server.answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise TransferFailed(f"parameter server {rank} of checkpoint-engine was not ready in time") from None
-        if said is None:
+        if answer is None:
             raise TransferFailed(f"parameter server {rank} of checkpoint-engine ended ({server.process.wait()})")
-        if word not in said:
-            raise TransferFailed(f"parameter server {rank} of checkpoint-engine: {said.get('error', said)}")
-        return said[word]
+        if word not in answer:
+            raise TransferFailed(f"parameter server {rank} of checkpoint-engine: {answer.get('error', answer)}")
+        return answer[word]
 
 
 def _lines(process: "subprocess.Popen[str]", rank: int) -> "queue.Queue[dict[str, Any] | None]":
-    said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def read() -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                said.put(json.loads(line))
-        said.put(None)
+                answers.put(json.loads(line))
+        answers.put(None)
 
     threading.Thread(target=read, name=f"parameter-server-{rank}", daemon=True).start()
-    return said
+    return answers
 
 
 def release(handles: Sequence[str]) -> None:
-    """End the wait of engine processes for servers that are gone. Blocks for at most twice ``_RELEASE_S``.
+    """End the wait of engine processes for dead servers. Blocks for at most twice ``_RELEASE_S``.
 
-    An engine's scheduler waits at its socket without a limit, and would have to be killed with all that it holds. It
-    connects again to whoever listens there, and takes an exception for the end of the update.
+    An engine's scheduler waits at its socket without a timeout, and would have to be killed. It reconnects to a new
+    listener at the socket, and treats an exception as the end of the update.
     """
     import zmq
 
-    def let_go(handle: str) -> None:
+    def release_one(handle: str) -> None:
         with context.socket(zmq.REQ) as peer:
             peer.linger = 0
             peer.sndtimeo = peer.rcvtimeo = int(_RELEASE_S * 1000)
             try:
                 peer.bind(handle)
-                peer.send_pyobj(RuntimeError("the trainer gave this update up"))
-                # Where it expected memory, 0.4.2 says what it thinks of an exception, and wants an answer to that.
+                peer.send_pyobj(RuntimeError("the trainer aborted this update"))
+                # Release 0.4.2 answers an exception with a message, and expects a reply.
                 peer.recv()
                 peer.send(b"")
             except zmq.Again:
-                return  # nobody waits there, or it went without a word
+                return  # no process waits there, or it ended without an answer
             except zmq.ZMQError as exc:
-                log.warning("an engine may wait at %s for ever: %s", handle, exc)
+                log.warning("an engine may wait at %s forever: %s", handle, exc)
 
     with zmq.Context() as context, ThreadPoolExecutor(len(handles)) as pool:
-        list(pool.map(let_go, handles))
+        list(pool.map(release_one, handles))

@@ -1,4 +1,4 @@
-"""Weights by a process group of the trainer's rank 0 and the engines: buckets are broadcast."""
+"""Broadcast weights in buckets through a process group of the trainer's rank 0 and the engines."""
 
 import logging
 import os
@@ -22,30 +22,27 @@ from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from penstock.consumers.weights.transports.sender import Sender, trainers_device
 from penstock.names import new_token
 
-# The trainer's end of a process group with engines: rank 0, which broadcasts buckets of weights.
-#
-# Engines are asked over HTTP by their workers to join (SGLang's ``/init_weights_update_group``), so the names under
-# which both sides meet in the store must be those that torch gives to a group of that name on the engine's side. The
-# group is no part of ``torch.distributed``'s global state here: a trainer's own groups know nothing of it, and it can
-# be thrown away when a member is dead.
-
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.0005
-#: Longest wait for a group to be torn down.
+#: Longest wait for a group to be aborted.
 _ABORT_S = 2.0
-#: torch names a group's backend by its first device.
+#: Device in torch's store prefix of a group, by backend.
 _DEVICE = {"gloo": "cpu", "nccl": "cuda"}
 
 
 class SendGroup:
-    """A process group whose rank 0 is this process and whose other ranks are engines. Not thread-safe.
+    """Broadcast buckets from rank 0, this process, to engines, the other ranks of a process group. Not thread-safe.
+
+    Workers make their engines join over HTTP (SGLang's ``/init_weights_update_group``), so both sides must use the
+    store prefixes that torch gives to a group of this name. The group is not part of ``torch.distributed``'s global
+    state: it does not affect the trainer's own groups, and can be discarded when a member is dead.
 
     Args:
         name: a new one for every group.
         backend: nccl | gloo.
-        address: of this machine, where the engines meet it; only there it listens.
-        world_size: this process counted.
+        address: of this machine, at which the engines connect; it listens only there.
+        world_size: including this process.
         timeout_s: longest wait in every call.
     """
 
@@ -54,12 +51,12 @@ class SendGroup:
         self.backend = backend
         self.world_size = world_size
         self.timeout_s = timeout_s
-        #: Whether its members have joined, or join with the first bucket.
+        #: Whether its members have joined (gloo), or join with the first bucket (nccl).
         self.is_connected = False
         self._timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
         listener = socket.create_server((address, 0))
-        #: Where engines meet it.
+        #: Port at which engines connect.
         self.port = int(listener.getsockname()[1])
         self._store: Any = TCPStore(
             address,
@@ -72,7 +69,7 @@ class SendGroup:
         )
 
     def connect(self) -> None:
-        """Wait until every engine has joined (gloo), or make the group that is joined by its first bucket (nccl).
+        """Create the group and wait until every engine has joined (gloo; nccl: they join with the first bucket).
 
         Raises TransferFailed after ``timeout_s``.
         """
@@ -80,8 +77,7 @@ class SendGroup:
         self.is_connected = True
 
     def _make(self) -> None:
-        # As torch.distributed wraps the store for a group of this name: once for the caller's prefix, once for the
-        # group's, once for the device.
+        # The same prefixes as torch.distributed's for a group of this name: the caller's, the group's, the device's.
         store: Any = PrefixStore(self.name, self._store)
         store = PrefixStore(f"{self.name}/", store)
         store = PrefixStore(f"{_DEVICE[self.backend]}/", store)
@@ -89,7 +85,7 @@ class SendGroup:
             self._group = dist.ProcessGroupGloo(store, 0, self.world_size, timeout=self._timeout)
             return
         options = dist.ProcessGroupNCCL.Options()
-        # Ours ends a wait; torch's own would end the process.
+        # Longer than our own timeout, because torch's would kill the process.
         options._timeout = self._timeout + timedelta(hours=1)
         with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
             self._group = dist.ProcessGroupNCCL(store, 0, self.world_size, options)
@@ -97,7 +93,7 @@ class SendGroup:
     def broadcast(self, flat: Tensor) -> None:
         """Send [N] bytes to every member. Blocks until they have them, at most ``timeout_s``; raises TransferFailed."""
         if flat.is_cuda:
-            torch.cuda.synchronize(flat.device)  # what fills it may be on a stream of the caller's
+            torch.cuda.synchronize(flat.device)  # the caller may fill it on another stream
         self._in_time(partial(self._send, flat), f"a member of group {self.name} did not take a bucket")
 
     def _send(self, flat: Tensor) -> None:
@@ -110,7 +106,7 @@ class SendGroup:
         work.wait()
 
     def _in_time(self, work: Callable[[], None], what: str) -> None:
-        """Do what may never come back in a thread that is left behind then: NCCL waits for a dead peer for ever."""
+        """Run a call that may never return in a thread, and abandon the thread: NCCL waits for a dead peer forever."""
         failures: list[str] = []
 
         def body() -> None:
@@ -128,7 +124,7 @@ class SendGroup:
             raise TransferFailed(f"{what} ({failures[0]})")
 
     def close(self) -> None:
-        """Leave without waiting for anybody; members that wait in it get an error."""
+        """Abort the group without waiting for members; those that wait in it get an error."""
         group, self._group, self._store = self._group, None, None
         if group is None:
             return
@@ -147,7 +143,7 @@ def _abort(group: Any) -> None:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Environment variables that torch reads while a group is made."""
+    """Set environment variables that torch reads while a group is created."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -165,7 +161,7 @@ def _first_line(exc: BaseException) -> str:
 
 
 class Collective(Sender):
-    """One group, which is made anew when a member joins, leaves or starts its engine again."""
+    """Send through one group, which is replaced when a member joins, leaves or restarts its engine."""
 
     backend: ClassVar[str]
 
@@ -217,7 +213,7 @@ class Collective(Sender):
 
 
 class Gloo(Collective):
-    """On CPUs, over the network."""
+    """Send from CPU to CPU, over the network."""
 
     backend = "gloo"
 
@@ -227,7 +223,7 @@ class Gloo(Collective):
 
 
 class Nccl(Collective):
-    """GPU to GPU, on one machine or several."""
+    """Send from GPU to GPU, on one or several machines."""
 
     backend = "nccl"
 
@@ -235,8 +231,8 @@ class Nccl(Collective):
     def set_up(cls) -> None:
         """Give NCCL the same settings at both ends of a group, unless they are set already.
 
-        SGLang turns cuMem off in its servers, and a group whose ends differ in it never comes to be. NCCL reads it once
-        in a process: before the first group on a GPU is made.
+        SGLang disables cuMem in its servers, and a group whose ends differ in it is never established. NCCL reads the
+        setting once per process, before the first group on a GPU is created.
         """
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
 
@@ -246,7 +242,7 @@ class Nccl(Collective):
 
 
 def flatten(bucket: Bucket, device: torch.device) -> Tensor:
-    """[N] the bytes of a bucket's tensors, one behind the other, on ``device``."""
+    """Return [N] the concatenated bytes of a bucket's tensors, on ``device``."""
     parts: list[Tensor] = [
         tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8) for _, tensor in bucket
     ]

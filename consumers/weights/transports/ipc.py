@@ -1,8 +1,7 @@
-"""Weights to engines on the trainer's own GPU: handles of its memory, not bytes (SGLang's /update_weights_from_tensor).
+"""Send handles of the trainer's memory to engines on its own GPU (SGLang's /update_weights_from_tensor).
 
-SGLang reads the handles with a pickle of its own kind, so they go to the engine over loopback, through its worker's
-inlet (workers/weights/receive/ipc.py), and nowhere else: nothing pickled stands in Redis, and nothing is unpickled
-here.
+SGLang unpickles the handles, so they go to the engine only over loopback, through its worker's inlet
+(workers/weights/receive/ipc.py): nothing pickled is stored in Redis, and nothing is unpickled here.
 """
 
 import base64
@@ -26,27 +25,27 @@ from penstock.system.processes import is_loopback
 
 log = logging.getLogger(__name__)
 
-#: Place of the device's index in what torch needs to rebuild a CUDA tensor.
+#: Position of the device's index in torch's arguments to rebuild a CUDA tensor.
 _DEVICE_INDEX = 6
-#: What a worker is told that was not ready to be written to; it would wait for twice the transfer's time otherwise.
-_LATE = "it did not hold its engine still in time"
+#: Sent to workers that were not ready in time; otherwise they would wait for twice the transfer's timeout.
+_LATE = "it did not freeze its engine in time"
 
 
 class CudaIpc(Sender):
-    """Handles of each bucket to every engine, through the inlet that its worker has open while it holds it still."""
+    """Send handles of each bucket to every engine, through the inlet of its worker, while the engine is frozen."""
 
     def send(self, transfer: Transfer) -> None:
         transfer.decide()
         held = transfer.await_held()
         for worker in sorted(transfer.workers.keys() - held):
-            log.warning("worker %s takes this version from the disk: %s", worker, _LATE)
+            log.warning("worker %s loads this version from its folder: %s", worker, _LATE)
             transfer.end(worker, _LATE)
         engines = {name: (url, transfer.workers[name].num_ranks) for name, url in held.items()}
         version = str(transfer.publication.version)
         for bucket, is_last in _marked(transfer.buckets()):
             failed = self._give(bucket, engines, version if is_last else None, transfer.timeout_s)
             for worker, why in failed.items():
-                log.warning("worker %s takes this version from the disk: %s", worker, why)
+                log.warning("worker %s loads this version from its folder: %s", worker, why)
                 transfer.end(worker, why)
                 del engines[worker]
         for worker in engines:
@@ -60,7 +59,7 @@ class CudaIpc(Sender):
 
 
 def _marked(buckets: Iterator[Bucket]) -> Iterator[tuple[Bucket, bool]]:
-    """Each bucket, and whether it is the last."""
+    """Yield each bucket, and whether it is the last."""
     bucket = next(buckets, None)
     while bucket is not None:
         following = next(buckets, None)
@@ -69,7 +68,7 @@ def _marked(buckets: Iterator[Bucket]) -> Iterator[tuple[Bucket, bool]]:
 
 
 class _Pickler(ForkingPickler):
-    """Names GPUs by UUID: the engine may count them otherwise. Its side looks the UUID up."""
+    """Identify GPUs by UUID, as the engine may number them differently; SGLang resolves the UUID."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_cuda:
@@ -80,7 +79,7 @@ class _Pickler(ForkingPickler):
 
 
 def handles(bucket: Sequence[tuple[str, Tensor]]) -> str:
-    """Return the handles with which an engine maps these CUDA tensors into its own memory, as text."""
+    """Return handles, as text, with which an engine maps these CUDA tensors into its own memory."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump([(name, tensor.detach().contiguous()) for name, tensor in bucket])
     return base64.b64encode(buffer.getvalue()).decode()
@@ -95,10 +94,10 @@ def check_local(url: str) -> None:
 def send(
     bucket: Sequence[tuple[str, Tensor]], engines: dict[str, tuple[str, int]], version: str | None, timeout_s: float
 ) -> dict[str, str]:
-    """Have engines copy a bucket; the tensors must stay until this returns. Blocks at most ``timeout_s``.
+    """Make engines copy a bucket; the tensors must not change until this returns. Blocks at most ``timeout_s``.
 
     Args:
-        engines: worker -> address of its inlet, and number of processes of its engine that hold weights.
+        engines: worker -> address of its inlet, and number of processes of its engine with weights.
         version: sent with the last bucket of a version.
 
     Returns:
@@ -109,7 +108,7 @@ def send(
     failed: dict[str, str] = {}
     jobs: list[tuple[str, Callable[[], None]]] = []
     for worker, (url, num_ranks) in engines.items():
-        # Each process takes handles of its own: torch counts who holds the memory.
+        # Each process needs its own handles, because torch counts references to the memory.
         body: dict[str, Any] = {
             "serialized_named_tensors": [handles(kept) for _ in range(num_ranks)],
             "flush_cache": False,
@@ -132,7 +131,7 @@ def _posting(url: str, body: dict[str, Any], timeout_s: float) -> Callable[[], N
         try:
             fetch(url + "/update_weights_from_tensor", json.dumps(body).encode(), timeout_s=timeout_s)
         except EngineError as exc:
-            # Whoever knows the whole address may write.
+            # The full address is a secret that permits writes.
             raise TransferFailed(str(exc).replace(url, url.rpartition("/")[0])) from None
 
     return post

@@ -1,18 +1,18 @@
-"""One parameter server of checkpoint-engine: a process beside the trainer, on one of the GPUs that engines run on.
+"""Run one parameter server of checkpoint-engine, in a process beside the trainer, on a GPU of the engines.
 
-checkpoint-engine (MoonshotAI; 0.1.2 and 0.4.2 were read) keeps a checkpoint in pinned host memory, shared out over the
-servers, broadcasts it bucket by bucket between their GPUs, and hands each bucket to the one engine process on its own
-GPU: CUDA memory that both map, announced over a ZMQ socket. It takes the default process group, chooses the device, and
-waits without a limit for engines: hence a process of its own, which the trainer can kill.
+checkpoint-engine (MoonshotAI; for 0.1.2 and 0.4.2) keeps a checkpoint in pinned host memory, divided among the servers,
+broadcasts it in buckets between their GPUs, and gives each bucket to the one engine process on its own GPU: CUDA memory
+that both map, announced over a ZMQ socket. It uses the default process group, sets the device, and waits for engines
+without a timeout, so it needs a process that the trainer can kill.
 
     trainer (lines of JSON on stdin)                        server (lines on stdout)
     {"load": NAME, "files": [...]}                          {"loaded": NAME}
-    {"load": NAME, "share": [...]}   of a copy: shares.py   {"loaded": NAME}   it is not read any more
+    {"load": NAME, "share": [...]}   of a copy: shares.py   {"loaded": NAME}   the copy is no longer read
     {"update": NAME}                                        {"handles": {GPU: socket}}   rank 0 only
     {"taken": true}      the engines have answered          {"updated": NAME}
-    end of the file                                         it ends
+    end of file                                             exit
 
-Anything that goes wrong is an ``{"error": ...}`` and the end of the process.
+An error is reported as ``{"error": ...}`` and ends the process.
 """
 
 import inspect
@@ -31,12 +31,12 @@ LISTENER = "PENSTOCK_LISTENER_FD"
 
 
 def _commands() -> "queue.Queue[dict[str, Any]]":
-    """Return the trainer's commands. When the trainer is gone the process exits, whatever it is doing."""
-    said: queue.Queue[dict[str, Any]] = queue.Queue()
+    """Return the trainer's commands. The process exits at once when the trainer dies."""
+    commands: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:
         for line in sys.stdin:
-            said.put(json.loads(line))
+            commands.put(json.loads(line))
         os._exit(0)
 
     threading.Thread(target=read, name="commands", daemon=True).start()
@@ -44,12 +44,12 @@ def _commands() -> "queue.Queue[dict[str, Any]]":
         trainer = os.pidfd_open(os.getppid())
 
         def watch() -> None:
-            # A trainer's forked children, a loader's workers say, have the other end of stdin too.
+            # Forked children of the trainer, such as data loader workers, also hold the other end of stdin.
             select.select([trainer], [], [])
             os._exit(0)
 
         threading.Thread(target=watch, name="trainer", daemon=True).start()
-    return said
+    return commands
 
 
 def _own_stdout() -> TextIO:
@@ -60,31 +60,31 @@ def _own_stdout() -> TextIO:
 
 
 def _make(rank: int) -> Any:
-    """Make a parameter server in a process group of its kind. Blocks until all of them have joined."""
+    """Create a parameter server and its process group. Blocks until all servers have joined."""
     import torch.distributed
 
-    # No transfers between machines: an RDMA engine would be started, or its absence be an error.
+    # Disables RDMA transfers between machines, which would start an engine, or fail without one.
     sys.modules["mooncake"] = None  # type: ignore[assignment]
     from checkpoint_engine.ps import ParameterServer
 
     if rank == 0:
-        # torch's own store would listen on every address of the machine.
+        # By default torch's store listens on every address of the machine.
         distributed: Any = torch.distributed
         distributed.TCPStore = partial(distributed.TCPStore, master_listen_fd=int(os.environ[LISTENER]))
     server = ParameterServer(auto_pg=False)
-    # Part of the names of its sockets: no two servers of one machine share one, and nobody can guess it.
+    # Part of the names of its sockets: unique on the machine, and not guessable.
     server._zmq_addr_counter = secrets.randbits(48)
     server.init_process_group()
     return server
 
 
 def register(server: Any, name: str, **what: Any) -> bool:
-    """Read this server's share into pinned host memory, that of the last version where it fits; whether it has one.
+    """Read this server's share into pinned host memory, reused if it fits; return False if the share is empty.
 
-    Never in place: checkpoint-engine deletes files in /dev/shm that it pins so. Tensors it copies (0.1.2 and 0.4.2).
+    Never pins in place: checkpoint-engine deletes files in /dev/shm that it pins. It copies tensors (0.1.2 and 0.4.2).
 
     Args:
-        what: ``files``, or the place of a ``share`` of a copy.
+        what: ``files``, or the location of a ``share`` of a copy.
     """
     if "share" in what:
         from penstock.consumers.weights.transports import shares
@@ -98,31 +98,31 @@ def register(server: Any, name: str, **what: Any) -> bool:
     return True
 
 
-def serve(rank: int, said: "queue.Queue[dict[str, Any]]", out: TextIO) -> None:
-    """Do what the trainer says until it is gone. Blocks."""
+def serve(rank: int, commands: "queue.Queue[dict[str, Any]]", out: TextIO) -> None:
+    """Execute the trainer's commands until it ends. Blocks."""
 
     def answer(**what: Any) -> None:
         out.write(json.dumps(what) + "\n")
         out.flush()
 
-    def tell_handles(sockets: list[tuple[str, str]]) -> None:
+    def send_handles(sockets: list[tuple[str, str]]) -> None:
         if rank == 0:
             answer(handles=dict(sockets))
-            said.get()  # taken
+            commands.get()  # taken
 
     try:
         server, held = _make(rank), ""
         while True:
-            command = said.get()
+            command = commands.get()
             if "load" in command:
-                if held:  # nobody was there to take it
+                if held:  # no engine received it
                     server.unregister_checkpoint(held)
                 name = command.pop("load")
                 held = name if register(server, name, **command) else ""
                 answer(loaded=name)
             elif "update" in command:
                 server.gather_metas(command["update"])
-                server.update(command["update"], tell_handles)
+                server.update(command["update"], send_handles)
                 answer(updated=command["update"])
     except Exception as exc:
         answer(error=f"{type(exc).__name__}: {exc}"[:500])

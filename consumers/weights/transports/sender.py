@@ -1,10 +1,8 @@
-"""The trainer's side of a transport, and its class by name."""
+"""Interface of a transport on the trainer's side, and lookup of its class by name."""
 
 from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
-
-import torch
 
 from penstock.config import TrainerConfig
 from penstock.config.transport import TRANSPORTS, transport
@@ -14,33 +12,37 @@ from penstock.system.user_code import find
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from penstock.consumers.weights.copies import Copy
     from penstock.consumers.weights.shared_memory import SharedMemory
     from penstock.consumers.weights.transfer import Transfer
     from penstock.records.publication import Publication
 
 
-def trainers_device(config: TrainerConfig) -> torch.device:
-    """``trainer.device``; of "cuda" the present one, because each rank has its own."""
+def trainers_device(config: TrainerConfig) -> "torch.device":
+    """Return ``trainer.device``; for "cuda" the current one, because each rank has its own."""
+    import torch
+
     is_present = config.device == "cuda"
     return torch.device("cuda", torch.cuda.current_device()) if is_present else torch.device(config.device)
 
 
 class Sender(ABC):
-    """Hands weights to engines that are ready. Every rank of the trainer has one as long as it lives; rank 0 uses it.
+    """Send weights to ready engines. Every rank of the trainer has one for its lifetime; rank 0 uses it.
 
-    A version is announced before :meth:`send` is called, and its folder is complete by then or written behind it, so
-    whatever it raises costs time and never a version: workers that wait learn why, and load the folder.
+    A version is announced before :meth:`send` is called, and its folder exists or is written later, so an error costs
+    only time: waiting workers are notified and load the folder.
     """
 
-    #: True: the folder is complete before ``begin``, and named in ``publication.path``, whatever
-    #: ``trainer.folder_first`` says.
+    #: True: the folder is complete before ``begin``, and named in ``publication.path``, regardless of
+    #: ``trainer.folder_first``.
     needs_folder: bool = False
 
-    #: What the trainer makes its two copies in of versions that are sent first; (): memory of its own.
+    #: Memory for the trainer's two copies of versions that are sent first; (): its own memory.
     memories: "Sequence[SharedMemory]" = ()
 
-    #: The worker's side, ``module:Class``, of one that is not penstock's own.
+    #: ``module:Class`` of the worker's side of a user's own transport.
     receiver: ClassVar[str] = ""
 
     def __init__(self, config: "TrainerConfig") -> None:
@@ -48,16 +50,16 @@ class Sender(ABC):
 
     @classmethod  # noqa: B027
     def set_up(cls) -> None:
-        """Set what must be set in each process of the trainer before it makes a process group."""
+        """Configure each process of the trainer before it creates a process group."""
 
     def begin(self, publication: "Publication") -> None:  # noqa: B027
-        """Prepare a version that is about to be announced, as far as that needs no worker; return at once.
+        """Prepare a version that is about to be announced, without any worker; return at once.
 
-        What it raises ends ``Trainer.publish``: the version is not announced.
+        Errors abort ``Trainer.publish``: the version is not announced.
         """
 
     def begin_copy(self, publication: "Publication", copy: "Copy") -> None:
-        """Prepare, instead of :meth:`begin`, a version that is sent first: its weights are in ``copy``."""
+        """Prepare, instead of :meth:`begin`, a version that is sent first, with its weights in ``copy``."""
         self.begin(publication)
 
     def leave_copies(self) -> None:  # noqa: B027
@@ -65,16 +67,16 @@ class Sender(ABC):
 
     @abstractmethod
     def send(self, transfer: "Transfer") -> None:
-        """Send to ``transfer.workers``, of which there is at least one: decide who receives, then send. Blocks.
+        """Send to ``transfer.workers``, at least one: decide on the recipients, then send. Blocks.
 
         Raises:
-            TransferFailed, or anything else: workers of the decision that do not know how it ended load the folder.
+            TransferFailed, or anything else: recipients that were not notified of the end load the folder.
         """
 
     def abandon(self) -> None:  # noqa: B027
         """Discard a failed transfer, so that no process waits in it and the next one starts anew.
 
-        What it raises is logged.
+        Errors are logged.
         """
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Shares of a copy in memory that parameter servers load: written by the trainer and read by the server.
+"""Divide a copy in shared memory among parameter servers: written by the trainer, read by the servers.
 
-    trainer    copy ─> shares ─> tables (name, dtype, shape, offset) in the copy's own memory ─> where they lie
-    server     where its table lies ─> tensors, which are the trainer's memory, mapped to be read
+    trainer    copy ─> shares ─> tables (name, dtype, shape, offset) in the copy's memory ─> their locations
+    server     location of its table ─> tensors in the trainer's memory, mapped read-only
 
-The tables are not sent, as a server that stands still would hold the trainer up as soon as a pipe is full.
+The tables are not sent through pipes, because a stalled server would block the trainer once a pipe is full.
 """
 
 import json
@@ -23,22 +23,22 @@ from penstock.consumers.weights.transfer import Bucket
 from penstock.errors import PublishError
 from penstock.weights.index import MAX_DIMENSIONS
 
-#: Where a share is: descriptor of the memory's file, and offset and bytes of the table.
+#: Location of a share: descriptor of the memory file, and offset and bytes of the table.
 Span = list[int]
 
 
 def shares_of(copy: Copy, num_servers: int, max_bucket_bytes: int) -> list[Bucket]:
-    """Tensors of each server: those of its files, if the copy were a folder.
+    """Return the tensors of each server, the same as if it loaded files of a folder.
 
-    checkpoint-engine takes pinned memory again only where a share has the same tensors, and a trainer's first version
-    is loaded from files.
+    checkpoint-engine reuses pinned memory only for a share with the same tensors, and a trainer's first version is
+    loaded from files.
     """
     filled = list(buckets(copy, {}, max_bucket_bytes))
     return [[entry for bucket in filled[rank::num_servers] for entry in bucket] for rank in range(num_servers)]
 
 
 def put(memory: SharedMemory, shares: list[Bucket]) -> list[Span]:
-    """Write the tables of shares of a copy that is in ``memory``; where each is. Raises PublishError: no memory."""
+    """Write the tables of a copy's shares to ``memory``; return their locations. Raises PublishError: no memory."""
     tables = [
         json.dumps(
             [(name, dtype_name(tensor), tuple(tensor.shape), memory.offset_of(tensor)) for name, tensor in share]
@@ -48,7 +48,7 @@ def put(memory: SharedMemory, shares: list[Bucket]) -> list[Span]:
     try:
         start = memory.put(b"".join(tables))
     except OSError as exc:
-        raise PublishError(f"There is no memory to tell parameter servers where the weights lie: {exc}.") from exc
+        raise PublishError(f"There is no memory for the tables of the parameter servers: {exc}.") from exc
     spans = []
     for table in tables:
         spans.append([memory.fd, start, len(table)])

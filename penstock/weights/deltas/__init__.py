@@ -1,1 +1,1 @@
-"""Lossless changes of weights between two versions: their bytes, their objects, and chains of them."""
+"""Lossless deltas between versions of weights: format, store, and chains."""

@@ -1,4 +1,4 @@
-"""Apply a delta: a second folder beside the base, proven tensor by tensor and file by file. Knows no torch."""
+"""Apply a delta: write the target folder and verify each tensor and file. Knows no torch."""
 
 import os
 import shutil
@@ -39,16 +39,16 @@ def apply_delta(
 ) -> None:
     """Write the delta's target into ``into``, an empty folder, and sync it. Blocks for disk and processor.
 
-    The base is read only. Holds a few pieces in memory. Files that did not change become further names of the base's.
+    Does not write the base. Holds a few pieces in memory. Unchanged files become hard links to the base's.
 
     Args:
-        wanted: digest of the target's index, as it was announced.
-        stopped: asked at every piece; true ends it with PublishError.
+        wanted: announced digest of the target's index.
+        stopped: called for every piece; True aborts with PublishError.
 
     Raises:
-        PublishError: the delta is not whole, leads elsewhere, is from another base, or a result differs from the
-            index; what is in ``into`` is worth nothing then.
-        OSError: the disk refuses.
+        PublishError: the delta is incomplete, has another target or base, or a result differs from the index; discard
+            ``into`` then.
+        OSError: a disk write failed.
     """
     with open_plain(delta) as file:
         _Patch(DeltaFile(file, delta, wanted), base, into, stopped).run()
@@ -117,7 +117,7 @@ class _Patch:
                 )
 
     def _decodings(self, place: Place) -> Iterator[Callable[[], bytes]]:
-        """Blocks are read here, one after the other; what is returned decodes one in any thread."""
+        """Read the blocks of a tensor in order; yield calls that decode them in any thread."""
         entry = self._entries[place.name]
         in_base = self._base.has(entry)
         claims = self._delta.head.claims(place.name, num_pieces(place.num_bytes), str(self._delta.path))
@@ -154,7 +154,7 @@ class _Patch:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Another name of the same file, or a synced copy where the file system has none. Raises OSError."""
+    """Hard-link a file, or write a synced copy if the file system cannot link. Raises OSError."""
     try:
         os.link(source, path)
     except FileExistsError:

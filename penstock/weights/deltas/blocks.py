@@ -1,9 +1,9 @@
-"""One piece of a tensor as its change against the same piece before, byte for byte. Knows no torch.
+"""Encode a piece of a tensor as its lossless difference to an earlier version. Knows no torch.
 
-| kind   | holds, deflated                                                                            |
+| kind   | content, deflated                                                                          |
 |--------|--------------------------------------------------------------------------------------------|
 | same   | nothing: no element changed                                                                |
-| sparse | the distance of each changed element from the one before, a byte (255: it is in the next   |
+| sparse | the distance of each changed element from the previous one, a byte (255: see the next      |
 |        | list); the longer distances, 4 bytes each; the differences                                 |
 | dense  | the difference of every element                                                            |
 | raw    | the new bytes as they are, not deflated                                                    |
@@ -23,26 +23,26 @@ from penstock.errors import PublishError
 Kind = Literal["same", "sparse", "dense", "raw"]
 Array: TypeAlias = NDArray[Any]
 KINDS: tuple[Kind, ...] = ("same", "sparse", "dense", "raw")
-#: Bytes of a piece: what is in memory at once, a few times over. A multiple of every element's size.
+#: Bytes of a piece, a few of which are in memory at once. A multiple of every element's size.
 PIECE_BYTES = 16 * 1024 * 1024
-#: Of zlib: higher ones take four times as long for 5 % less.
+#: Compression level of zlib; higher ones take four times as long and save 5 %.
 LEVEL = 1
 _FAR = 255
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Block(NamedTuple):
-    """A piece's change."""
+    """Hold the change of one piece."""
 
     kind: Kind
-    #: Changed elements, and how many of their distances take four bytes; of ``sparse`` alone.
+    #: Changed elements, and how many of their distances take four bytes; 0 unless ``sparse``.
     num_changed: int
     num_far: int
     data: bytes
 
 
 def encode(before: "bytes | None", after: bytes, item_bytes: int) -> Block:
-    """The change from ``before`` to ``after``, pieces of the same size; None: there is nothing to compare with.
+    """Encode the change from ``before`` to ``after``, pieces of the same size; ``before`` None: no base.
 
     Args:
         item_bytes: bytes of an element: 1, 2, 4 or 8.
@@ -64,7 +64,7 @@ def encode(before: "bytes | None", after: bytes, item_bytes: int) -> Block:
 
 
 def decode(block: Block, before: "bytes | None", num_bytes: int, item_bytes: int) -> bytes:
-    """The new piece of ``num_bytes``. Raises PublishError on what cannot be one; makes room for no more than that."""
+    """Return the new piece of ``num_bytes``. Raises PublishError on an invalid block."""
     if block.kind == "raw":
         _demand(len(block.data) == num_bytes, "a raw piece of another size")
         return block.data
@@ -85,7 +85,7 @@ def decode(block: Block, before: "bytes | None", num_bytes: int, item_bytes: int
 
 
 def _places(data: bytes, count: int, num_far: int, size: int) -> Array:
-    """[count] Where changes are, ascending."""
+    """Return [count] the indices of changed elements, ascending."""
     distances = np.frombuffer(data, np.uint8, count).astype(np.int64)
     is_far = distances == _FAR
     _demand(int(is_far.sum()) == num_far, "another number of long distances")
@@ -98,7 +98,7 @@ def _places(data: bytes, count: int, num_far: int, size: int) -> Array:
 
 
 def _planes(difference: Array) -> bytes:
-    """Zigzag, then byte by byte."""
+    """Zigzag-encode, then split into byte planes."""
     bits = difference.dtype.itemsize * 8
     one = difference.dtype.type(1)
     sign = difference >> difference.dtype.type(bits - 1)
@@ -117,7 +117,7 @@ def _differences(planes: bytes, item_bytes: int) -> Array:
 
 
 def _inflated(data: bytes, num_bytes: int) -> bytes:
-    """Exactly ``num_bytes``; no more room is made, whatever the stream would become."""
+    """Inflate to exactly ``num_bytes``; never allocate more."""
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(data, num_bytes + 1)

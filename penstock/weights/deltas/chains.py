@@ -1,11 +1,11 @@
-"""Which anchors and deltas there are, which way leads to a version, and what may be deleted. Pure functions.
+"""Parse the names of anchors and deltas, find paths to a version, and select what may be deleted. Pure functions.
 
-    v00000040-DIGEST/...                        an anchor: the files of a whole version
-    d00000040-DIGEST-00000041-DIGEST/delta      what leads from one version to the next
-    .../whole                                   the marker of either, which comes last
+    v00000040-DIGEST/...                        an anchor: the files of a complete version
+    d00000040-DIGEST-00000041-DIGEST/delta      a delta from one version to the next
+    .../whole                                   the marker of either, written last
 
-A version of weights is known by the digest of its index: a tick gives the same weights another number, and what a
-killed trainer left under a number is not what the next one announces under it.
+Weights are identified by the digest of their index, not by version: a tick publishes the same weights under another
+number, and a restarted trainer may publish other weights under the number of a killed one.
 """
 
 import re
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from penstock.errors import PublishError
 
 MARKER, DELTA = "whole", "delta"
-#: Deltas that a local copy is led through rather than that a whole version is fetched; deltas that stay behind the
-#: newest for those who hold an older version.
+#: Most deltas applied to a local copy before an anchor is fetched instead; also the number of newest deltas kept for
+#: workers with an older version.
 LONGEST = 24
-#: Ways that are told of at once.
+#: Most paths returned by one call.
 MOST_WAYS = 8
 #: Most anchors and deltas of a store; a run keeps a few hundred.
 MAX_GROUPS = 100_000
@@ -30,7 +30,7 @@ _DELTA = re.compile(r"d(\d{8,18})-([0-9a-f]{32})-(\d{8,18})-([0-9a-f]{32})")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Anchor:
-    """A whole version."""
+    """Identify a version that is stored complete."""
 
     version: int
     index: str
@@ -42,7 +42,7 @@ class Anchor:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Delta:
-    """What leads from one version to another."""
+    """Identify a delta from one version to another."""
 
     base_version: int
     base_index: str
@@ -55,25 +55,25 @@ class Delta:
 
 
 class Catalog(NamedTuple):
-    """What is whole in a store."""
+    """List the complete anchors and deltas of a store."""
 
     anchors: list[Anchor]
     deltas: list[Delta]
 
 
 class Way(NamedTuple):
-    """How to come to a version: from a whole one, fetched, or from a local copy (``start`` None), by deltas."""
+    """Describe a path to a version: a fetched anchor, or a local copy (``start`` None), and the deltas to apply."""
 
     start: Anchor | None
-    #: Index of what the first delta is applied to; of the target itself where there is none.
+    #: Index of the version that the first delta is applied to; the target's if no delta is needed.
     base: str
     deltas: tuple[Delta, ...]
 
 
 def catalog_of(names: Iterable[str]) -> Catalog:
-    """Anchors and deltas that have their marker; other names are left out.
+    """Return the anchors and deltas that have their marker; other names are ignored.
 
-    Raises PublishError where they are more than any run has.
+    Raises PublishError if there are more than ``MAX_GROUPS``.
     """
     marked = {name.removesuffix(f"/{MARKER}") for name in names if name.endswith(f"/{MARKER}")}
     if len(marked) > MAX_GROUPS:
@@ -91,7 +91,7 @@ def catalog_of(names: Iterable[str]) -> Catalog:
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names by their group, whole or not; of groups that are anchors or deltas."""
+    """Return the names of anchors and deltas by group, complete or not."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         group = name.partition("/")[0]
@@ -101,24 +101,24 @@ def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def version_of(group: str) -> int:
-    """Of an anchor, or what a delta leads to."""
+    """Return the version of an anchor, or the target version of a delta."""
     match = _ANCHOR.fullmatch(group) or _DELTA.fullmatch(group)
     assert match is not None
     return int(match[1] if len(match.groups()) == 2 else match[3])
 
 
 def ways(catalog: Catalog, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Way]:
-    """Ways to the version of ``index``, best first: from near local copies, from anchors, from local copies far away.
+    """Return paths to the version of ``index``, best first: near local copies, anchors, distant local copies.
 
-    The best ``MOST_WAYS`` of them: whoever finds one of these spoilt asks again.
+    At most ``MOST_WAYS``; a caller that finds a group damaged calls again with it in ``avoid``.
 
     Args:
-        local: indices of copies that are here.
-        avoid: groups that were found spoilt.
+        local: indices of local copies.
+        avoid: groups that were found damaged.
     """
     anchors = {one.index: one for one in catalog.anchors if one.group not in avoid}
     into = _by(lambda delta: delta.index, (one for one in catalog.deltas if one.group not in avoid))
-    #: Index -> what leads on from there, on a shortest way; None: nothing has to.
+    #: Index -> next delta on a shortest path to the target; None at the target.
     onward: dict[str, Delta | None] = {index: None}
     found: list[tuple[tuple[int, int], Anchor | None, str]] = []
     queue = deque([(index, 0)])
@@ -137,7 +137,7 @@ def ways(catalog: Catalog, index: str, local: Collection[str], avoid: Collection
 
 
 def _by(key: Callable[[Delta], str], deltas: Iterable[Delta]) -> dict[str, list[Delta]]:
-    """Deltas by an index, without those that lead nowhere else."""
+    """Group deltas by an index, without those from a version to itself."""
     found: dict[str, list[Delta]] = defaultdict(list)
     for delta in deltas:
         if delta.base_index != delta.index:
@@ -157,11 +157,11 @@ def _cost(start: Anchor | None, length: int) -> tuple[int, int]:
 
 
 def kept(catalog: Catalog, wanted: Collection[int], newest: int) -> set[str]:
-    """Groups that must stay; all others may go.
+    """Return the groups that must be kept; all others may be deleted.
 
-    For each wanted version, and the newest: the nearest anchor and its chain (of the last version before it that has
-    any, where it was a tick). For those who hold an older version: what leads from the oldest wanted one to the newest,
-    as far as ``LONGEST`` deltas reach.
+    For each wanted version and the newest: the nearest anchor and the deltas from it (for a tick, those of the last
+    version before it that has any). For workers with an older version: the deltas from the oldest wanted version to the
+    newest, at most ``LONGEST``.
     """
     groups: set[str] = set()
     before, into = _nearest(catalog), _by(lambda delta: delta.index, catalog.deltas)
@@ -169,7 +169,7 @@ def kept(catalog: Catalog, wanted: Collection[int], newest: int) -> set[str]:
     for version in {*wanted, newest}:
         for index in _indices(catalog, version):
             if index not in before:
-                # Where nobody can come to it, what leads to it may still lead on from a local copy.
+                # No anchor leads to it; its deltas can still be applied to a local copy.
                 groups |= {delta.group for delta in into.get(index, ())}
                 continue
             at = index
@@ -185,7 +185,7 @@ def kept(catalog: Catalog, wanted: Collection[int], newest: int) -> set[str]:
 
 
 def _nearest(catalog: Catalog) -> dict[str, "Anchor | Delta"]:
-    """Index -> its anchor, or else the last step of a shortest chain from any anchor."""
+    """Return index -> its anchor, or the last delta of a shortest chain from any anchor."""
     out = _by(lambda delta: delta.base_index, catalog.deltas)
     before: dict[str, Anchor | Delta] = {one.index: one for one in catalog.anchors}
     queue = deque(before)

@@ -1,4 +1,4 @@
-"""A folder of weights as tensors at places in its files: what a delta is made of and applied to. Knows no torch."""
+"""Read tensors of a weights folder by their positions in its files, to make or apply a delta. Knows no torch."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -20,29 +20,29 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a safetensors file."""
+    """Locate a tensor in a safetensors file."""
 
     name: str
-    #: From the end of the header on.
+    #: Counted from the end of the header.
     start: int
     num_bytes: int
 
 
 class WeightsFolder:
-    """A complete folder of weights, open for reading. Blocks for the disk; any number of threads may read.
+    """Open a complete folder of weights for reading. Blocks for the disk; any number of threads may read.
 
     Args:
-        digest: of its index, as it was announced: no other folder is believed.
+        digest: announced digest of its index; a folder with another index is rejected.
 
     Raises:
-        PublishError: it is not there, not that version, or its files do not hold what its index names.
+        PublishError: the folder is missing, is another version, or its files do not match its index.
     """
 
     def __init__(self, path: Path, digest: str) -> None:
         self.path, self.digest = path, digest
         self.index = read_index(path, digest)
         self.entries = {entry.name: entry for entry in self.index.entries()}
-        #: Name -> of a file that holds tensors: its header, and their places in the order of their bytes.
+        #: File with tensors -> its header, and its tensors in the order of their bytes.
         self.headers: dict[str, bytes] = {}
         self.places: dict[str, list[Place]] = {}
         self._files: dict[str, BinaryIO] = {}
@@ -67,12 +67,12 @@ class WeightsFolder:
             self._at[place.name] = (file.fileno(), len(header) + place.start)
 
     def has(self, entry: TensorEntry) -> bool:
-        """Whether a tensor of that name, dtype and shape is in it."""
+        """Return whether the folder has a tensor of that name, dtype and shape."""
         own = self.entries.get(entry.name)
         return own is not None and (own.dtype, own.shape) == (entry.dtype, entry.shape)
 
     def read(self, name: str, start: int, num_bytes: int) -> bytes:
-        """Bytes of a tensor, of which none is left out. Raises PublishError."""
+        """Read exactly ``num_bytes`` of a tensor. Raises PublishError."""
         handle, at = self._at[name]
         parts: list[bytes] = []
         while num_bytes:
@@ -97,7 +97,7 @@ class WeightsFolder:
 
 
 def checked_name(name: str) -> str:
-    """The name of a file in a folder, and of none elsewhere; raises PublishError."""
+    """Return the name if it is a plain file name inside a folder; raise PublishError otherwise."""
     if not name or Path(name).name != name or name in (".", "..") or "\0" in name or _is_long(name):
         raise PublishError(f"The index of the weights names a file {name!r:.100} outside its folder: publish again.")
     return name
@@ -108,10 +108,10 @@ def _is_long(name: str) -> bool:
 
 
 def places_in(header: bytes, entries: dict[str, TensorEntry], file: str) -> list[Place]:
-    """Tensors in the order of their bytes, by a safetensors header whose first 8 bytes are its length.
+    """Return the tensors in the order of their bytes, from a safetensors header that begins with its length.
 
     Raises:
-        PublishError: it is no header, or they are not those that the index has in ``file``.
+        PublishError: invalid header, or its tensors are not those that the index lists in ``file``.
     """
     wanted = {name for name, entry in entries.items() if entry.file == file}
     found: list[Place] = []
@@ -128,7 +128,7 @@ def places_in(header: bytes, entries: dict[str, TensorEntry], file: str) -> list
 
 
 def pieces(num_bytes: int) -> Iterator[tuple[int, int]]:
-    """(start, bytes) of each piece of a tensor; none of an empty one."""
+    """Yield (start, bytes) of each piece of a tensor; nothing for an empty one."""
     for start in range(0, num_bytes, PIECE_BYTES):
         yield start, min(PIECE_BYTES, num_bytes - start)
 
@@ -139,10 +139,10 @@ def num_pieces(num_bytes: int) -> int:
 
 @contextmanager
 def in_order(calls: Iterable[Callable[[], T]], threads: int) -> Iterator[Iterator[T]]:
-    """What each call returns, in their order, while a few of the next ones are under way. Raises what one raises.
+    """Iterate over the results of the calls in order, running a few calls ahead. Re-raises their errors.
 
-    The threads end with the block. Were they an iterator's that nobody ends, the collector would wait for them wherever
-    it comes upon it: in a thread that is just beginning, which holds the lock that their end needs.
+    The threads end with the block. A plain generator that is never closed would join them in the garbage collector,
+    possibly in a starting thread that holds the lock which their shutdown needs.
     """
     left = iter(calls)
     with ThreadPoolExecutor(threads, "delta") as pool:
@@ -161,5 +161,5 @@ def in_order(calls: Iterable[Callable[[], T]], threads: int) -> Iterator[Iterato
 
 
 def num_threads() -> int:
-    """Threads that make or apply a delta: memory, not cores, soon bounds both."""
+    """Return the number of threads to make or apply a delta; memory bandwidth limits both."""
     return max(1, min(8, len(os.sched_getaffinity(0))))

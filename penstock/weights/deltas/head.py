@@ -1,9 +1,9 @@
-"""A delta as a file: what it leads from and to, and its pieces, which are read from the first byte to the last.
+"""File format of a delta, read sequentially.
 
-    MAGIC | index of the target | file after file: its bytes, or its safetensors header and blocks | head | tail
+    MAGIC | index of the target | per file: its bytes, or its safetensors header and blocks | head | tail
 
-The head comes last, when the sizes are known; the tail (24 bytes) says how long the head is and its XXH3-64. Nothing in
-it is believed: sizes are held against the file's own, and the result against the index whose digest was announced.
+The head is written last, when the sizes are known; the tail (24 bytes) has the head's length and XXH3-64. The content
+is untrusted: sizes are checked against the file's own, and the result against the announced index.
 """
 
 import struct
@@ -21,13 +21,13 @@ from penstock.weights.index import MAX_INDEX_BYTES, TensorEntry, digest, index_i
 
 MAGIC = b"pstdelt1"
 TAIL = struct.Struct("<QQ8s")
-#: Blocks of 1.3 TB are 8 MB of it.
+#: 1.3 TB of weights need 8 MB.
 MAX_HEAD_BYTES = 60 * 1024 * 1024
 _MOST = 2**62
 
 
 class BlockClaim(NamedTuple):
-    """What the head says of a block."""
+    """Describe a block as the head lists it; unverified."""
 
     kind: int
     num_changed: int
@@ -37,58 +37,56 @@ class BlockClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeltaHead(Record):
-    """What a delta leads from and to."""
+    """Describe base, target, files and blocks of a delta."""
 
     base_version: int = field(metadata=bounds(0, _MOST))
     #: Digest of the base's index.
     base_index: str
     version: int = field(metadata=bounds(0, _MOST))
-    #: Digest of the target's index, and how long that index is.
+    #: Digest of the target's index, and the bytes of that index.
     index: str
     index_bytes: int = field(metadata=bounds(0, MAX_INDEX_BYTES))
     #: [name, how, bytes] of each file of the target, in order. how: ``base`` (the base's file of the same checksum,
-    #: 0 bytes), ``bytes`` (as it is) or ``tensors`` (so many bytes of header, then blocks).
+    #: 0 bytes), ``bytes`` (a copy) or ``tensors`` (that many bytes of header, then blocks).
     files: list[list[Any]] = field(default_factory=list)
-    #: Name of a tensor -> [kind, num_changed, num_far, bytes] of each of its pieces; a tensor that did not change is
-    #: left out.
+    #: Name of a changed tensor -> [kind, num_changed, num_far, bytes] of each of its pieces.
     blocks: dict[str, list[Any]] = field(default_factory=dict)
 
     def steps(self, what: str) -> list[tuple[str, str, int]]:
-        """``files``, checked; raises PublishError that names ``what``."""
+        """Validate and return ``files``; raise PublishError that names ``what``."""
         try:
             found = [(str(name), str(how), int(size)) for name, how, size in self.files]
         except (TypeError, ValueError, OverflowError) as exc:
-            raise _spoilt(what, f"a file that is none, {exc}") from exc
+            raise _spoilt(what, f"an invalid file entry, {exc}") from exc
         if any(how not in ("base", "bytes", "tensors") or not 0 <= size <= _MOST for _, how, size in found):
-            raise _spoilt(what, "a file that is made in no known way")
+            raise _spoilt(what, "a file of an unknown kind")
         if len({name for name, _, _ in found}) != len(found):
             raise _spoilt(what, "a file twice")
         return found
 
     def claims(self, tensor: str, pieces: int, what: str) -> list[BlockClaim]:
-        """Blocks of a tensor of so many pieces; [] of one that did not change. Raises PublishError."""
+        """Return the blocks of a tensor of ``pieces`` pieces; [] if it did not change. Raises PublishError."""
         listed = self.blocks.get(tensor, [])
         try:
             found = [BlockClaim(*(int(number) for number in one)) for one in listed]
         except (TypeError, ValueError, OverflowError) as exc:
-            raise _spoilt(what, f"a block that is none, {exc}") from exc
+            raise _spoilt(what, f"an invalid block entry, {exc}") from exc
         if found and len(found) != pieces:
             raise _spoilt(what, f"{len(found)} pieces of {tensor!r:.200}, which has {pieces}")
         for one in found:
             if not 0 <= one.kind < len(KINDS) or not 0 <= one.num_bytes <= PIECE_BYTES + 4096:
-                raise _spoilt(what, "a block of a kind or size that none has")
+                raise _spoilt(what, "a block of an invalid kind or size")
         return found
 
 
 class DeltaFile:
-    """A delta on disk, open for reading from its first byte to its last. Blocks for the disk.
+    """Read a delta on disk sequentially. Blocks for the disk.
 
     Args:
-        wanted: digest of the target's index, as it was announced: the head is held to what that index needs before it
-            is made.
+        wanted: announced digest of the target's index; it bounds the head's size before the head is parsed.
 
     Raises:
-        PublishError: it is not a whole delta, or leads elsewhere.
+        PublishError: the delta is incomplete or has another target.
     """
 
     def __init__(self, file: BinaryIO, path: Path, wanted: str) -> None:
@@ -117,7 +115,7 @@ class DeltaFile:
         if found.get("index") != wanted:
             raise PublishError(f"{self.path} leads to another version than is wanted: load a whole version.")
         if type(size) is not int or not 0 <= size <= MAX_INDEX_BYTES:
-            raise _spoilt(self.path, "an index of a length that none has")
+            raise _spoilt(self.path, "an index of an invalid length")
         data = self.take(size)
         if digest(data) != wanted:
             raise _spoilt(self.path, "another index than it names")
@@ -138,7 +136,7 @@ class DeltaFile:
         return data
 
     def take(self, num_bytes: int) -> bytes:
-        """The next bytes, all of them; raises PublishError where there are not so many before the head."""
+        """Read exactly ``num_bytes``; raise PublishError if fewer are left before the head."""
         if num_bytes > self._end - self._file.tell():
             raise _spoilt(self.path, "fewer bytes than it names")
         data = self._file.read(num_bytes)
@@ -147,17 +145,17 @@ class DeltaFile:
         return data
 
     def block(self, claim: BlockClaim) -> Block:
-        """The next block."""
+        """Read the next block."""
         return Block(KINDS[claim.kind], claim.num_changed, claim.num_far, self.take(claim.num_bytes))
 
     def check_end(self) -> None:
-        """Raise PublishError where bytes are left."""
+        """Raise PublishError if bytes are left."""
         if self._file.tell() != self._end:
             raise _spoilt(self.path, "more bytes than it names")
 
 
 def _head_room(files: Iterable[str], entries: Iterable[TensorEntry]) -> int:
-    """Most bytes of the head of a delta to such an index: texts, and numbers of at most 9 bytes."""
+    """Return the most bytes of the head of a delta to such an index: texts, and numbers of at most 9 bytes."""
     of_files = sum(40 + len(name.encode(errors="replace")) for name in files)
     of_blocks = sum(
         20 + len(one.name.encode(errors="replace")) + 40 * -(-one.num_bytes // PIECE_BYTES) for one in entries

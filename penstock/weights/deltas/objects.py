@@ -1,6 +1,6 @@
-"""Where anchors and deltas lie: names with immutable bytes, in a folder or an object store.
+"""Store anchors and deltas as immutable named objects, in a folder or an object store.
 
-No object is renamed there, so one that is whole is followed by its marker (``chains.py``). Who reads knows ``Objects``.
+Object stores have no rename, so a complete group is followed by its marker (``chains.py``). Readers use ``Objects``.
 """
 
 import io
@@ -17,7 +17,7 @@ from penstock.system.extras import check_installed
 from penstock.weights.deltas.apply import link_or_copy
 
 T = TypeVar("T")
-#: Most bytes of one read, which is tried so often, from where the last try ended.
+#: Most bytes of one read; attempts per read, and the pause between them.
 RANGE_BYTES = 8 * 1024 * 1024
 TRIES, AGAIN_S = 4, 0.2
 #: Most names of a store; a run keeps a few hundred.
@@ -26,42 +26,41 @@ _PUTTING = ".putting-"
 
 
 class Objects(Protocol):
-    """Objects to be read. Every call blocks, and raises OSError where the store does not answer or lacks the name."""
+    """Read objects. Every call blocks, and raises OSError if the store does not answer or lacks the name."""
 
     def names(self) -> list[str]:
-        """All names, ``GROUP/FILE`` each."""
+        """Return all names, ``GROUP/FILE`` each."""
 
     def size(self, name: str) -> int:
-        """Bytes of an object."""
+        """Return the bytes of an object."""
 
     def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
-        """A folder of this machine with the files of a group, brought there where that is how they come; None: they
-        are to be read.
+        """Return a local folder with the files of a group, fetched if necessary; None: read them with ``open_range``.
 
         Args:
-            room: called with the bytes that are about to come; what it raises is passed on.
-            stopped: asked often; true ends it with PublishError.
+            room: called with the bytes about to be fetched; its errors propagate.
+            stopped: called often; True aborts with PublishError.
         """
 
     def open_range(self, name: str, start: int, end: int) -> BinaryIO:
-        """Its bytes from ``start`` to before ``end``, to be read once and closed. A reader may get fewer and ask on."""
+        """Open the bytes from ``start`` to before ``end``, to be read once and closed. Fewer may be returned."""
 
 
 class ObjectStore(Objects, Protocol):
-    """Objects to be written too, by one process. Every call blocks, and raises OSError."""
+    """Read and write objects, from one process. Every call blocks, and raises OSError."""
 
     def put(self, name: str, path: Path) -> None:
-        """Have the bytes of a file there, in the place of what an interrupted try left under that name."""
+        """Store the bytes of a file, replacing the rest of an interrupted attempt under that name."""
 
     def mark(self, name: str) -> None:
-        """An object of no bytes, after all others of its group have reached the disk."""
+        """Write an empty object, after all others of its group have reached the disk."""
 
     def delete(self, name: str) -> None:
-        """Remove an object; nothing where there is none."""
+        """Remove an object, if it exists."""
 
 
 class FolderObjects:
-    """A folder that trainer and workers share. Files of the same file system are not copied."""
+    """Keep objects in a folder that trainer and workers share. Files of the same file system are hard-linked."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -119,16 +118,16 @@ class FolderObjects:
 
 
 class FsspecObjects:
-    """An object store, or a file system, that fsspec knows by its URL."""
+    """Keep objects in an object store or file system that fsspec knows by its URL."""
 
     def __init__(self, url: str) -> None:
-        """Connects to nothing yet. Raises ConfigError where fsspec knows no such store."""
+        """Check the URL without connecting. Raises ConfigError if fsspec does not know the store."""
         self._scheme = url.partition("://")[0]
         check_installed("fsspec", f"trainer.delta_store {self._scheme}://")
         import fsspec
 
         self._url, self._root = url, ""
-        #: None: not connected, or no more.
+        #: None: not connected.
         self._fs: Any = None
         with self._config_errors():
             for part in url.split("::"):
@@ -146,9 +145,9 @@ class FsspecObjects:
         import fsspec
 
         with self._config_errors():
-            # An instance that is shared may have lost its connection long ago, and is not asked to make another.
+            # A cached instance may have lost its connection and would not reconnect.
             fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True)
-        # What it remembers of a listing is not what workers of other machines see.
+        # A cached listing misses what other machines wrote.
         fs.use_listings_cache = False
         self._fs, self._root = fs, root.rstrip("/")
 
@@ -208,12 +207,12 @@ class FsspecObjects:
 
 
 def open_objects(place: str) -> ObjectStore:
-    """What lies at a folder's path or at an URL that fsspec knows; raises ConfigError."""
+    """Open the store at a folder's path or a URL that fsspec knows; raise ConfigError."""
     return FsspecObjects(place) if "://" in place else FolderObjects(Path(place))
 
 
 def listed(objects: Objects) -> list[str]:
-    """Its names; raises PublishError where there is no answer."""
+    """Return all names of the store; raise PublishError if it does not answer."""
     try:
         names = objects.names()
     except OSError as exc:
@@ -224,11 +223,11 @@ def listed(objects: Objects) -> list[str]:
 
 
 def fetch(objects: Objects, name: str, into: Path, max_bytes: int, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Write an object into a new file, synced; returns its bytes. Blocks; a range that fails is asked for again.
+    """Write an object into a new file, synced; return its bytes. Blocks; failed ranges are retried.
 
     Raises:
-        PublishError: it is not there, larger than ``max_bytes``, or ends early.
-        OSError: the disk refuses.
+        PublishError: the object is missing, larger than ``max_bytes``, or truncated.
+        OSError: a disk write failed.
     """
     size = _tried(lambda: objects.size(name), name)
     if size > max_bytes:

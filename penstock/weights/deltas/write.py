@@ -1,4 +1,4 @@
-"""Write the delta that leads from one folder of weights to another. Knows no torch."""
+"""Write the delta from one folder of weights to another. Knows no torch."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from penstock.weights.deltas.folder import WeightsFolder, checked_name, in_order
 from penstock.weights.deltas.head import MAGIC, MAX_HEAD_BYTES, TAIL, DeltaHead
 from penstock.weights.index import INDEX_FILE, TensorEntry
 
-#: A file that is no weights' is copied whole, a piece at a time.
+#: Files without tensors are copied, this much at a time.
 _COPY_BYTES = 16 * 1024 * 1024
 
 
@@ -23,8 +23,8 @@ def write_delta(base: WeightsFolder, target: WeightsFolder, base_version: int, v
     Holds a few pieces in memory.
 
     Raises:
-        PublishError: a folder is not what its index says, or the delta would be too large to be read.
-        OSError: the disk refuses; the file may be there in part.
+        PublishError: a folder does not match its index, or the delta's head would be too large to be read.
+        OSError: a disk operation failed; the file may be partially written.
     """
     index = (target.path / INDEX_FILE).read_bytes()
     files: list[list[object]] = []

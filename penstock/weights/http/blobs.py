@@ -1,4 +1,4 @@
-"""What is served: bytes that never change, in a file or in memory, under the name of an object and of a file in it."""
+"""Serve immutable bytes, in a file or in memory, by the names of an object and a file in it."""
 
 import os
 import re
@@ -19,12 +19,12 @@ from penstock.system.disk import MAX_NAME_BYTES
 from penstock.weights.deltas.chains import Anchor
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
 
-#: An object: the folder of a version, by the digest of its index, or what leads from one to another.
+#: Name of an object: the folder of a version, with the digest of its index, or a delta.
 _OBJECT = re.compile(r"[a-z]\d{8,20}-[0-9a-f]{32}(-\d{8,20}-[0-9a-f]{32})?")
 
 
 def object_name(version: int, digest: str) -> str:
-    """Under what a version's folder is served and kept: by what is in it, so that another one never stands for it."""
+    """Return the name under which a version's folder is served and stored; it has the digest of its content."""
     return Anchor(version, digest).group
 
 
@@ -33,13 +33,13 @@ def is_object(name: str) -> bool:
 
 
 def is_version(name: str) -> bool:
-    """Whether an object is the folder of a version, which has an index."""
+    """Return whether an object is the folder of a version, which has an index."""
     return is_object(name) and name.startswith("v")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether this can be a file of an object: no path, nothing hidden, as a model's folder may have it."""
-    # What is not printed, lone surrogates among it, is no name; what is can be encoded.
+    """Return whether an object may have a file of this name: no path, not hidden."""
+    # A printable name has no lone surrogates and can be encoded.
     is_plain = name.isprintable() and name[:1] not in ("", ".") and not {"/", "\\"} & {*name}
     return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
@@ -53,10 +53,10 @@ def _all_is_here(start: int, end: int) -> bool:
 
 
 class FileBlob:
-    """A file as it was found: one that has another size by now, or became a link, is not served.
+    """Serve a file, unless its size has changed or it became a link.
 
     Args:
-        has: which of its bytes are here, of one that is still being fetched.
+        has: returns whether a range of its bytes is present, for a file that is still being fetched.
     """
 
     def __init__(self, path: Path, size: int, has: Callable[[int, int], bool] = _all_is_here) -> None:
@@ -66,7 +66,7 @@ class FileBlob:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """What reads it; its bytes stay though its name goes. Raises OSError."""
+        """Open the file and return its reader, which works even if the file is deleted meanwhile. Raises OSError."""
         handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             found = os.fstat(handle)
@@ -78,11 +78,11 @@ class FileBlob:
 
 
 class BufferBlob:
-    """Bytes in memory, in parts that follow one another.
+    """Serve consecutive parts of memory.
 
     Args:
-        parts: they must not change while this is served.
-        kept: within it they stay as they are; raises OSError once they are gone for good. None: they always stay.
+        parts: must not change while they are served.
+        kept: context in which the parts stay unchanged; raises OSError once they are freed. None: never freed.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class BufferBlob:
     ) -> None:
         self._kept = kept or nullcontext
         self._parts = [memoryview(part).cast("B") for part in parts]
-        #: Where each begins, and where the last one ends.
+        #: Offset of each part, and the end of the last one.
         self._starts = [0, *accumulate(map(len, self._parts))]
         self.size = self._starts[-1]
 
@@ -99,7 +99,7 @@ class BufferBlob:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """What reads it, as does what it gives. Raises OSError where they are gone."""
+        """Return the reader. Raises OSError if the memory was freed; so does the reader."""
         with self._kept():
             pass
         yield self._read
@@ -119,10 +119,10 @@ AnyBlob: TypeAlias = FileBlob | BufferBlob
 
 
 def files_of(folder: Path) -> dict[str, FileBlob]:
-    """The files of a version's folder by name: plain ones, no links. Blocks shortly.
+    """Return the files of a version's folder by name. Blocks shortly.
 
     Raises:
-        PublishError: it cannot be read, or holds what cannot be served.
+        PublishError: the folder cannot be read, is empty, or has an entry that is no plain file.
     """
     try:
         found = {}
@@ -138,21 +138,21 @@ def files_of(folder: Path) -> dict[str, FileBlob]:
 
 
 class Shelf:
-    """Objects that are served by now; nothing else can be reached. For any thread."""
+    """Hold the objects that are served; nothing else can be reached. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._objects: dict[str, dict[str, AnyBlob]] = {}
 
     def put(self, name: str, files: Mapping[str, AnyBlob]) -> None:
-        """Serve an object, or other files of it from now on."""
+        """Serve an object, or replace its files."""
         if not is_object(name) or not all(map(is_file_name, files)):
             raise ValueError(f"{name!r} with {sorted(files)!r} is nothing that can be served")
         with self._lock:
             self._objects[name] = dict(files)
 
     def remove(self, name: str) -> None:
-        """Serve it no more; who reads it now may read on."""
+        """Stop serving an object; readers that have opened it may continue."""
         with self._lock:
             self._objects.pop(name, None)
 
@@ -165,11 +165,7 @@ class Shelf:
             return self._objects.get(name, {}).get(file)
 
 
-# Makes the offer of an object: the digest of each of its ranges. Reads all its bytes.
-#
-# Those of a whole version are held to its index. What a delta makes is held to the index by whoever applies it.
-
-#: Bytes that are read at once.
+#: Bytes of one read.
 _CHUNK_BYTES = 4 * 1024**2
 
 
@@ -183,16 +179,18 @@ def make_offer(
     is_whole: bool = True,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Offer:
-    """The offer of these files. Blocks for reading them all.
+    """Make the offer of an object: the digest of each range of its files. Blocks while it reads them all.
+
+    A version is checked against its index. A delta is checked when it is applied.
 
     Args:
         range_bytes: least bytes of a range.
-        is_whole: whether it is a version, and no delta.
-        stopped: asked now and then; true ends it with PublishError.
+        is_whole: whether the object is a version, not a delta.
+        stopped: called now and then; True aborts with PublishError.
 
     Raises:
-        PublishError: a file cannot be read, or is not what the index says: every worker would fetch it in vain.
-        ProtocolError: there are too many files.
+        PublishError: a file cannot be read or does not match the index.
+        ProtocolError: too many files.
     """
     checksums = _checksums(files, version, index) if is_whole else {}
     sizes = {name: blob.size for name, blob in files.items()}
@@ -214,7 +212,7 @@ def make_offer(
 
 
 def _checksums(files: Mapping[str, AnyBlob], version: int, index: str) -> Mapping[str, int]:
-    """XXH3-64 of each file but the index, as that says."""
+    """Return the XXH3-64 of each file, from the index."""
     blob = files.get(INDEX_FILE)
     try:
         if blob is None or blob.size > MAX_INDEX_BYTES:

@@ -1,8 +1,8 @@
-"""The server of weights: GET and HEAD of ranges of what is on a shelf, ``/OBJECT/FILE``, for who has the run's token.
+"""Serve weights over HTTP: GET and HEAD of ranges of ``/OBJECT/FILE`` on a shelf, to clients with the run's token.
 
-A connection carries one request, so that none is held open for nothing: its head must come, and its bytes move, within
-``serving.stall_s``, or it is cut. Where ``serving.max_connections`` are open, the oldest that has not shown the token
-makes room (server.py). Trainer and workers serve by this same class.
+A connection carries one request and is closed if no head arrives, or no bytes move, for ``serving.stall_s``. If
+``serving.max_connections`` are open, the oldest that has not presented the token is closed. Trainer and workers use the
+same class.
 """
 
 import asyncio
@@ -18,33 +18,34 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar, cast
 
-import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from uvloop import new_event_loop
 
 from penstock.config.serving import ServingConfig, cannot_listen, host_in_url
 from penstock.weights.http.blobs import AnyBlob, Read, Shelf
-from penstock.weights.http.token import BAD_REQUESTS, is_authorized, server_context
+from penstock.weights.http.token import is_authorized, server_context
 
 T = TypeVar("T")
 
-#: Longest wait for tasks to end that were cancelled.
+#: Longest wait for cancelled tasks to end.
 END_S = 5.0
 
 
 class LoopThread:
-    """Runs coroutines from the making of it until ``close``."""
+    """Run coroutines in a thread until ``close``."""
 
     def __init__(self, name: str) -> None:
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Begin it there. Cancelling the future cancels it."""
+        """Start a coroutine in the thread. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Cancel what runs, and end. Blocks for twice ``END_S`` at most."""
+        """Cancel running tasks and end the thread. Blocks for at most twice ``END_S``."""
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -64,25 +65,25 @@ class LoopThread:
             self._loop.close()
 
 
-#: Of how much at once may go after a rest, in seconds of the rate.
+#: Size of the bucket: bytes that may be sent at once after a pause, in seconds of the rate.
 BURST_S = 0.1
 
 
 class Rate:
-    """A token bucket: ``await take(n)`` returns when ``n`` more bytes may be sent. For one event loop.
+    """Limit the rate of sent bytes by a token bucket. For one event loop.
 
     Args:
-        bytes_per_s: None: no bound.
+        bytes_per_s: None: unlimited.
     """
 
     def __init__(self, bytes_per_s: int | None) -> None:
         self._per_s = bytes_per_s
-        #: When the bucket is as full as it was before all that was taken.
+        #: Time (monotonic, s) at which all taken bytes are paid for.
         self._free_at = 0.0
         self._turn = asyncio.Lock()
 
     async def take(self, num_bytes: int) -> None:
-        """Waits in turn: who asked first goes first. Who goes away meanwhile has taken nothing."""
+        """Wait until ``num_bytes`` more may be sent, first come, first served. A cancelled call takes nothing."""
         if self._per_s is None:
             return
         async with self._turn:
@@ -95,24 +96,37 @@ class Rate:
 
 log = logging.getLogger(__name__)
 
-#: Connections that lost their place are told of so often.
+
+class BadRequests(logging.LoggerAdapter[logging.Logger]):
+    """Log malformed requests and lost clients at level DEBUG, everything else unchanged."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        is_theirs = isinstance(kwargs.get("exc_info"), HttpProcessingError | ConnectionError)
+        super().log(logging.DEBUG if is_theirs else level, msg, *args, **kwargs)
+
+
+#: ``logger`` of a server.
+BAD_REQUESTS = BadRequests(logging.getLogger(__name__), {})
+
+
+#: Least time between warnings about closed connections.
 SAY_S = 60.0
 
 
 class _Waiting(NamedTuple):
-    """A connection that is still to prove the token."""
+    """Hold a connection that has not presented the token yet."""
 
     cut: Callable[[], None]
-    #: Cuts it when its time is over.
+    #: Closes the connection when its time is over.
     timer: asyncio.TimerHandle
 
 
 class Places:
-    """A bounded number of places, for one event loop.
+    """Limit the number of open connections. For one event loop.
 
     Args:
-        most: connections that are open at once.
-        proof_s: a connection that has not proven the token for so long is cut.
+        most: most connections open at once.
+        proof_s: a connection that has not presented the token after this time is closed.
     """
 
     def __init__(self, most: int, proof_s: float) -> None:
@@ -121,55 +135,55 @@ class Places:
         self._waiting: dict[Hashable, _Waiting] = {}
         self._proven: set[Hashable] = set()
         self._num_cut = 0
-        self._said_s = float("-inf")
+        self._warned_s = float("-inf")
 
     def __contains__(self, who: Hashable) -> bool:
         return who in self._waiting or who in self._proven
 
     def __len__(self) -> int:
-        """Connections that are open."""
+        """Return the number of open connections."""
         return len(self._waiting) + len(self._proven)
 
     def take(self, who: Hashable, cut: Callable[[], None]) -> bool:
-        """Give a connection a place, where none is free that of the oldest which has not proven the token.
+        """Give a connection a place; if none is free, close the oldest that has not presented the token.
 
         Args:
-            cut: ends it, without a wait; it need not ``leave`` then.
+            cut: closes the connection without blocking; ``leave`` need not be called then.
 
         Returns:
-            False where all others have proven it: this one is to be cut.
+            False if all open connections have presented the token: close this one.
         """
         if len(self) >= self._most:
             if not self._waiting:
                 return False
-            self._tell()
+            self._warn()
             self.cut(next(iter(self._waiting)))
         timer = asyncio.get_running_loop().call_later(self._proof_s, self.cut, who)
         self._waiting[who] = _Waiting(cut, timer)
         return True
 
     def prove(self, who: Hashable) -> None:
-        """It has shown the token: nobody takes its place until it leaves."""
+        """Keep the place of a connection that presented the token until it leaves."""
         if (one := self._waiting.pop(who, None)) is not None:
             one.timer.cancel()
             self._proven.add(who)
 
     def cut(self, who: Hashable) -> None:
-        """End one that has not proven the token; nothing for any other."""
+        """Close a connection unless it has presented the token."""
         if (one := self._waiting.pop(who, None)) is not None:
             one.timer.cancel()
             one.cut()
 
     def leave(self, who: Hashable) -> None:
-        """It has ended."""
+        """Free the place of a connection that ended."""
         self._proven.discard(who)
         if (one := self._waiting.pop(who, None)) is not None:
             one.timer.cancel()
 
-    def _tell(self) -> None:
+    def _warn(self) -> None:
         self._num_cut += 1
-        if time.monotonic() - self._said_s >= SAY_S:
-            self._said_s = time.monotonic()
+        if time.monotonic() - self._warned_s >= SAY_S:
+            self._warned_s = time.monotonic()
             log.warning(
                 "all %d places for weights are taken (serving.max_connections): connections that have not shown the "
                 "token are cut, %d so far",
@@ -181,31 +195,30 @@ class Places:
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-#: Bytes that are read and sent at once; each must go within ``serving.stall_s``.
+#: Bytes that are read and sent at once, within ``serving.stall_s``.
 CHUNK_BYTES = 256 * 1024
 #: Longest head of a request.
 HEAD_BYTES = 8 * 1024
 #: Longest wait for the port.
 START_S = 10.0
-#: Pause where no connection can be taken, as without a free handle.
+#: Pause after a failed accept, for instance without a free file handle.
 AGAIN_S = 0.1
 
 
 class WeightsServer:
-    """Serves a shelf from a thread of its own until ``close``.
+    """Serve a shelf from a thread until ``close``.
 
     Args:
         token: the run's (``token_of``).
-        bytes_per_s: most that is sent to all together; None: no bound.
+        bytes_per_s: rate limit of all connections together; None: unlimited.
 
     Raises:
-        ConfigError: the address cannot be listened on, or its TLS will not do.
+        ConfigError: the address cannot be bound, or its TLS settings are invalid.
     """
 
     def __init__(self, config: ServingConfig, token: str, *, bytes_per_s: int | None = None) -> None:
-        #: What is served.
         self.shelf = Shelf()
-        #: Bytes of bodies that were sent.
+        #: Bytes of bodies sent so far.
         self.sent_bytes = 0
         self._config = config
         self._token = token
@@ -218,12 +231,12 @@ class WeightsServer:
         except OSError as exc:
             self._thread.close()
             raise cannot_listen("serving", config.host, config.port, exc) from exc
-        #: Where others reach it; no slash at its end.
+        #: URL for clients, without a trailing slash.
         self.url = f"{'http' if tls is None else 'https'}://{host_in_url(config.host, config.reached_at)}:{port}"
         log.info("weights are served at %s", self.url)
 
     def close(self) -> None:
-        """Serve no more; connections are cut. Blocks shortly."""
+        """Close the server and all connections. Blocks shortly."""
         self._thread.close()
 
     async def _start(self, tls: ssl.SSLContext | None) -> int:
@@ -254,7 +267,7 @@ class WeightsServer:
         return int(listening.sockets[0].getsockname()[1])
 
     async def _accept(self, place: socket.socket, server: "_Server", tls: ssl.SSLContext) -> None:
-        """Take connections for TLS. They count from now on; a loop that serves TLS counts none before its handshake."""
+        """Accept TLS connections and count them from the start; asyncio's own server shows them after the handshake."""
         loop, shaking = asyncio.get_running_loop(), dict[web.RequestHandler, asyncio.Task[None]]()
 
         def cut(handler: web.RequestHandler, plain: socket.socket) -> None:
@@ -319,7 +332,7 @@ class WeightsServer:
 
     def _find(self, path: str) -> AnyBlob | None:
         parts = PurePosixPath(path).parts
-        # As it came: what is no object's and file's own name is looked up nowhere.
+        # The path as received, without normalization.
         if len(parts) != 3 or path != f"/{parts[1]}/{parts[2]}":
             return None
         return self.shelf.find(parts[1], parts[2])
@@ -351,7 +364,7 @@ class WeightsServer:
         except (TimeoutError, OSError) as exc:
             if not isinstance(exc, TimeoutError | ConnectionError):
                 log.warning("%s is not served to its end: %s", request.path, exc)
-            # The head said how many bytes come: whoever gets fewer sees it.
+            # The client detects the truncation by Content-Length.
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionAbortedError("a client was cut off") from exc
@@ -359,7 +372,7 @@ class WeightsServer:
 
 
 class _Server(web.Server):
-    """Has connections leave their places as they end."""
+    """Free the places of connections that end."""
 
     def __init__(self, answer: Answer, places: Places, **options: Any) -> None:
         super().__init__(answer, **options)
@@ -368,7 +381,7 @@ class _Server(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if handler not in self._places:
-            transport.abort()  # it lost its place before it was there
+            transport.abort()  # it lost its place during the handshake
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         self._places.leave(handler)
@@ -376,7 +389,7 @@ class _Server(web.Server):
 
 
 class _Refused(asyncio.Protocol):
-    """One connection too many."""
+    """Close a connection at once because no place is free."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
@@ -388,7 +401,7 @@ def _abort(handler: web.RequestHandler) -> None:
 
 
 def _span(request: web.BaseRequest, size: int) -> tuple[int, int] | None:
-    """First byte and the one behind the last that are asked for; None where there are none such."""
+    """Return the requested range, end exclusive; None if it cannot be satisfied."""
     try:
         asked = request.http_range
     except ValueError:

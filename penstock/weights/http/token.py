@@ -1,15 +1,11 @@
-"""The token of a run, which whoever asks for its weights must have."""
+"""Token of a run, which every request for its weights must present, and TLS contexts."""
 
 import contextlib
 import hmac
-import logging
 import os
 import secrets
 import ssl
 from pathlib import Path
-from typing import Any
-
-from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.config import Config
 from penstock.config.serving import ServingConfig, is_token
@@ -18,7 +14,7 @@ from penstock.text import MASK, know
 
 
 def server_context(config: ServingConfig) -> ssl.SSLContext | None:
-    """None: plain HTTP. Reads files; raises ConfigError where they will not do."""
+    """Return the server's TLS context; None: plain HTTP. Reads files; raises ConfigError if they are invalid."""
     if config.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -34,12 +30,12 @@ def server_context(config: ServingConfig) -> ssl.SSLContext | None:
 
 
 def _refuse() -> str:
-    """A key with a passphrase: without this OpenSSL asks the terminal for it, and the part waits."""
+    """Reject a key with a passphrase; OpenSSL would ask the terminal for it and block."""
     raise OSError("the key has a passphrase: take it off, as by `openssl pkey`")
 
 
 def client_context(config: ServingConfig) -> ssl.SSLContext | None:
-    """None: plain HTTP. Certificates and names are checked. Reads files; raises ConfigError."""
+    """Return a client's TLS context, which verifies certificates and names; None: plain HTTP. Raises ConfigError."""
     if not config.is_tls:
         return None
     try:
@@ -50,31 +46,19 @@ def client_context(config: ServingConfig) -> ssl.SSLContext | None:
     return context
 
 
-class BadRequests(logging.LoggerAdapter[logging.Logger]):
-    """Logs as it is asked to; requests that cannot be parsed, and clients that are gone, are for who debugs."""
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        is_theirs = isinstance(kwargs.get("exc_info"), HttpProcessingError | ConnectionError)
-        super().log(logging.DEBUG if is_theirs else level, msg, *args, **kwargs)
-
-
-#: ``logger`` of a server.
-BAD_REQUESTS = BadRequests(logging.getLogger(__name__), {})
-
-
 TOKEN_FILE = "weights.token"
 #: Most bytes of the file that are read.
 _MOST = 1024
 
 
 def token_of(config: Config) -> str:
-    """The run's token; made where there is none. Any number of processes may ask at once: they find one and the same.
+    """Return the run's token; create it if necessary. Concurrent callers get the same one.
 
-    It is masked in all that is logged from now on.
+    It is masked in all later logs.
 
     Raises:
-        ConfigError: the file cannot be read or written, holds no token, or others may read it; or the configuration was
-            saved, and shows only that there was one.
+        ConfigError: the file cannot be read or written, has no token, or is readable by others; or the configuration
+            was saved with the token masked.
     """
     if config.serving.token == MASK:
         raise ConfigError(
@@ -87,7 +71,7 @@ def token_of(config: Config) -> str:
 
 
 def is_authorized(header: str | None, token: str) -> bool:
-    """Whether a header Authorization proves the token. Takes the same time for every wrong one of its length."""
+    """Return whether an Authorization header has the token, compared in constant time."""
     return hmac.compare_digest((header or "").encode(errors="replace"), f"Bearer {token}".encode())
 
 
@@ -110,7 +94,7 @@ def _of_file(path: Path) -> str:
 
 
 def _make(path: Path) -> None:
-    """Whole at once, so that nobody reads the half of one; of several that are made the first stands."""
+    """Create the token file atomically; if several processes do, the first one wins."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -24,14 +24,6 @@ from typing import NoReturn, Protocol
 from penstock.workers.rewards.jail import libc, seccomp
 from penstock.workers.rewards.jail.mounts import DEVICES, ENVIRONMENT, HOME, Walls
 
-# Create namespaces for one program: it sees only its own processes, network and memory, and the files it may read.
-#
-#     root's child:       unshare ──> child is process 1 of its namespace: mounts, drops root, executes the program
-#     another's child:    the same in a user namespace, in which it may mount
-#
-# Its root is a small file system in memory in which only the folder for temporary files can be written. It has no
-# /proc.
-
 #: Mount point of the new root; any existing folder.
 _STAGE = "/tmp"
 #: Most files and folders below the temporary one.
@@ -39,7 +31,13 @@ _MAX_FILES = 4096
 
 
 def unshare_all(*, own_user: bool) -> None:
-    """Let the next child live in namespaces of its own; mounts, network and names change for this process at once.
+    """Create namespaces for the next child: it sees only its own processes, network and memory, and allowed files.
+
+        root's child:       unshare ──> child is process 1 of its namespace: mounts, drops root, executes the program
+        another's child:    the same in a user namespace, in which it may mount
+
+    Mounts, network and names change for this process at once. The program's root is a small file system in memory in
+    which only the folder for temporary files can be written. It has no /proc.
 
     Args:
         own_user: in a user namespace, for users who may not create the others. Raises OSError if that is not allowed.

@@ -25,13 +25,6 @@ from penstock.workers.rewards.jail.backends import Cell, Files, Warden, user_of_
 from penstock.workers.rewards.jail.mounts import Walls
 from penstock.workers.rewards.jail.task import End, Ended, Limits, Task
 
-# Create a cgroup for the programs of one process, if allowed: it limits memory and processes of all of them together.
-#
-# It complements rlimits, which bind each process separately, and root not at all. Version 1 has one hierarchy for
-# each of the two limits, version 2 one for both. The folder is created below our own group's, or beside it if version
-# 2 allows none below. It is reused for each program and removed at the end; one of a killed process is removed by the
-# next that is created there.
-
 _PREFIX = "penstock-jail-"
 #: Processes that a warden needs besides the program's.
 _SPARE = 2
@@ -39,7 +32,13 @@ _SPARE = 2
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Folders of cgroups that programs may be put into."""
+    """Create a cgroup for the programs of one process, if allowed, to limit the memory and processes of all of them.
+
+    It complements rlimits, which bind each process separately, and root not at all. Version 1 has one hierarchy for
+    each of the two limits, version 2 one for both. The folder is created below our own group's, or beside it if version
+    2 allows none below. It is reused for each program and removed at the end; one of a killed process is removed by the
+    next that is created there.
+    """
 
     folders: tuple[Path, ...] = ()
     #: Why there are none, or ''.

@@ -15,12 +15,6 @@ from penstock.workers.rewards.kinds.boxed import END_OF_THOUGHTS, MARK, last_box
 from penstock.workers.rewards.kinds.kind import Question
 from penstock.workers.rewards.kinds.math_notation import Notation, exact_value, fraction_parts, read_notation
 
-# Whether two formulas are equal as mathematics: sympy for what it can decide, math-verify for the rest.
-#
-# Formulas are LaTeX in the spelling of math_notation.py, read completely by latex2sympy2_extended's grammar: no
-# part of an answer is evaluated as Python. A formula that cannot be read completely is equal to no other. Both may
-# take long, or hang in C; they run in processes that can be killed (processes.py).
-
 #: Most unknowns of two formulas to compare.
 MAX_SYMBOLS = 8
 #: Digits of compared values, and the largest difference that may count as 0.
@@ -39,7 +33,12 @@ _ONLY_WORDS = re.compile(r"[^\d+*/^=<>\\|]*[a-zA-Z]{3}[^\d+*/^=<>\\|]*")
 
 
 def is_equal(label: str, answer: str) -> bool:
-    """Return whether two formulas are equal. May take long, or hang; raises nothing that is an answer's fault."""
+    """Return whether two formulas are equal as mathematics, by sympy if it can decide, else by math-verify.
+
+    Formulas are LaTeX in the spelling of math_notation.py, read completely by latex2sympy2_extended's grammar: no part
+    of an answer is evaluated as Python. A formula that cannot be read completely is equal to no other. May take long or
+    hang in C, so it runs in processes that can be killed (processes.py); raises nothing that is an answer's fault.
+    """
     wanted, given = formula(label), formula(answer)
     if wanted is None or given is None or len(wanted.free_symbols | given.free_symbols) > MAX_SYMBOLS:
         return False

@@ -12,11 +12,6 @@ from fractions import Fraction
 
 from penstock.workers.rewards.kinds.boxed import closing_brace
 
-# Units behind an answer: ``12\text{ in}``, ``\$5``, ``45^\circ``, ``30 cm^2``.
-#
-# A unit is split off its number. Two units that are known and differ make an answer wrong; an unknown unit is
-# ignored.
-
 _NAMES = {
     "dollar": "dollar dollars usd", "cent": "cent cents",
     "in": "in inch inches inchs", "ft": "ft foot feet", "yd": "yd yard yards", "mi": "mi mile miles",
@@ -58,7 +53,10 @@ _MAX_UNITS = 4
 
 
 def split_unit(answer: str) -> tuple[str, str]:
-    """Return an answer without the units behind it, and the unit; '' if it has none, or an unknown one."""
+    """Return an answer without its unit (``30 cm^2``, ``45^\\circ``), and the unit; '' if none or unknown.
+
+    Two known units that differ make an answer wrong; an unknown unit is ignored.
+    """
     found = ""
     if money := _MONEY.match(answer):
         answer, found = money[1] + answer[money.end() :], "dollar"

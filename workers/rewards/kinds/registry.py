@@ -17,10 +17,6 @@ from penstock.workers.rewards.kinds.gpqa import gpqa
 from penstock.workers.rewards.kinds.kind import Kind, Question, check_label
 from penstock.workers.rewards.kinds.math_answers import deepscaler, math, read_label
 
-# ``f1``: the words that an answer shares with its label, as in SQuAD's evaluation.
-#
-# Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (section 6.1).
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 #: Answers that mean something else than a sentence that contains them.
@@ -28,9 +24,13 @@ _VERDICTS = frozenset({"yes", "no", "noanswer"})
 
 
 def f1(question: Question) -> dict[str, Any]:
-    """Return ``score`` and ``f1``: the harmonic mean of ``precision`` and ``recall`` of the label's words, with their
+    """Compare the words of an answer with its label, as in SQuAD's evaluation.
+
+    Returns ``score`` and ``f1``: the harmonic mean of ``precision`` and ``recall`` of the label's words, with their
     counts; ``em``: 1 if both have the same words in the same order. Case, punctuation and articles are ignored. With a
     list of labels the best match counts.
+
+    Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (section 6.1).
 
     Raises:
         ValueError: the label is too long.

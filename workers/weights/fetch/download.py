@@ -14,17 +14,17 @@ from penstock.records.offer import Range, range_digest
 from penstock.text import format_exc
 from penstock.weights.http.token import client_context
 
-#: Bytes that are taken at once.
+#: Bytes of one read.
 CHUNK_BYTES = 256 * 1024
-#: A server that gives less than this in the mean is given up, however steadily it drips.
+#: Least average rate of a server; slower ones are abandoned.
 SLOWEST_BYTES_PER_S = 16 * 1024
 
 _URL = re.compile(r"(https?)://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/\d{1,18}")
 
 
-#: What to do.
-_BE_THERE = "see that its trainer is there"
+# Remedies, for error messages.
+_BE_RUNNING = "check that its trainer is running"
 _SAME_TOKEN = (
     "give every part the same (serving.token, or the file weights.token of the run's folder where that is not set)"
 )
@@ -32,15 +32,15 @@ _KNOWN_CERTIFICATE = "set serving.tls_ca to what its certificate is signed with,
 
 
 class NotGiven(Exception):
-    """A server did not give a range; the message says why.
+    """A server did not send a range; the message says why.
 
     Args:
-        remedy: what to do where nobody else gives it either.
-        is_wrong: it gave other bytes than the range's.
-        is_silent: nothing came from it in its time.
+        remedy: what to do if no other server sends it either.
+        is_wrong: the server sent other bytes than the range's.
+        is_silent: the server sent nothing in time.
     """
 
-    def __init__(self, why: str, remedy: str = _BE_THERE, *, is_wrong: bool = False, is_silent: bool = False) -> None:
+    def __init__(self, why: str, remedy: str = _BE_RUNNING, *, is_wrong: bool = False, is_silent: bool = False) -> None:
         super().__init__(why)
         self.remedy = remedy
         self.is_wrong = is_wrong
@@ -54,7 +54,7 @@ class Downloads:
         token: the run's.
 
     Raises:
-        ConfigError: TLS will not do.
+        ConfigError: the TLS settings are invalid.
     """
 
     def __init__(self, config: ServingConfig, token: str) -> None:
@@ -75,13 +75,13 @@ class Downloads:
         await self._session.close()
 
     async def fetch(self, url: str, name: str, wanted: Range, write: Callable[[int, bytes], None]) -> int:
-        """Take a range of object ``name`` from the server at ``url``; the bytes that came, cuts and all.
+        """Fetch a range of object ``name`` from the server at ``url``, resuming after cuts; return its bytes.
 
         Args:
-            write: takes an offset of the range and bytes; again from 0 on at another call of ``fetch``.
+            write: takes an offset in the range, and bytes; each call of ``fetch`` begins at 0.
 
         Raises:
-            NotGiven: it does not answer, stalls, has not this range, or gave other bytes. OSError: of ``write``.
+            NotGiven: the server does not answer, stalls, lacks this range, or sent other bytes. OSError: of ``write``.
         """
         found = _URL.fullmatch(url)
         if found is None:
@@ -96,7 +96,7 @@ class Downloads:
         try:
             async with asyncio.timeout(self._stall_s + wanted.num_bytes / SLOWEST_BYTES_PER_S):
                 while taken.num_bytes < wanted.num_bytes:
-                    await self._go_on(url, name, wanted, taken)
+                    await self._continue(url, name, wanted, taken)
         except TimeoutError as exc:
             raise NotGiven(f"{url} gives less than {SLOWEST_BYTES_PER_S:,} bytes a second", is_silent=True) from exc
         except _Unwritten as exc:
@@ -105,21 +105,21 @@ class Downloads:
             raise NotGiven(f"{url} gives other bytes of {wanted.file} than were announced", is_wrong=True)
         return taken.num_bytes
 
-    async def _go_on(self, url: str, name: str, wanted: Range, taken: "_Taken") -> None:
-        """Take what is left, or a part of it where the connection is cut; NotGiven where nothing comes, or no more."""
+    async def _continue(self, url: str, name: str, wanted: Range, taken: "_Taken") -> None:
+        """Fetch the rest, or a part of it if the connection is cut. Raises NotGiven if no bytes arrive."""
         before = taken.num_bytes
         try:
             async with asyncio.timeout(self._stall_s) as stall:
                 at = URL(f"{url}/{name}/{quote(wanted.file, safe='')}", encoded=True)
                 await self._take(at, wanted, taken, stall)
-            why, remedy = "it ends too early", _BE_THERE
+            why, remedy = "it ends too early", _BE_RUNNING
         except TimeoutError as exc:
             raise NotGiven(f"{url}: it stalls", is_silent=True) from exc
         except _Otherwise as exc:
             why, remedy = str(exc), exc.remedy
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             why = format_exc(exc)
-            remedy = _KNOWN_CERTIFICATE if isinstance(exc, aiohttp.ClientSSLError) else _BE_THERE
+            remedy = _KNOWN_CERTIFICATE if isinstance(exc, aiohttp.ClientSSLError) else _BE_RUNNING
         if taken.num_bytes == before:
             raise NotGiven(f"{url}: {why}", remedy)
 
@@ -136,7 +136,7 @@ class Downloads:
 
 
 class _Taken:
-    """Bytes of a range that arrived."""
+    """Count, hash and write the received bytes of a range."""
 
     def __init__(self, write: Callable[[int, bytes], None]) -> None:
         self.num_bytes = 0
@@ -153,7 +153,7 @@ class _Taken:
 
 
 class _Unwritten(Exception):
-    """Our own disk refused: another server would not help."""
+    """Writing to the own disk failed: another server would not help."""
 
     def __init__(self, why: OSError) -> None:
         super().__init__(str(why))
@@ -161,9 +161,9 @@ class _Unwritten(Exception):
 
 
 class _Otherwise(Exception):
-    """An answer with other content; the message says which."""
+    """The server's answer is not the requested range; the message says what it is."""
 
-    def __init__(self, what: str, remedy: str = _BE_THERE) -> None:
+    def __init__(self, what: str, remedy: str = _BE_RUNNING) -> None:
         super().__init__(what)
         self.remedy = remedy
 
@@ -173,7 +173,7 @@ def _check(answer: aiohttp.ClientResponse, start: int, end: int) -> None:
     if answer.status == 401:
         raise _Otherwise("it refuses our token of the run", _SAME_TOKEN)
     if answer.status == 404:
-        raise _Otherwise("it has not this range")
+        raise _Otherwise("it does not have this range")
     if answer.status != 206:
         raise _Otherwise(f"it answers with status {answer.status}")
     span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))

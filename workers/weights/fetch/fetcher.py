@@ -1,6 +1,6 @@
-"""Make versions available whose folder a worker cannot see: fetched over HTTP, kept, and served to other workers.
+"""Fetch versions whose folder a worker cannot access over HTTP, keep them, and serve them to other workers.
 
-All of it runs in a thread of its own, so that no token waits for it.
+Runs in a thread of its own, so that generation is not delayed.
 """
 
 import asyncio
@@ -50,14 +50,14 @@ async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
         except asyncio.CancelledError as exc:
             cancelled = exc
     if cancelled is not None:
-        working.exception()  # nobody asks for it
+        working.exception()  # marks it as retrieved
         raise cancelled
     return working.result()
 
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for a version that was published to be offered: its trainer reads it once more before.
+#: Longest wait for the offer of a published version: its trainer reads all of it first.
 OFFER_WAIT_S = 120.0
 LOOK_S = 0.2
 
@@ -70,7 +70,7 @@ class Fetcher:
         worker: name of this worker process, never used twice.
 
     Raises:
-        ConfigError: it cannot listen, there is no token, or TLS will not do.
+        ConfigError: the address cannot be bound, there is no token, or the TLS settings are invalid.
     """
 
     def __init__(self, config: Config, keys: Keys, worker: str) -> None:
@@ -83,37 +83,38 @@ class Fetcher:
         self._url = config.redis.url
         self._control: AsyncControl | None = None
         self._holds: list[Hold] = []
-        self._told: dict[str, Told] = {}
-        #: Objects that somebody else keeps, as long as their folder is there.
+        self._announced: dict[str, Told] = {}
+        #: Objects in folders of callers of ``bring``, served while the folder exists.
         self._brought: dict[str, Path] = {}
-        #: Addresses of peers that gave wrong bytes.
+        #: Addresses of peers that sent wrong bytes.
         self._liars: dict[str, None] = {}
-        #: Bytes that came, from trainers and from other workers.
+        #: Bytes received from trainers, and from other workers.
         self.from_trainer = self.from_peers = 0
         self.server = WeightsServer(config.serving, self._token)
         self._thread = LoopThread("weights-fetcher")
-        self._thread.submit(self._tell_for_ever())
+        self._thread.submit(self._announce_forever())
 
     async def fetch(self, version: int, index: str, *, waits: bool = True, progress: Progress | None = None) -> Path:
-        """Return the folder of a version on this machine; fetch it if missing. Any event loop may wait for it.
+        """Return the folder of a version on this machine; fetch it if missing. May be awaited in any event loop.
 
-        What is here waits for nobody. What came stays where this is cancelled or killed, and is gone on with.
+        A version that exists here is returned without waiting for other workers' fetches. Received ranges are kept if
+        this is cancelled or killed, and a later fetch resumes.
 
         Args:
-            index: digest of its index, as the publication has it.
-            waits: whether for it to be offered.
-            progress: shows how it goes.
+            index: digest of its index, from the publication.
+            waits: whether to wait for an offer.
+            progress: updated during the fetch.
 
         Raises:
-            PublishError: its index is no digest, it is not offered, cannot be fetched in its time, is not what was
-                announced, or there is no room.
+            PublishError: the index is no digest, or the version is not offered, cannot be fetched in time, is not the
+                announced one, or does not fit on the disk.
         """
         return await asyncio.wrap_future(
             self._thread.submit(self._fetch(version, index, waits, progress or Progress()))
         )
 
     def names(self) -> "concurrent.futures.Future[list[str]]":
-        """Return names of objects that are offered, or were until half a minute ago."""
+        """Return names of objects that are offered, or were in the last half minute."""
         return self._thread.submit(self._names())
 
     def is_superseded(self, version: int) -> "concurrent.futures.Future[bool]":
@@ -121,19 +122,18 @@ class Fetcher:
         return self._thread.submit(self._is_superseded(version))
 
     def bring(self, name: str, into: Path, room: Callable[[int], None]) -> "concurrent.futures.Future[Path]":
-        """Have an object in ``into``, and serve it as long as it is there; its caller is alone in that folder.
+        """Fetch an object into the folder ``into``, which only the caller uses, and serve it while it exists.
 
-        What came stays where this is cancelled or killed, and is gone on with. The folder that comes of it raises
-        PublishError where the object is not offered any more or cannot be fetched in its time, what ``room`` raises,
-        and OSError.
+        Received ranges are kept if this is cancelled or killed, and a later call resumes. The future raises
+        PublishError if the object is no longer offered or cannot be fetched in time, errors of ``room``, and OSError.
 
         Args:
-            room: called with the bytes that are about to come.
+            room: called with the bytes about to be fetched.
         """
         return self._thread.submit(self._bring_into(name, into, room))
 
     async def serve(self, version: int, index: str, path: Path) -> None:
-        """Serve a complete version from a proven folder. Failures are logged."""
+        """Serve a complete version from a verified folder. Failures are logged."""
         try:
             await asyncio.wrap_future(self._thread.submit(self._serve_held(object_name(version, index), path)))
         except (PenstockError, OSError) as exc:
@@ -149,12 +149,12 @@ class Fetcher:
     async def _fetch(self, version: int, index: str, waits: bool, progress: Progress) -> Path:
         name = object_name(version, index)
         if not is_object(name):
-            # It comes through Redis, and would be a path on this machine.
+            # It comes from Redis and is used as a path on this machine.
             raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
         try:
             while (path := await self._got(name, index, progress)) is None:
                 if not waits:
-                    raise PublishError(f"version {version} is offered over HTTP no more.")
+                    raise PublishError(f"version {version} is no longer offered over HTTP.")
                 await self._offered(name, version, progress)
             await self._serve(name, path)
         except OSError as exc:
@@ -165,7 +165,7 @@ class Fetcher:
         return path
 
     async def _got(self, name: str, index: str, progress: Progress) -> Path | None:
-        """Its folder, fetched where it is not here; None: it is not offered. Others wait for their own meanwhile."""
+        """Return the folder, fetched if missing; None if it is not offered. One process per machine fetches."""
         if (here := await self._here(name, index)) is not None:
             return here
         async with self._store.fetching(progress.blocked_on):
@@ -177,9 +177,9 @@ class Fetcher:
             return path
 
     async def _here(self, name: str, index: str) -> Path | None:
-        """Return a folder that this process holds, or proves while it holds it, without the lock."""
+        """Return a folder that this process holds, or verifies while holding it, without the lock."""
         for path in await asyncio.to_thread(self._store.of_index, index):
-            # One that is not right, or goes, is looked at again by whoever has the lock.
+            # One that is damaged or being deleted is checked again under the lock.
             with suppress(OSError, PublishError), closing(Hold(path)):
                 if not self._has(path):
                     await to_its_end(prove, path, index)
@@ -235,11 +235,11 @@ class Fetcher:
     async def _bring_into(self, name: str, into: Path, room: Callable[[int], None]) -> Path:
         offer = await self._offer_of(name) if is_object(name) else None
         if offer is None:
-            raise PublishError(f"{name} is not offered over HTTP any more.")
+            raise PublishError(f"{name} is no longer offered over HTTP.")
         path = into / name
-        is_there = bound(is_whole, path, offer.index) if is_version(name) else bound(holds, path, offer)
-        if path.is_dir() and not await to_its_end(is_there):
-            log.warning("%s is fetched again: it is not what is offered", name)
+        is_valid = bound(is_whole, path, offer.index) if is_version(name) else bound(holds, path, offer)
+        if path.is_dir() and not await to_its_end(is_valid):
+            log.warning("%s is fetched again: it differs from the offer", name)
             await to_its_end(shutil.rmtree, path)
         if not path.is_dir():
             temporary, index = into / f"{FETCHING}{name}", None
@@ -266,30 +266,30 @@ class Fetcher:
         progress: Progress,
         index: bytes | None,
     ) -> None:
-        """Fetch an object, all but its ``index``, into ``folder``; ``finish`` gives it its name."""
+        """Fetch an object except its ``index`` into ``folder``; ``finish`` renames the folder."""
         began, version = time.monotonic(), offer.version
         control, thing = self._opened(), self._thing(name)
         progress.blocked_on()
         partial = await to_its_end(Partial, folder, offer, index)
-        told = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
+        announcer = Told(self._keys, control, thing, self._worker, self.server.url, partial.bitmap)
         self.server.shelf.put(name, partial.blobs())
-        self._told[name] = told
+        self._announced[name] = announcer
         downloads = Downloads(self._config.serving, self._token)
         fetches, liars = self._config.serving.fetches, self._liars
-        swarm = Swarm(name, offer, partial, told, downloads, progress, fetches=fetches, liars=liars)
+        swarm = Swarm(name, offer, partial, announcer, downloads, progress, fetches=fetches, liars=liars)
         try:
-            await told.say()
+            await announcer.say()
             await swarm.run()
         except BaseException as exc:
             self._forget(name)
             if isinstance(exc, PublishError) and not partial.has_any:
-                await asyncio.to_thread(partial.discard)  # whatever was offered, its room is not kept for it
+                await asyncio.to_thread(partial.discard)  # free the allocated space
             raise
         finally:
             self.from_trainer += swarm.from_trainer
             self.from_peers += swarm.from_peers
             await downloads.close()
-        await told.say()
+        await announcer.say()
         try:
             await to_its_end(finish, partial)
         except BaseException:
@@ -305,7 +305,7 @@ class Fetcher:
         )
 
     async def _offered(self, name: str, version: int, progress: Progress) -> None:
-        """Wait for an offer; other workers of this machine may fetch meanwhile. Raises PublishError."""
+        """Wait for an offer, without the lock of this machine. Raises PublishError."""
         deadline = time.monotonic() + OFFER_WAIT_S
         while await self._offer_of(name) is None:
             progress.blocked_on(step="offer")
@@ -320,7 +320,7 @@ class Fetcher:
             await asyncio.sleep(LOOK_S)
 
     def _hold(self, name: str, path: Path) -> None:
-        """Keep it from being deleted, and no more than ``HELD`` of them; each is served by its last names."""
+        """Protect a folder from deletion and release older ones than the last ``HELD``; likewise its names."""
         hold = next((one for one in self._holds if one.path == path), None) or Hold(path)
         self._holds = [*(one for one in self._holds if one is not hold), hold]
         hold.names = [*(one for one in hold.names if one != name), name]
@@ -332,20 +332,20 @@ class Fetcher:
             self._forget(one)
 
     async def _serve(self, name: str, path: Path) -> None:
-        """From its folder, all of it."""
+        """Serve a complete folder and announce it."""
         self.server.shelf.put(name, files_of(path))
-        await self._tell_of(name)
+        await self._announce(name)
 
-    async def _tell_of(self, name: str) -> None:
-        """Announce that all of it is here, once it is offered."""
-        if name in self._told or (offer := await self._offer_of(name)) is None:
+    async def _announce(self, name: str) -> None:
+        """Announce that this worker has all of an object, if it is offered."""
+        if name in self._announced or (offer := await self._offer_of(name)) is None:
             return
         count = len(offer.ranges())
         full = bytes(0xFF if 8 * at + 8 <= count else 0xFF00 >> count % 8 & 0xFF for at in range(bitmap_bytes(count)))
-        told = Told(self._keys, self._opened(), self._thing(name), self._worker, self.server.url, lambda: full)
-        await told.say()
-        if name in self.server.shelf.names():  # nobody took it away meanwhile
-            self._told[name] = told
+        announcer = Told(self._keys, self._opened(), self._thing(name), self._worker, self.server.url, lambda: full)
+        await announcer.say()
+        if name in self.server.shelf.names():  # not removed meanwhile
+            self._announced[name] = announcer
 
     async def _is_superseded(self, version: int) -> bool:
         key = self._keys.weights(self._config.model.name)
@@ -365,7 +365,7 @@ class Fetcher:
         return f"{self._config.model.name}:{name}"
 
     def _forget(self, name: str) -> None:
-        self._told.pop(name, None)
+        self._announced.pop(name, None)
         self.server.shelf.remove(name)
 
     def _opened(self) -> AsyncControl:
@@ -373,7 +373,7 @@ class Fetcher:
             self._control = AsyncControl(self._url)
         return self._control
 
-    async def _tell_for_ever(self) -> None:
+    async def _announce_forever(self) -> None:
         """Renew the announcements: silent workers count as dead."""
         try:
             while True:
@@ -383,9 +383,10 @@ class Fetcher:
                     self._forget(name)
                 for name in self.server.shelf.names():
                     try:
-                        await (told.say() if (told := self._told.get(name)) is not None else self._tell_of(name))
+                        known = self._announced.get(name)
+                        await (known.say() if known is not None else self._announce(name))
                     except PenstockError as exc:
-                        log.warning("what this worker has of weights is not told of: %s", exc)
+                        log.warning("failed to announce the weights this worker serves: %s", exc)
         finally:
             if self._control is not None:
                 with suppress(Exception):

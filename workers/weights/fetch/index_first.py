@@ -1,7 +1,7 @@
-"""The index of a version before anything else of it: by its own digest, so that what is offered can be held to it.
+"""Fetch the index of a version first and check the offer against it.
 
-An offer comes through Redis, and says how much room is to be taken. The index says so too, and is proven by the digest
-that was announced.
+An offer comes from Redis and says how much disk space to allocate. The index also has these sizes, and is verified by
+the announced digest.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ class Came(NamedTuple):
     """A verified index."""
 
     data: bytes
-    #: Who gave it; '' for nobody: it was here.
+    #: Server it was fetched from; '': it was on this machine.
     url: str
-    #: What is offered of its version, held to it.
+    #: Offer of its version, which matches the index.
     offer: Offer
 
 
 class IndexFirst:
-    """Has the index of object ``name``.
+    """Fetch the index of object ``name``.
 
     Args:
-        offer: of the object; looked at anew with ``look`` where nobody gives the index.
-        peers: workers that have some of the object.
-        liars: addresses that are asked for nothing.
+        offer: of the object; read again with ``look`` if no server sends the index.
+        peers: returns workers that have some of the object.
+        liars: addresses that are not used.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class IndexFirst:
         self._name, self._digest = name, name.rpartition("-")[2]
         self._offer, self._downloads = offer, downloads
         self._look, self._peers, self._liars = look, peers, liars
-        self._failed = NotGiven("nobody has it")
+        self._failed = NotGiven("no server has it")
 
     async def get(self, here: Path) -> Came:
-        """Return the index: what an earlier attempt left in ``here``, else what arrives.
+        """Return the index that an earlier attempt left in ``here``, else fetch it.
 
-        What is offered and differs from it is not taken; the trainer says its own again and again.
+        An offer that differs from the index is rejected; the trainer renews its own periodically.
 
         Raises:
-            PublishError: it does not come for ``swarm.GIVE_UP_S``, is offered no more, or what is offered is not of it.
-            ProtocolError: the offer cannot be one.
+            PublishError: no index within ``swarm.GIVE_UP_S``, no offer any more, or an offer that differs from it.
+            ProtocolError: malformed offer.
         """
         began = offered_at = time.monotonic()
         found = await asyncio.to_thread(_read, here / INDEX_FILE)
@@ -72,10 +72,10 @@ class IndexFirst:
             try:
                 came = await self._first() if left is None else Came(left, "", self._offer)
                 if came is not None:
-                    _hold(came.offer, came.data)
+                    _check(came.offer, came.data)
                     return came
                 refused = PublishError(
-                    f"version {self._offer.version} cannot be fetched: its index does not come, {self._failed}; "
+                    f"version {self._offer.version} cannot be fetched: its index is not received, {self._failed}; "
                     f"{self._failed.remedy}."
                 )
             except _Differs as exc:
@@ -91,10 +91,10 @@ class IndexFirst:
                 raise refused
 
     async def _first(self) -> Came | None:
-        """From the first that gives it; another one is asked where that takes long."""
+        """Return the index from the first server that sends it; try the next one in parallel after ``GRACE_S``."""
         offer = self._offer
         ranges, count = _ranges(offer), len(offer.ranges())
-        # The trainer's link is spared; but few workers say what they have before they have it.
+        # One peer before the trainer, to spare its link; only one, as peers may not have the index.
         urls = [one.url for one in await self._peers(count) if one.url not in self._liars and _has(one, ranges)]
         random.shuffle(urls)
         urls.insert(1, offer.url)
@@ -116,7 +116,7 @@ class IndexFirst:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def _from(self, url: str, offer: Offer, ranges: list[Range]) -> Came | None:
-        """Return the index from one server; None if it does not give it."""
+        """Return the index from one server; None if that fails."""
         data = bytearray(sum(one.num_bytes for one in ranges))
         try:
             for one in ranges:
@@ -140,15 +140,15 @@ def _ranges(offer: Offer) -> list[Range]:
     return ranges
 
 
-def _hold(offer: Offer, data: bytes) -> None:
-    """Whether the files that are offered, and their bytes, are those of the index; raises _Differs, or PublishError."""
-    told = index_in(data, f"the index of version {offer.version}").sizes
-    if not told:
+def _check(offer: Offer, data: bytes) -> None:
+    """Check the offered files and sizes against the index. Raises _Differs, or PublishError."""
+    sizes = index_in(data, f"the index of version {offer.version}").sizes
+    if not sizes:
         raise PublishError(
             f"the index of version {offer.version} does not say how large its files are, as an earlier penstock wrote "
             "it: publish again."
         )
-    offered, named = offer.sizes(), {**told, INDEX_FILE: len(data)}
+    offered, named = offer.sizes(), {**sizes, INDEX_FILE: len(data)}
     if other := [name for name in offered | named if offered.get(name) != named.get(name)]:
         raise _Differs(f"with other files than its index names, or of other sizes, such as {safe_repr(other[0], 100)}")
 

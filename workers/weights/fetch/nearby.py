@@ -1,4 +1,4 @@
-"""Make publications loadable on this machine: by a folder it can see, or fetched."""
+"""Make publications loadable on this machine: use an accessible folder, or fetch it."""
 
 import asyncio
 from dataclasses import replace
@@ -14,10 +14,10 @@ from penstock.workers.weights.fetch.progress import Progress
 
 
 class Nearby:
-    """Fetch the versions that one worker cannot see.
+    """Fetch the versions whose folder one worker cannot access.
 
     Args:
-        fetcher: None: nothing is fetched.
+        fetcher: None: fetch nothing.
     """
 
     def __init__(self, fetcher: Fetcher | None, waiting: Waiting) -> None:
@@ -45,7 +45,7 @@ class Nearby:
 
 
 def _is_seen(publication: Publication) -> bool:
-    """Whether the version is there: what an earlier run left on this machine under its path is another. Blocks."""
+    """Return whether the path has this version; an earlier run may have left another one there. Blocks."""
     try:
         read_index(Path(publication.path), publication.index)
     except PublishError:

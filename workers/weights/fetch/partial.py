@@ -1,6 +1,6 @@
-"""A folder of files being fetched: which of their ranges are here, verified by their digests alone.
+"""Hold the files of a fetch in progress, and know which of their ranges are present.
 
-No list of what is here is kept on disk: who goes on after a kill reads the bytes, and believes those that are right.
+The disk has no list of present ranges: a fetch that resumes reads the bytes and checks their digests.
 """
 
 import os
@@ -22,15 +22,15 @@ _CHUNK_BYTES = 4 * 1024**2
 
 
 class Partial:
-    """Files of an offer on their way. Its calls block for the disk; for any thread.
+    """Hold the partially fetched files of an offer. Calls block for the disk. Thread-safe.
 
     Args:
-        index: what is in the index, where that came before all else.
+        index: bytes of the index, if it was fetched first.
 
     Raises:
-        PublishError: the offer has a file that can be none of a version.
-        ProtocolError: the offer cannot be one.
-        OSError: there is no room.
+        PublishError: the offer has an invalid file name.
+        ProtocolError: malformed offer.
+        OSError: the disk is full.
     """
 
     def __init__(self, folder: Path, offer: Offer, index: bytes | None = None) -> None:
@@ -47,9 +47,9 @@ class Partial:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make the files in their whole length, so that a full disk is seen now; and see what an earlier try left."""
+        """Allocate the files in full, so that a full disk is detected now; find ranges left by an earlier attempt."""
         if self.folder.is_symlink():
-            self.folder.unlink()  # files where it leads to are not ours to delete
+            self.folder.unlink()  # do not delete files in its target
         is_new = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         for entry in list(self.folder.iterdir()):
@@ -59,7 +59,7 @@ class Partial:
             for name, size in self._sizes.items():
                 _allocate(self.folder / name, size)
         except OSError:
-            # Nothing came yet, as that needs all of them; a disk that is full is not left so.
+            # No range was fetched yet, because that needs all files; free the disk.
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         if self._index is not None:
@@ -71,19 +71,19 @@ class Partial:
 
     @property
     def missing(self) -> list[int]:
-        """Return the numbers of ranges that are not here yet."""
+        """Return the numbers of missing ranges."""
         with self._lock:
             return [one.number for one in self.ranges if one.number not in self._here]
 
     @property
     def has_any(self) -> bool:
-        """Return whether any byte of it is here, besides its index."""
+        """Return whether any range besides the index is present."""
         with self._lock:
             here = [self.ranges[number] for number in self._here]
         return any(one.num_bytes for one in here if one.file != INDEX_FILE)
 
     def discard(self) -> None:
-        """Give its room back. Blocks for the disk."""
+        """Delete the folder. Blocks for the disk."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -91,7 +91,7 @@ class Partial:
         return sum(self._sizes.values())
 
     def bitmap(self) -> bytes:
-        """Return a bit map of ranges that are here; the first is the highest bit of the first byte."""
+        """Return a bitmap of present ranges; the first is the highest bit of the first byte."""
         found = bytearray(bitmap_bytes(len(self.ranges)))
         with self._lock:
             for number in self._here:
@@ -120,7 +120,7 @@ class Partial:
             self._here.add(number)
 
     def blobs(self) -> dict[str, FileBlob]:
-        """Return the files, to be served as far as they are here."""
+        """Return the files, which serve their present ranges."""
         return {
             name: FileBlob(self.folder / name, size, self._has(self._first[name])) for name, size in self._sizes.items()
         }
@@ -134,10 +134,10 @@ class Partial:
         return has
 
     def finish(self, target: Path, digest: str) -> None:
-        """Prove all of it by the version's index, sync it, and give it its name. ``target`` is not there yet.
+        """Verify all files by the version's index, sync them, and rename the folder to ``target``, which is new.
 
         Raises:
-            PublishError: it is not what the index says; what is here is deleted. OSError: the disk refuses.
+            PublishError: a file does not match the index; the folder was deleted. OSError: a disk error.
         """
         try:
             prove(self.folder, digest)
@@ -155,10 +155,10 @@ class Partial:
 
 
 def holds(folder: Path, offer: Offer) -> bool:
-    """Whether a folder has the files of an offer, byte for byte, and no others. Blocks while it reads them.
+    """Return whether a folder has exactly the files of an offer, byte for byte. Blocks while it reads them.
 
     Raises:
-        ProtocolError: the offer cannot be one. OSError: a file cannot be read.
+        ProtocolError: malformed offer. OSError: a file cannot be read.
     """
     found = {entry.name: entry.lstat().st_size for entry in folder.iterdir() if entry.is_file()}
     return found == offer.sizes() and all(_is_right(folder, one) for one in offer.ranges())
@@ -176,7 +176,7 @@ def _is_right(folder: Path, one: Range) -> bool:
 
 
 def _allocate(path: Path, size: int) -> None:
-    """Have a file of that size, and room for all of it; what it holds stays. Raises OSError."""
+    """Create or resize a file and allocate its space; keep its content. Raises OSError."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         os.ftruncate(handle, size)

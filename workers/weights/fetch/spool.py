@@ -1,7 +1,7 @@
-"""Anchors and deltas that come over HTTP, as a store of objects: each group is fetched whole, and served to others.
+"""Present anchors and deltas that are offered over HTTP as an object store: fetch each group, and serve it to others.
 
-FOLDER/GROUP/            what came, proven range by range
-FOLDER/.fetching-GROUP/  one on its way, which is gone on with by whoever wants it next
+FOLDER/GROUP/            a fetched group, verified range by range
+FOLDER/.fetching-GROUP/  a fetch in progress, which the next fetch of the group resumes
 """
 
 import concurrent.futures
@@ -15,23 +15,23 @@ from penstock.weights.deltas.chains import MARKER
 from penstock.workers.weights.fetch.fetcher import Fetcher
 
 T = TypeVar("T")
-#: How often a thread that waits looks whether its worker stops.
+#: Interval at which a waiting thread checks whether its worker stops.
 _LOOK_S = 0.1
 
 
 class Spool:
-    """A store of the relay's objects. Calls block.
+    """Implement ``Objects`` on the relay's offers. Calls block.
 
     Args:
-        folder: made where it is missing; who calls ``near`` is alone in it, and deletes there what it likes.
-        stopped: asked often; true ends a call with PublishError.
+        folder: created if missing; only the caller of ``near`` uses it, and may delete anything in it.
+        stopped: called often; True aborts a call with PublishError.
     """
 
     def __init__(self, fetcher: Fetcher, folder: Path, stopped: Callable[[], bool]) -> None:
         self._fetcher, self._folder, self._stopped = fetcher, folder, stopped
 
     def names(self) -> list[str]:
-        """Of each group that is offered its marker: who fetches it sees what else it has."""
+        """Return the marker of each offered group; its other names are known after the fetch."""
         try:
             return [f"{group}/{MARKER}" for group in self._await(self._fetcher.names(), self._stopped)]
         except PublishError:

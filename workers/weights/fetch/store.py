@@ -1,4 +1,4 @@
-"""The folder of fetched versions of this machine, shared by its workers: locks, uses, deletion."""
+"""Manage the folder of fetched versions that the workers of this machine share: locks, holds, deletion."""
 
 import asyncio
 import fcntl
@@ -14,20 +14,20 @@ from penstock.system.disk import free_bytes, own_file, own_folder, remove_whole
 from penstock.weights.http.blobs import is_object
 from penstock.workers.weights.machine_lock import Holder, locks, telling
 
-#: Before the name of an object that is on its way.
+#: Prefix of the folder of a fetch in progress.
 FETCHING = ".fetching-"
 _GONE, _LOCK = ".gone-", ".lock"
-#: How often one that another worker fetches is looked at.
+#: Polling interval while another worker holds the lock.
 LOOK_S = 0.1
 
 
 class Hold:
-    """A folder in use by this process, so that others keep it. The use ends with the process too."""
+    """Protect a folder from deletion by other processes, until ``close`` or the end of this process."""
 
     def __init__(self, path: Path) -> None:
-        """Start to use a folder. Raises OSError if it does not exist, or is being deleted."""
+        """Hold a folder. Raises OSError if it does not exist, or is being deleted."""
         self.path = path
-        #: Objects that it is served as, the newest last: a tick gives the same weights another number.
+        #: Object names under which it is served, the newest last; a tick adds one.
         self.names: list[str] = []
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -45,7 +45,7 @@ class Hold:
 
 
 class Store:
-    """Fetched versions under ``folder``, of at most ``max_bytes``."""
+    """Store fetched versions under ``folder``, at most ``max_bytes``."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
@@ -55,9 +55,9 @@ class Store:
         return self.folder / name
 
     def of_index(self, index: str) -> list[Path]:
-        """Versions that are here whole by the digest of their index, whatever their number, the newest first.
+        """Return the complete versions with this digest of their index, the newest first.
 
-        Raises OSError where the folder cannot be had, or is another user's.
+        Raises OSError if the folder cannot be created, or belongs to another user.
         """
         own_folder(self.folder)
         return [path for path in reversed(self._versions()) if path.name.endswith(f"-{index}")]
@@ -68,11 +68,11 @@ class Store:
 
     @asynccontextmanager
     async def fetching(self, blocked_on: Callable[..., None]) -> AsyncIterator[None]:
-        """One process of this machine at a time fetches; waits for the others, while they live.
+        """Hold the lock for fetching; wait while another live process of this machine holds it.
 
         Raises:
-            PublishError: the one that fetches stands still.
-            OSError: the disk refuses, or the folder is another user's.
+            PublishError: the holder is stalled.
+            OSError: a disk error, or the folder belongs to another user.
         """
         own_folder(self.folder)
         file = self.folder / _LOCK
@@ -88,12 +88,12 @@ class Store:
             os.close(handle)
 
     def make_room(self, name: str, num_bytes: int) -> None:
-        """Delete what nobody uses, the oldest first, until ``name`` fits: into the bound, and on the disk.
+        """Delete unused versions, the oldest first, until ``name`` fits into the limit and on the disk.
 
-        Blocks for the disk; under the lock.
+        Blocks for the disk. The caller holds the lock.
 
         Raises:
-            PublishError: it does not fit by itself, or beside what is used, or what else is on the disk.
+            PublishError: it exceeds the limit alone, or together with versions in use, or the disk is full.
         """
         self._remove_leftovers(name)
         if num_bytes > self._max_bytes:
@@ -134,7 +134,7 @@ class Store:
         return not path.exists()
 
     def _versions(self) -> list[Path]:
-        """Return the complete ones, the oldest first."""
+        """Return the complete versions, the oldest first."""
         return sorted(path for path in self.folder.iterdir() if is_object(path.name))
 
     def _remove_leftovers(self, name: str) -> None:

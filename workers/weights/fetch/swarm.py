@@ -1,14 +1,14 @@
-"""Fetch one object for one worker: from peers what they have, from the trainer what no peer has.
+"""Fetch one object for one worker: from peers if any has a range, else from the trainer.
 
-    look    who has what, as Redis says; now and then, where the trainer is by now
-    peers   rarest range first, from whoever of those that have it is asked least; one that does not give is left alone,
-            one that gave nothing yet has one range under way, and one that takes much longer than others is left for
-            another, or for the trainer
-    claim   a range that nobody has, or that those who have it do not give: from the trainer, two workers at a time
-    alone   who got no range from anybody for a turn, and no claim, fetches from the trainer without one
+    look    read from Redis which peers have which ranges; periodically, the trainer's address
+    peers   fetch the rarest range first, from the least busy peer that has it; one that fails is avoided for a while,
+            one that has sent nothing yet gets one request at a time, and one that is much slower than others is
+            replaced by another, or by the trainer
+    claim   fetch a range that no peer has or sends from the trainer; two workers at a time hold such a claim
+    alone   without any range for a turn, and without a claim, fetch from the trainer without one
 
-So the trainer's link carries an object about once, however many workers fetch it; a peer that dies costs the range that
-was under way, and whoever says that he has all of it holds nobody up.
+So the trainer sends an object about once, however many workers fetch it. A peer that dies costs the range in flight,
+and a peer that falsely announces ranges blocks no worker.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from penstock.workers.weights.fetch.progress import Pace, Progress
 
 @dataclass(slots=True)
 class Told:
-    """Announces what one worker has of one object by ``say``, one announcement at a time."""
+    """Announce the ranges of one object that one worker has, one announcement at a time."""
 
     keys: Keys
     control: AsyncControl
@@ -57,7 +57,7 @@ class Told:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def say(self) -> None:
-        """Announce what is here by now, and which claim continues, in order."""
+        """Announce the present ranges, and renew the claim."""
         async with self._lock:
             await self.control.call(
                 relay_have(self.keys, self.thing, self.worker, self.url, self.bitmap(), claim=self.claim)
@@ -66,27 +66,26 @@ class Told:
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at who has what: so long, and longer with many peers.
+#: Polling interval for the peers' ranges: this, plus this per peer.
 LOOK_S, LOOK_EACH_S = 0.05, 0.005
-#: A peer that did not give is left alone for so long, and for twice as long each further time; the longest is for one
-#: from which nothing comes at all.
+#: A peer that failed is avoided for this long, doubled with each further failure; one that is silent for the longest.
 REST_S, LONGEST_REST_S = 0.25, 20.0
-#: When no range came for so long, and of none that is under way any byte, it is given up; what is here stays.
+#: The fetch fails if no bytes arrive for this long; received ranges are kept.
 GIVE_UP_S = 60.0
-#: A turn: so long, and as long as two ranges take on a link of so many bytes a second; some workers wait for up to two,
-#: so that the first ones feed the others. No range counts for more than the largest that may be configured.
+#: A turn is this time plus that of two ranges on a link of this rate, times a random factor from 1 to 2, so that the
+#: first workers can serve the others. Ranges count with at most the largest configurable size.
 TURN_S, SLOW_LINK_BYTES_PER_S, LARGEST_RANGE_BYTES = 15.0, 4 * 1024**2, 1024**3
-#: Looks in turn that find no offer after which it is taken for withdrawn: a Redis that began anew has none for a while.
+#: Consecutive reads without an offer after which it counts as withdrawn; a restarted Redis has none for a while.
 GONE_LOOKS = 3
-#: Between two tries of a trainer that does not give.
+#: Pause between two requests to a trainer that failed.
 TRY_S = 0.5
-#: Most addresses that gave wrong bytes which are remembered.
+#: Most remembered addresses that sent wrong bytes.
 MAX_LIARS = 1024
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A range in flight. ``peer``: '' is the trainer."""
+    """Describe a range in flight. ``peer``: '' is the trainer."""
 
     wanted: Range
     peer: str
@@ -98,9 +97,9 @@ class Swarm:
     """Fetch the missing ranges of ``partial``.
 
     Args:
-        name: of the object, as servers have it.
-        fetches: ranges at once from peers.
-        liars: addresses that gave wrong bytes, of this object or another, and are asked for nothing; added to.
+        name: of the object, as servers know it.
+        fetches: most ranges in flight from peers.
+        liars: addresses that sent wrong bytes of any object, which are not used; updated.
     """
 
     def __init__(
@@ -108,50 +107,50 @@ class Swarm:
         name: str,
         offer: Offer,
         partial: Partial,
-        told: Told,
+        announcer: Told,
         downloads: Downloads,
         progress: Progress,
         *,
         fetches: int,
         liars: dict[str, None],
     ) -> None:
-        #: Bytes that came, by whether from the trainer or from peers.
+        #: Bytes received from the trainer, and from peers.
         self.from_trainer = self.from_peers = 0
         self._name = name
         self._offer = offer
         self._partial = partial
-        self._told = told
+        self._announcer = announcer
         self._downloads = downloads
         self._progress = progress
         self._fetches = fetches
         self._peers: dict[str, Peer] = {}
         self._liars = liars
         self._pace = Pace(offer.range_bytes)
-        #: Ranges that are under way, how much each peer is asked for, and which gave something.
+        #: Ranges in flight, number of requests by peer, and peers that sent a range.
         self._under_way: dict[int, _Asked] = {}
         self._asked: Counter[str] = Counter()
         self._gave: set[str] = set()
-        #: Until when a peer is left alone, and how often in turn it did not give.
+        #: Time until which a peer is avoided (monotonic, s), and its consecutive failures.
         self._resting: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._came_at = time.monotonic()
-        #: When the last bytes of a range that is under way came: one of a gigabyte may take minutes.
+        #: Time of the last bytes of each range in flight (monotonic, s): a large range may take minutes.
         self._grew_at: dict[int, float] = {}
         longest = max((one.num_bytes for one in partial.ranges), default=0)
         self._slow_s = 2 * min(longest, LARGEST_RANGE_BYTES) / SLOW_LINK_BYTES_PER_S
         self._turn_s = (TURN_S + self._slow_s) * random.uniform(1.0, 2.0)
         self._is_alone = False
-        #: Who holds the trainer's slots, and which range, while nothing comes.
+        #: Worker and range of each of the trainer's slots, while no bytes arrive.
         self._holders: list[tuple[str, int]] = []
-        self._failed = NotGiven("nobody has them")
+        self._failed = NotGiven("no worker has them")
         self._gone = 0
 
     async def run(self) -> None:
-        """Fetch until all ranges are here.
+        """Fetch until all ranges are present.
 
         Raises:
-            PublishError: nothing came for ``GIVE_UP_S``. OSError: the disk refuses. QueueFull, QueueUnavailable.
+            PublishError: no bytes arrived for ``GIVE_UP_S``. OSError: a disk error. QueueFull, QueueUnavailable.
         """
         loops = [self._look(), self._claims(), *(self._ask_peers() for _ in range(self._fetches))]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -166,39 +165,41 @@ class Swarm:
                 if (left := self._partial.missing) and time.monotonic() - last > GIVE_UP_S + 2 * self._slow_s:
                     raise PublishError(
                         f"version {self._offer.version} cannot be fetched: {len(left)} of its "
-                        f"{len(self._partial.ranges)} ranges do not come, {self._failed}{self._held()}; "
+                        f"{len(self._partial.ranges)} ranges are not received, {self._failed}{self._held()}; "
                         f"{self._failed.remedy}."
                     )
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._told.claim = -1
+            self._announcer.claim = -1
             self._progress.blocked_on()
 
     async def _look(self) -> None:
-        told, looked_at, count = self._told, time.monotonic(), len(self._partial.ranges)
+        announcer, looked_at, count = self._announcer, time.monotonic(), len(self._partial.ranges)
         while self._partial.missing:
             if time.monotonic() - looked_at > OFFER_EVERY_S:
                 looked_at = time.monotonic()
                 await self._look_at_offer()
-            found = await told.control.do(lambda client: read_peers(client, told.keys, told.thing, count))
-            found.pop(told.worker, None)
+            found = await announcer.control.do(
+                lambda client: read_peers(client, announcer.keys, announcer.thing, count)
+            )
+            found.pop(announcer.worker, None)
             self._peers = found
             self._wake()
             await asyncio.sleep(LOOK_S + LOOK_EACH_S * len(found))
 
     async def _look_at_offer(self) -> None:
         """Update the trainer's address: a restarted one serves the same bytes elsewhere, or no longer."""
-        told = self._told
-        offer = await told.control.do(lambda client: read_offer(client, told.keys, told.thing))
+        announcer = self._announcer
+        offer = await announcer.control.do(lambda client: read_offer(client, announcer.keys, announcer.thing))
         self._gone = 0 if offer is not None else self._gone + 1
         if offer is not None and replace(offer, url=self._offer.url) == self._offer:
             self._offer = offer
         elif self._gone >= GONE_LOOKS and not self._given_by_peers():
             raise PublishError(
-                f"version {self._offer.version} cannot be fetched: its trainer offers it no more, and no worker has "
-                f"what is missing; {self._failed}."
+                f"version {self._offer.version} cannot be fetched: its trainer no longer offers it, and no worker has "
+                f"the missing ranges; {self._failed}."
             )
 
     def _given_by_peers(self) -> bool:
@@ -220,7 +221,7 @@ class Swarm:
     def _choose(self) -> tuple[Range, str] | None:
         """Return the rarest missing range, and the least busy of the peers that have it.
 
-        Where there is none, one that a peer gives much too slowly, and another who gave some.
+        If there is none, return a range that is late, and another peer, which has sent ranges before.
         """
         free = [name for name in self._peers if not self._rests(name) and self._asked[name] < self._most(name)]
         chosen = self._rarest([number for number in self._partial.missing if number not in self._under_way], free)
@@ -234,21 +235,21 @@ class Swarm:
             return None
         has = self._have(names)[:, wanted]
         holders = has.sum(axis=0)
-        there = np.flatnonzero(holders)
-        if not len(there):
+        available = np.flatnonzero(holders)
+        if not len(available):
             return None
-        rarest = there[holders[there] == holders[there].min()]
+        rarest = available[holders[available] == holders[available].min()]
         at = int(random.choice(rarest))
         able = [names[row] for row in np.flatnonzero(has[:, at])]
         random.shuffle(able)
         return self._partial.ranges[wanted[at]], min(able, key=lambda name: self._asked[name])
 
     def _most(self, peer: str) -> int:
-        """Return how many ranges to request from a peer at once: one peer must not hold them all."""
+        """Return the most requests in flight to a peer: one peer must not have them all."""
         return max(1, self._fetches // 2) if peer in self._gave else 1
 
     def _late(self, patience: float = 1.0) -> list[int]:
-        """Return the ranges that peers give much more slowly than others."""
+        """Return the ranges that peers send much more slowly than usual."""
         asked = [one for one in self._under_way.values() if one.peer]
         return [one.wanted.number for one in asked if self._pace.is_late(one.wanted.num_bytes, one.since, patience)]
 
@@ -263,40 +264,40 @@ class Swarm:
         return self._peers[peer].url in self._liars or self._resting.get(peer, 0.0) > time.monotonic()
 
     async def _claims(self) -> None:
-        told, count = self._told, len(self._partial.ranges)
+        announcer, count = self._announcer, len(self._partial.ranges)
         while self._partial.missing:
-            claim = relay_claim(told.keys, told.thing, told.worker, count, wanted=self._not_given())
-            number = await told.control.call(claim)
+            claim = relay_claim(announcer.keys, announcer.thing, announcer.worker, count, wanted=self._not_given())
+            number = await announcer.control.call(claim)
             if 0 <= number < count:
                 self._is_alone, self._holders = False, []
             elif (number := await self._unclaimed()) < 0:
                 await self._changed.wait()
                 continue
-            told.claim = number
+            announcer.claim = number
             wanted, came = self._partial.ranges[number], False
             if number in self._partial.missing and (number not in self._under_way or number in self._late()):
-                going_on = asyncio.create_task(self._renew())
+                renewing = asyncio.create_task(self._renew())
                 try:
                     came = await self._fetch(wanted, self._offer.url, "")
                 finally:
-                    going_on.cancel()
-                    await asyncio.gather(going_on, return_exceptions=True)
-            told.claim = -1
-            await told.say()
+                    renewing.cancel()
+                    await asyncio.gather(renewing, return_exceptions=True)
+            announcer.claim = -1
+            await announcer.say()
             if not came:
                 await asyncio.sleep(random.uniform(TRY_S, 2 * TRY_S))
 
     async def _unclaimed(self) -> int:
-        """Return a range to request from the trainer without a claim, because claims help no worker here; -1: none.
+        """Return a range to request from the trainer without a claim, after a turn without any range; -1: none.
 
-        Whoever holds a slot may go on for as long as he likes: that must not hold up who waits.
+        A worker may hold a claim for any time; that must not block the others.
         """
         idle_s = time.monotonic() - self._came_at
         if idle_s < TRY_S and not self._is_alone:
             self._holders = []
             return -1
-        keys, thing = self._told.keys, self._told.thing
-        self._holders = await self._told.control.do(lambda client: read_claims(client, keys, thing))
+        keys, thing = self._announcer.keys, self._announcer.thing
+        self._holders = await self._announcer.control.do(lambda client: read_claims(client, keys, thing))
         self._is_alone = self._is_alone or idle_s > self._turn_s
         if not self._is_alone:
             return -1
@@ -309,8 +310,8 @@ class Swarm:
         return f"; the trainer's slots are held by {' and '.join(names)}" if names else ""
 
     def _not_given(self) -> int:
-        """Return a missing range whose peers do not give it, or give it much too slowly; -1: none."""
-        # Where nothing comes, it does not matter what they say that they have.
+        """Return a missing range whose peers do not send it, or send it too slowly; -1: none."""
+        # If peers send nothing at all, their announcements do not count.
         giving = [] if self._pace.is_idle() else [name for name in self._peers if not self._rests(name)]
         not_given = self._had_by([*self._peers]) - self._had_by(giving) - self._under_way.keys()
         left = [*not_given.intersection(self._partial.missing)]
@@ -324,12 +325,12 @@ class Swarm:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(CLAIM_MS / 3000)
-            await self._told.say()
+            await self._announcer.say()
 
     async def _fetch(self, wanted: Range, url: str, peer: str) -> bool:
-        """Whether the range is here now, and said to be. ``peer``: '' is the trainer.
+        """Fetch a range and announce it; return False if that failed. ``peer``: '' is the trainer.
 
-        One that is under way already is taken over.
+        Replaces a request for the range that is in flight.
         """
         before = self._under_way.get(wanted.number)
         task = asyncio.create_task(self._take(wanted, url, peer, before.task if before is not None else None))
@@ -349,17 +350,17 @@ class Swarm:
             self._wake()
         try:
             if task.cancelled():
-                raise NotGiven(f"{url} gives much less than others do")
+                raise NotGiven(f"{url} is much slower than others")
             task.result()
         except NotGiven as exc:
-            self._left_alone(peer, url, exc)
+            self._avoid(peer, url, exc)
             return False
         if peer:
-            await self._told.say()
+            await self._announcer.say()
         return True
 
     async def _take(self, wanted: Range, url: str, peer: str, before: "asyncio.Task[None] | None") -> None:
-        """Have the range from there, unless who was asked ``before``, and writes no more now, gave it."""
+        """Fetch the range after cancelling the request ``before``, unless that has completed."""
         if before is not None:
             before.cancel()
             await asyncio.wait([before])
@@ -368,7 +369,7 @@ class Swarm:
         began = time.monotonic()
         with self._partial.writing(wanted) as write:
             await self._downloads.fetch(url, self._name, wanted, self._seen(wanted, write))
-        # All of it at once: whoever finds the range here finds it counted, and writes it no more.
+        # No await from here on: a range that is present is also counted.
         self._partial.is_here(wanted.number)
         self._failures[peer] = 0
         self._came_at = time.monotonic()
@@ -387,11 +388,11 @@ class Swarm:
 
         return seen
 
-    def _left_alone(self, peer: str, url: str, exc: NotGiven) -> None:
+    def _avoid(self, peer: str, url: str, exc: NotGiven) -> None:
         self._failed = exc
         self._failures[peer] += 1
         if exc.is_wrong and peer:
-            self._liars[url] = None  # it would give them again
+            self._liars[url] = None  # it would send them again
             while len(self._liars) > MAX_LIARS:
                 del self._liars[next(iter(self._liars))]
         else:
@@ -399,4 +400,4 @@ class Swarm:
             self._resting[peer] = time.monotonic() + (LONGEST_REST_S if exc.is_silent else min(rest, LONGEST_REST_S))
         who = f"worker {peer}" if peer else "the trainer"
         level = logging.WARNING if exc.is_wrong or not peer else logging.INFO
-        log.log(level, "%s does not give a range of version %d: %s", who, self._offer.version, exc)
+        log.log(level, "%s did not send a range of version %d: %s", who, self._offer.version, exc)

@@ -1,4 +1,4 @@
-"""One version being sent to this worker, and the messages with its trainer (penstock/protocol/transfers.py)."""
+"""Exchange messages with the trainer about one version that is sent (penstock/protocol/transfers.py)."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ MARGIN_S = 5.0
 
 
 class Arrival:
-    """One version for a receiver, with the decision on its recipients.
+    """Represent one version that is sent to a receiver, with the decision on its recipients.
 
     Args:
         timeout_s: ``trainer.transfer_timeout_s``.
@@ -40,7 +40,7 @@ class Arrival:
     ) -> None:
         self.publication = publication
         self.decision = decision
-        #: Tensors of another version of this layout, if this one has no folder yet: names, dtypes, shapes are the same.
+        #: Tensors of another version with the same layout, if this one has no folder yet.
         self.entries = entries
         self._worker = worker
         self._engine = engine
@@ -67,10 +67,10 @@ class Arrival:
         return "" if answer.get("success") else (str(answer.get("message", answer))[:500] or "no reason was given")
 
     async def told(self) -> str:
-        """Report that the engine is frozen, and wait for what ``Transfer.tell`` sends this worker.
+        """Report that the engine is frozen, and wait for the text that ``Transfer.tell`` sends to this worker.
 
         Raises:
-            NotSent: the trainer gave up, or is silent; nothing was written to the engine.
+            NotSent: the trainer aborted, or is silent; nothing was written to the engine.
         """
         try:
             word, text = await self._first_of(Word.KNOW, Word.SENT)
@@ -99,15 +99,15 @@ class Arrival:
         names = ["id", *(f"{word}:{self._worker}" for word in words)]
         deadline = time.monotonic() + 2 * self._timeout_s + MARGIN_S
         while is_open and time.monotonic() < deadline:
-            id_, *said = await self._control.do(lambda client: client.hmget(self._key, names))
+            id_, *texts = await self._control.do(lambda client: client.hmget(self._key, names))
             if id_ != self.decision.id.encode():
                 is_open = False
                 break
-            for word, text in zip(words, said, strict=True):
+            for word, text in zip(words, texts, strict=True):
                 if text is not None:
                     return word, text.decode(errors="replace")
             await asyncio.sleep(_LOOK_S)
-        raise NotSent("the trainer did not send it in time" if is_open else "the trainer left it for another transfer")
+        raise NotSent("the trainer did not send it in time" if is_open else "the trainer began another transfer")
 
     async def _report(self, word: Word, text: str) -> bool:
         """Report to the trainer; return False if the transfer is over."""

@@ -1,4 +1,4 @@
-"""Weights from checkpoint-engine's parameter servers, over sockets that the trainer names."""
+"""Receive weights from checkpoint-engine's parameter servers, over sockets that the trainer names."""
 
 import re
 
@@ -15,7 +15,7 @@ _MAX_HANDLES = 1024
 
 
 class CheckpointEngine(Receiver):
-    """The engine connects to the server on each of its GPUs."""
+    """Make the engine connect to the parameter server on each of its GPUs."""
 
     async def receive(self, arrival: Arrival) -> str:
         try:
@@ -32,7 +32,7 @@ def read_handles(text: str) -> dict[str, str]:
     The engine unpickles what these sockets send: only checkpoint-engine's own names on this machine are accepted.
 
     Raises:
-        ProtocolError: it is anything else.
+        ProtocolError: the text is anything else.
     """
     try:
         found = orjson.loads(text)

@@ -1,4 +1,4 @@
-"""Weights through a process group with the trainer, whose rank 0 broadcasts them bucket by bucket (nccl, gloo)."""
+"""Receive weights through a process group with the trainer, whose rank 0 broadcasts buckets (nccl, gloo)."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Collective(Receiver):
-    """The engine joins the group if it is a new one, and receives bucket after bucket."""
+    """Make the engine join the group, unless it has, and receive bucket after bucket."""
 
     def __init__(self, engine: Engine, birth: Callable[[], int]) -> None:
         super().__init__(engine, birth)
@@ -25,7 +25,7 @@ class Collective(Receiver):
 
     @property
     def standing(self) -> str:
-        """The group that the engine is in; '' for none."""
+        """Return the group that the engine is in; '' for none."""
         birth, group = self._group
         return group if birth == self.birth() else ""
 

@@ -1,4 +1,4 @@
-"""Weights in the trainer's memory, on the engine's own GPU (cuda_ipc)."""
+"""Receive weights from the trainer's memory, on the engine's own GPU (cuda_ipc)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,16 +12,9 @@ from penstock.errors import EngineDied
 from penstock.names import new_token
 from penstock.system.processes import is_loopback
 from penstock.text import redact
-from penstock.weights.http.token import BAD_REQUESTS
+from penstock.weights.http.server import BAD_REQUESTS
 from penstock.workers.weights.receive.arrival import Arrival
 from penstock.workers.weights.receive.receiver import Receiver
-
-# Let a trainer write into an engine through its worker, while the engine is frozen for one version.
-#
-#     trainer ──bucket──> inlet (loopback, an unguessable path) ──> engine
-#
-# A late trainer finds it closed, for instance one that stalled and was replaced, or whose worker has timed out. A
-# bucket in flight when it closes is waited for, so nothing reaches the engine afterwards.
 
 #: Path of SGLang's server.
 PATH = "/update_weights_from_tensor"
@@ -35,7 +28,12 @@ Post = Callable[[str, dict[str, Any]], Awaitable[str]]
 
 
 class Inlet:
-    """Open within ``async with``, whose end waits for the bucket in flight.
+    """Let a trainer write to the engine through its worker, within ``async with``, while the engine is frozen.
+
+        trainer ──bucket──> inlet (loopback, an unguessable path) ──> engine
+
+    A late trainer, such as one that stalled and was replaced, finds it closed. The end waits for the bucket in flight,
+    so nothing reaches the engine afterwards.
 
     Raises:
         EngineDied: at its end, if the engine did not answer to a bucket: its weights are unknown.
@@ -83,7 +81,7 @@ class Inlet:
             return _answer("a bucket is a map of JSON", 400)
         async with self._passing:
             if not self._is_open:
-                return _answer("its worker takes this version no more", 409)
+                return _answer("its worker no longer takes this version", 409)
             try:
                 why = await self._post(PATH, body)
             except EngineDied as exc:
@@ -97,10 +95,10 @@ def _answer(why: str, status: int) -> web.Response:
 
 
 class CudaIpc(Receiver):
-    """The trainer writes to the engine, through an inlet of the worker that is open meanwhile."""
+    """Let the trainer write to the engine through an inlet of the worker."""
 
     async def receive(self, arrival: Arrival) -> str:
         if not is_loopback(self.engine.url):
-            return await arrival.sent(redact(self.engine.url))  # which the trainer refuses, and says so
+            return await arrival.sent(redact(self.engine.url))  # the trainer refuses and reports it
         async with Inlet(arrival.post) as inlet:
             return await arrival.sent(inlet.url)

@@ -1,4 +1,4 @@
-"""The worker's side of a transport, and its class by name."""
+"""Interface of a transport on the worker's side, and lookup of its class by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Receiver(ABC):
 
     @property
     def standing(self) -> str:
-        """State of this engine that the sender needs for its decision: ``Enrollment.group``."""
+        """Return the state of this engine that the sender needs for its decision: ``Enrollment.group``."""
         return ""
 
     async def prepare(self, arrival: "Arrival") -> None:  # noqa: B027

@@ -1,11 +1,11 @@
-"""The worker's part in weights that are sent without the disk (penstock/protocol/transfers.py).
+"""Receive weights that are sent without the disk, on the worker's side (penstock/protocol/transfers.py).
 
     prepare   enroll, wait for the decision; the engine keeps generating (drain: it has finished)
-    receive   the engine is frozen, and receives the weights by its transport (one file each, beside this)
+    receive   the engine is frozen and receives the weights by its transport (one file each, in this folder)
 
-A failure before the first bytes costs nothing; after it the engine's weights are mixed, and the folder of this version
-or of a later one is loaded before it resumes. An engine that does not answer at all is stuck in a collective whose
-trainer or other member is dead: it is lost, and its successor loads a folder.
+A failure before the first bytes has no effect; after it the engine's weights are mixed, and the folder of this version
+or of a later one is loaded before it resumes. An engine that does not answer at all is stuck in a collective with a
+dead trainer or member: it is lost, and its successor loads a folder.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Transfers:
         reader: a connection for blocking reads that nothing else uses meanwhile.
         timeout_s: ``trainer.transfer_timeout_s``.
         birth: counts the engine's starts.
-        instead: finds a publication to load for an engine whose weights are partly new.
+        instead: finds a publication to load for an engine with partly updated weights.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Transfers:
         return transport(publication.transport).is_sent and is_known and self._engine.info.num_ranks > 0
 
     async def learn(self, publication: Publication) -> None:
-        """Remember the layout of a loaded version, from the index in its folder. Reads a small file in a thread."""
+        """Store the layout of a loaded version, from the index in its folder. Reads a small file in a thread."""
         if not publication.is_whole or publication.index in ("", self._known[0]):
             return
         if not transport(self._named).is_sent:
@@ -187,7 +187,7 @@ class Transfers:
 
 
 async def take(receiver: Receiver, arrival: Arrival, instead: Instead, engine: Engine) -> Publication | None:
-    """Receive the weights; return None, or the publication to load instead, after telling the trainer why.
+    """Receive the weights and notify the trainer; return None, or the publication to load instead.
 
     Raises:
         EngineDied: the engine was lost.

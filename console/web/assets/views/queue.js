@@ -109,6 +109,6 @@ export function told(value) {
   if (value === null || typeof value !== "object") return said(any(value), 4000);
   if (Array.isArray(value) && value.every((one) => one === null || typeof one !== "object")) return said(any(value), 4000);
   const entries = Object.entries(value).filter(([, one]) => one !== null && one !== "");
-  return h("dl", { class: "told" }, entries.map(([name, one]) =>
+  return h("dl", { class: "facts" }, entries.map(([name, one]) =>
     h("div", {}, h("dt", {}, said(Array.isArray(value) ? `#${name}` : name)), h("dd", {}, told(one)))));
 }

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.consumers.grpo.rows import KEYS, inputs_of
+from penstock.consumers.grpo.pictures import KEYS, inputs_of
 
 PLACE = 9
 MODEL: Any = SimpleNamespace(config=SimpleNamespace(image_token_id=PLACE))

@@ -129,7 +129,7 @@ def test_of_two_without_a_folder_the_newest_is_named(disk: Disk, writer: FolderW
     writer.drop()
     disk.failure = PublishError("the disk is broken.")
     disk.may_go_on.set()
-    with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, as its copy went.*: publish"):
+    with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, because its copy .*: publish"):
         writer.settle()
 
 

@@ -89,10 +89,10 @@ def test_what_is_pinned_is_so_until_it_is_closed_or_let_go(monkeypatch: pytest.M
     piece.fill_(7)  # whoever still has some of it has it
 
 
-def test_what_cannot_be_pinned_is_ordinary_memory(
+def test_what_cannot_be_pinned_is_pageable_memory(
     made: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: Cudart(2)))
     with caplog.at_level(logging.WARNING):
         made.piece(10, is_pinned=True).fill_(1)
-    assert "ordinary memory, which is slower: CUDA error 2" in caplog.text
+    assert "pageable memory, which is slower: CUDA error 2" in caplog.text

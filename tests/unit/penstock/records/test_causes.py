@@ -30,7 +30,7 @@ from penstock.records.causes import (
     user_wait,
 )
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[4]
 CAUSES = [one for one in REGISTRY.values() if one is not Unknown]
 
 

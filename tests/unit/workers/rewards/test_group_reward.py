@@ -19,7 +19,7 @@ from penstock.workers.rewards import group_reward as module
 from penstock.workers.rewards.group_reward import GroupReward, ranks, shortest_right
 from penstock.workers.rewards.judges import Judges
 
-HERE = "tests.unit.workers.rewards.groups.test_reward"
+HERE = "tests.unit.workers.rewards.test_group_reward"
 
 
 def samples(*alone: float | None, lengths: Sequence[int] = ()) -> list[Sample]:

@@ -20,8 +20,8 @@ from penstock.workers.weights.fetch.download import Downloads, NotGiven
             "is of https: this worker lacks serving.tls_cert and who serves there has it",
             "give every part the same",
         ),
-        ("ftp://h:1", "is no address of http or https", "see that its trainer is there"),
-        ("http://h:1/../x", "is no address of http or https", "see that its trainer is there"),
+        ("ftp://h:1", "is no address of http or https", "check that its trainer is running"),
+        ("http://h:1/../x", "is no address of http or https", "check that its trainer is running"),
     ],
 )
 async def test_an_address_that_is_not_asked_is_told_why(url: str, says: str, remedy: str) -> None:

@@ -72,7 +72,7 @@ async def test_an_engine_with_half_of_a_send_waits_while_its_copy_comes() -> Non
 async def test_it_is_lost_where_the_copy_does_not_come(told: bytes) -> None:
     run = Run(told)
     run.comes.set_exception(PublishError("it is offered no more."))
-    with pytest.raises(EngineDied, match="no folder came in 0 s"):
+    with pytest.raises(EngineDied, match="no folder was found in 0 s"):
         await run.folders.of_this_or_later(NEWEST, 0.0)
     run.comes.exception()
 

@@ -55,7 +55,7 @@ def test_who_stood_still_himself_accuses_nobody(file: Path, clock: Clock) -> Non
         clock.now_s += 2 * STILL_S
         assert holder.process() == 4711
         assert looks(holder, clock, 0.1, STILL_S - LOOK_COUNTS_S - 0.5) == {4711}
-        with pytest.raises(PublishError, match=r"process 4711 of this machine holds .* stood still for 30 s"):
+        with pytest.raises(PublishError, match=r"process 4711 of this machine holds .* been stalled for 30 s"):
             looks(holder, clock, 0.1, LOOK_COUNTS_S + 1)
 
 
@@ -71,5 +71,5 @@ def test_who_signed_on_a_full_disk_can(file: Path, clock: Clock, monkeypatch: py
     with file.open("r+") as handle:
         monkeypatch.setattr(machine_lock.os, "pwrite", full)
         machine_lock._sign(handle.fileno())
-        with pytest.raises(PublishError, match=r"another process of this machine holds .* stood still"):
+        with pytest.raises(PublishError, match=r"another process of this machine holds .* been stalled"):
             looks(Holder(handle.fileno(), file), clock, 0.5, STILL_S + 2)

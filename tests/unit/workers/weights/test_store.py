@@ -25,7 +25,7 @@ async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(
-            PublishError, match=r"process 4711 of this machine holds .* stood still for 0.2 s"
+            PublishError, match=r"process 4711 of this machine holds .* been stalled for 0.2 s"
         ) as caught:
             async with store.fetching(progress.blocked_on):
                 pytest.fail("two fetch at once")

@@ -92,7 +92,7 @@ def test_what_is_said_of_a_publication_is_bounded() -> None:
     waits: list[Cause] = []
     followed = Updates(services_of([]), Redis(), SimpleNamespace(blocked_on=waits.append))  # type: ignore[arg-type]
 
-    followed._say(Publication("policy", 3, "disk", "/"), PublishError("x" * 10_000_000))
+    followed._report(Publication("policy", 3, "disk", "/"), PublishError("x" * 10_000_000))
 
     assert len(followed.cannot_load) < 5_000
     assert len(str(waits[0])) < 5_000
@@ -103,8 +103,8 @@ def test_a_refusal_with_a_cause_of_its_own_is_reported_as_that_cause() -> None:
     followed = Updates(services_of([]), Redis(), SimpleNamespace(blocked_on=waits.append))  # type: ignore[arg-type]
     cause = WeightsOverLimit("serving.max_bytes", "/fetched", 101, 0)
 
-    followed._say(Publication("policy", 3, "disk", "/"), PublishError("it does not fit: raise it.", cause))
-    followed._say(Publication("policy", 3, "disk", "/"), PublishError("its shape differs."))
+    followed._report(Publication("policy", 3, "disk", "/"), PublishError("it does not fit: raise it.", cause))
+    followed._report(Publication("policy", 3, "disk", "/"), PublishError("its shape differs."))
 
     assert followed.cannot_load == "its shape differs."
     assert waits == [cause, VersionRefused("policy", 3, "its shape differs.")]
@@ -143,4 +143,4 @@ async def test_a_version_before_the_newest_that_engines_die_of_in_their_start_is
         for publication in (newest, Publication("policy", 2, "disk", "/2")):
             with pytest.raises(EngineDied):
                 await followed._start_with(publication)
-    assert followed._choice.out == ({"2-0"} if choice else set())
+    assert followed._choice.out == ({"2-0"} if passed else set())

@@ -13,7 +13,7 @@ from penstock.consumers.weights.transports import ipc
 from penstock.protocol.transfers import Enrollment
 
 #: What becomes of the engine that does not hold still.
-LATE = ("end", "c", "it did not hold its engine still in time")
+LATE = ("end", "c", "it did not freeze its engine in time")
 
 
 class Transfer:

@@ -88,7 +88,7 @@ async def test_a_trainer_that_is_silent_has_not_sent() -> None:
 async def test_an_engine_is_not_held_still_for_a_transfer_that_is_over(redis: Redis) -> None:
     """Its trainer was taken over, say: what it still writes is refused, and what is told is of another version."""
     receiver, arrival, _ = receiving(CudaIpc, redis, timeout_s=1000.0)
-    with pytest.raises(NotSent, match="left it for another transfer"):
+    with pytest.raises(NotSent, match="began another transfer"):
         await receiver.receive(arrival)
 
 

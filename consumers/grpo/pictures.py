@@ -1,0 +1,64 @@
+"""Pass images of a batch to the model: the output of the workers' image processor, beside the tokens.
+
+    batch.side(pixel_values, image_grid_thw) ─> micro-batch: those of its samples, laid end to end ─> the model's call
+
+A sample's tokens contain placeholders of each image already, as many as the engine inserted.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.consumers.batch.batch import Batch
+from penstock.names import IMAGE_GRID, PIXEL_VALUES
+from penstock.weights.index import read_config
+
+Micro = dict[str, Any]
+#: Model inputs for images.
+KEYS = (PIXEL_VALUES, IMAGE_GRID)
+
+
+def auto_class(path: str) -> Any:
+    """Return the class that loads the model in a folder: including its vision tower, if it has one."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if "vision_config" in read_config(path) else AutoModelForCausalLM
+
+
+def add_images(batch: Batch, parts: Sequence[Sequence[Micro]]) -> None:
+    """Add to micro-batches the images of their samples, if the batch has any. Blocks for their bytes.
+
+    Raises:
+        PayloadError: an image is gone, or damaged.
+    """
+    if not batch.has_side(PIXEL_VALUES):
+        return
+    held = {key: dict(zip(batch.indices, batch.side(key), strict=True)) for key in KEYS}
+    for micro in (micro for part in parts for micro in part):
+        rows = micro["rows"].tolist()
+        for key in KEYS:
+            arrays = [array for row in rows if (array := held[key].get(row)) is not None]
+            if arrays:
+                micro[key] = torch.from_numpy(np.concatenate(arrays)).to(micro["tokens"].device)
+
+
+def inputs_of(model: Any, micro: Micro) -> dict[str, Tensor]:
+    """Return the inputs of a Hugging Face model for a micro-batch, by name: [B, L] tokens, mask, positions, images.
+
+    A vision model computes positions itself, of rows and columns. A generated image placeholder, which ends its sample,
+    is replaced by another token: no later token could see the difference. In a batch without images it is an ordinary
+    token, as it was to the engine.
+    """
+    tokens = micro["tokens"]
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    attention = (positions < micro["lengths"][:, None]).long()
+    place = getattr(getattr(model, "config", None), "image_token_id", None)
+    if place is None or PIXEL_VALUES not in micro:
+        return {"input_ids": tokens, "attention_mask": attention, "position_ids": positions.expand_as(attention)}
+    drawn = micro["generated"].bool() & (tokens == place)
+    inputs = {"input_ids": tokens.masked_fill(drawn, 0), "attention_mask": attention}
+    images = {key: micro[key] for key in KEYS}
+    return inputs | images | {"mm_token_type_ids": (inputs["input_ids"] == place).int()}
