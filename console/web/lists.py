@@ -39,7 +39,7 @@ class Noun:
 
 NOUNS: Mapping[str, Noun] = {
     "jobs": Noun(lambda at: jobs.list_jobs(at.client, at.keys), jobs.FIELDS, ("job",)),
-    "dead": Noun(lambda at: jobs.list_dead(at.client, at.keys), jobs.FIELDS, ("job", "buried_ms")),
+    "dead": Noun(lambda at: jobs.list_dead(at.client, at.keys), jobs.DEAD_FIELDS, ("job", "buried_ms")),
     "groups": Noun(lambda at: groups.list_groups(at.client, at.keys), groups.FIELDS, ("job", "subscription")),
     "workers": Noun(
         lambda at: [asdict(one) for one in workers.list_workers(at.client, at.keys)], workers.FIELDS, ("name",)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.console.web import lists
-from penstock.console.web.lists import KEPT_FURTHER_S, KEPT_S, Lists, Noun
+from penstock.console.web.lists import KEPT_FURTHER_S, KEPT_S, NOUNS, Lists, Noun
 from penstock.console.web.replies import NotThere
 from penstock.errors import ConfigError
 
@@ -115,3 +115,9 @@ def test_a_page_further_on_is_of_the_list_that_was_read_for_the_first(book: Book
     book.now += KEPT_S
     book.page()
     assert book.reads == 3
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_the_key_of_a_list_is_among_its_fields(noun: str) -> None:
+    """A list can be sorted and continued by each field that identifies its rows."""
+    assert set(NOUNS[noun].key) <= set(NOUNS[noun].fields)
