@@ -33,6 +33,8 @@ from penstock.records.manifest import Manifest
 from penstock.redis.commands import Client
 from penstock.system.garbage_collection import collecting_later
 
+log = logging.getLogger(__name__)
+
 
 def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]]) -> InFlight:
     """Read what is in flight for the subscription of ``view``. Blocks for a round trip, one more with held rejects.
@@ -90,8 +92,6 @@ def _end(position: bytes | None, end: bytes | None, last_batch: bytes | None) ->
     last = count_of(end, "The end of the data")
     return None if count_of(position, "The position in the data") < last else End(last, last_batch == b"train")
 
-
-log = logging.getLogger(__name__)
 
 #: Attempts to cut one batch while the data of its decision changes.
 RACES = 4

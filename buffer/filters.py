@@ -32,6 +32,8 @@ from penstock.redis.commands import Client
 from penstock.system.user_code import find, staying_alive
 from penstock.text import format_exc, safe_repr
 
+log = logging.getLogger(__name__)
+
 FilterFunction = Callable[[CompletedGroup], Any]
 
 #: Rewards of a group differ when their standard deviation is above this.
@@ -181,8 +183,6 @@ def clean_reason(reason: Any) -> str:
     """Return a reason for the ledger: a short word; anything else becomes ``rejected``."""
     return reason if isinstance(reason, str) and _REASON.fullmatch(reason) else REJECTED
 
-
-log = logging.getLogger(__name__)
 
 #: Most reasons in one subscription's ledger; further ones count as ``other``.
 MAX_REASONS = 64

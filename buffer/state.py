@@ -29,6 +29,8 @@ from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 from penstock.system.garbage_collection import collecting_later
 
+log = logging.getLogger(__name__)
+
 #: Most samples whose records are cached, at about 1.5 kB each: with a bound on staleness a group is usually trained and
 #: swept while it is cached; others are read again.
 KEPT_SAMPLES = 8192
@@ -73,8 +75,6 @@ def _readable(job: str, meta: bytes | None) -> list[SampleMeta]:
     except ProtocolError:
         return []
 
-
-log = logging.getLogger(__name__)
 
 #: Reasons of disposal that depend on age, and so affect long answers before short ones (T4).
 AGED = frozenset({Disposal.STALE, Disposal.REWOUND, Disposal.RETENTION})

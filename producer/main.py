@@ -67,6 +67,8 @@ from penstock.redis.control import Control
 from penstock.system.extras import check_installed
 from penstock.weights.tokenizer import read_tokenizer
 
+log = logging.getLogger(__name__)
+
 ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")
 POSITION = gauge("producer_position", "Prompts of the train data that were admitted, of all epochs and producers.")
 EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while the end of a stream is not known yet.")
@@ -167,8 +169,6 @@ def fingerprint_of_prompts(source: Mixture, held_out: Sequence[Dataset] = ()) ->
                 digest.update(json.dumps(prompt.answers).encode())
     return digest.hexdigest()
 
-
-log = logging.getLogger(__name__)
 
 #: Longest sleep while the gate is closed.
 GATE_S = 0.5

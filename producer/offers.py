@@ -26,6 +26,8 @@ from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.redis.control import Control
 
+log = logging.getLogger(__name__)
+
 #: Jobs per verb, which bounds its time on the server; and their bytes after which no other is added.
 CHUNK, CHUNK_BYTES = 128, 4 * 1024 * 1024
 #: Skipped lines of a dataset that are logged one by one.
@@ -119,9 +121,6 @@ class Offers:
             log.warning("passed over: %s", passed.why)
         elif count == TOLD + 1:
             log.warning("more lines of dataset %s are passed over; `penstock status` counts them", passed.dataset)
-
-
-log = logging.getLogger(__name__)
 
 
 class Evaluations:

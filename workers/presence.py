@@ -19,6 +19,8 @@ from penstock.workers.rewards.keeper import started_pid
 from penstock.workers.services import Services
 from penstock.workers.weights.updates import Updates
 
+log = logging.getLogger(__name__)
+
 #: Half-life of a measurement, in seconds with full slots.
 HALF_S = 120.0
 #: The rate is unknown below this many seconds with full slots.
@@ -51,8 +53,6 @@ class Capacity:
         """The rate; 0 while it is unknown."""
         return self._tokens / self._seconds if self._known_s >= LEAST_S else 0.0
 
-
-log = logging.getLogger(__name__)
 
 PRESENCE_S = 0.5
 #: Seconds between two checks whether `penstock doctor` asks what this worker can reach.

@@ -55,6 +55,8 @@ from penstock.system.run_folder import RunFolder, RunRecord
 from penstock.system.stop import Stop
 from penstock.text import redact
 
+log = logging.getLogger(__name__)
+
 
 def clear_keys(config: Config, client: Client, live: Live) -> None:
     """Delete all keys of the run, on the servers that the configuration names. Blocks."""
@@ -127,8 +129,6 @@ LONGER = 2.0
 LOOK_EVERY_S = 1.0
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
-
-log = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):

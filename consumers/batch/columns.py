@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from penstock.consumers.batch.fetch import PayloadReader
     from penstock.consumers.subscription.subscriber import Subscriber
 
+log = logging.getLogger(__name__)
+
 # Split a column's array into one value per row, and join values in the reader's own layout.
 #
 #     offset 0    magic ``PSC1``
@@ -195,8 +197,6 @@ def _to_numpy(array: Any) -> Array:
         return converted
     return np.asarray(array)
 
-
-log = logging.getLogger(__name__)
 
 #: Most columns of one batch, counted once per payload server that holds a part.
 MAX_COLUMNS = 256

@@ -28,6 +28,8 @@ from penstock.redis.commands import Client
 from penstock.redis.control import Control, until_answered
 from penstock.system.garbage_collection import collecting_later
 
+log = logging.getLogger(__name__)
+
 Bytes = bytes | memoryview
 #: Bytes by sample id, or a callable that returns them for a row; None where a payload was lost after the cut.
 Payloads = Mapping[str, Bytes | None] | Callable[[Row], Bytes | None]
@@ -90,7 +92,6 @@ CHUNK_BYTES = 2 * 1024 * 1024
 LOOK_S = 0.5
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 class PayloadReader:

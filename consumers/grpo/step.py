@@ -32,6 +32,8 @@ from penstock.consumers.grpo.weight_changes import WeightChanges
 from penstock.errors import PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
+log = logging.getLogger(__name__)
+
 
 def check_reference(batch: Batch) -> None:
     """Raise PayloadError if a row whose reward counts has no logprobs of a reference, and others have.
@@ -85,8 +87,6 @@ def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
     batch.set_rewards(rewards, unknown={i for i, one in enumerate(lost) if one})
     return {"ref_kl": mean(sum(of_loss), batch.counts["loss_tokens"])}
 
-
-log = logging.getLogger(__name__)
 
 Micro = dict[str, Any]
 

@@ -48,6 +48,8 @@ from penstock.redis.control import Control
 from penstock.system.disk import until_room
 from penstock.system.run_folder import RunFolder
 
+log = logging.getLogger(__name__)
+
 #: Dead letters per read.
 CHUNK = 32
 #: Most characters of a dead letter's prompt, and of its label.
@@ -150,8 +152,6 @@ class Pace:
             return 0.0
         return max(0.0, min(MAX_REST_S, cpu_s * (1 / SHARE - 1)))
 
-
-log = logging.getLogger(__name__)
 
 #: The recorder's lease expires when it is not renewed for so long, and is renewed three times as often.
 LEASE_S = 15.0

@@ -14,6 +14,8 @@ from penstock.records.disposal import Disposal
 from penstock.records.manifest import Row
 from penstock.records.sample_meta import SampleMeta
 
+log = logging.getLogger(__name__)
+
 _DISPOSALS = {reason.code: reason for reason in Disposal}
 #: Fates by the group's reason to retire, if it does not depend on subscriptions.
 _ENDS = {"cancelled": (Fate.CANCELLED, ""), "timed_out": (Fate.DROPPED, "timed_out"), "evicted": (Fate.EVICTED, "")}
@@ -92,8 +94,6 @@ def _unused(group: Retired) -> tuple[Fate, str]:
         return Fate.PAYLOAD_LOST, ""
     return Fate.DROPPED, given_up[0] if given_up else UNUSED
 
-
-log = logging.getLogger(__name__)
 
 Bytes = bytes | memoryview
 #: (subscription, batch) -> commit time of all ranks (Unix seconds).

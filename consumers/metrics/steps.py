@@ -31,6 +31,8 @@ from penstock.text import utf8_safe
 if TYPE_CHECKING:
     from penstock.consumers.grpo.trackers.trackers import Trackers
 
+log = logging.getLogger(__name__)
+
 #: Most characters of a reported text.
 MAX_TEXT = 1000
 
@@ -79,8 +81,6 @@ def finite_or_none(value: Any) -> Any:
     """Return ``value``, or None if it is not finite: JSON has no such number."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
-
-log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 

@@ -20,6 +20,8 @@ from penstock.records.sample import SampleStatus
 from penstock.records.sample_meta import iter_metas
 from penstock.system.disk import append
 
+log = logging.getLogger(__name__)
+
 #: Most categories that are reported by name: the largest; the others are combined.
 MAX_CATEGORIES = 64
 #: Name of the combined categories, and of prompts without one.
@@ -131,8 +133,6 @@ def _sizes(prompts: Iterable[Sequence[Any]]) -> list[int]:
 def _mean_score(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
-
-log = logging.getLogger(__name__)
 
 #: Fields that a reward returned beside its number, by job and k.
 RewardInfo = Mapping[tuple[str, int], Mapping[str, Any]]

@@ -17,6 +17,8 @@ from penstock.config import EngineConfig
 from penstock.protocol.presence import MAX_GPUS, GpuLoad
 from penstock.system.extras import is_installed
 
+log = logging.getLogger(__name__)
+
 #: Information of the kernel's driver, if nvidia-smi is not installed.
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -44,8 +46,6 @@ def numbered(count: int) -> tuple[str, ...]:
 LOOK_S, FRESH_S = 2.0, 20.0
 #: Most characters of a GPU's name.
 MAX_NAME = 100
-
-log = logging.getLogger(__name__)
 
 
 class GpuWatch:

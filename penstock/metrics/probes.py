@@ -31,6 +31,8 @@ from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.text import format_exc, redact, safe_repr, utf8_safe
 
+log = logging.getLogger(__name__)
+
 
 class Level(StrEnum):
     """Severity of a finding."""
@@ -189,8 +191,6 @@ ASKED = "asked"
 KEEP_S = 60
 #: Most findings of one answer, and characters of each of their texts.
 MAX_FINDINGS, MAX_TEXT = 64, 400
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from penstock.redis.control import PASSING
 from penstock.system.disk import put
 from penstock.text import redact
 
+log = logging.getLogger(__name__)
+
 #: A valid address: writers in Redis must not make Prometheus request anything else.
 _URL = re.compile(r"http://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})/metrics")
 #: Most processes in the list.
@@ -210,8 +212,6 @@ def serve(config: Config, part: str, name: str, *collectors: Collector) -> Metri
         return None
     return MetricsServer(config.metrics, Part(config.run, part, name, collectors))
 
-
-log = logging.getLogger(__name__)
 
 #: Seconds between two checks whether its record is to be confirmed.
 LOOK_S = 0.5

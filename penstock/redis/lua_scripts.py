@@ -46,7 +46,7 @@ def parse(text: str) -> dict[str, Definition]:
 @cache
 def definitions(folder: Path = LUA) -> dict[str, Definition]:
     """Return the definitions in the Lua files of a folder by name."""
-    return parse("\n".join(file.read_text() for file in sorted(folder.iterdir())))
+    return parse("\n".join(file.read_text() for file in sorted(folder.glob("*.lua"))))
 
 
 def with_helpers(*names: str, folder: Path = LUA) -> str:

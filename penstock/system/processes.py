@@ -19,6 +19,8 @@ from penstock.system.log_files import mark
 from penstock.system.stop import pause_s
 from penstock.text import MAX_SAID, utf8_safe
 
+log = logging.getLogger(__name__)
+
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
@@ -52,8 +54,6 @@ MAX_BACKOFF_S = 10.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-log = logging.getLogger(__name__)
 
 
 def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:

@@ -37,6 +37,8 @@ from penstock.workers.jobs.routed_experts import check_rows, keep_rows
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
 
+log = logging.getLogger(__name__)
+
 #: Largest difference between a claimed logprob and the engine's.
 CLOSE = 1e-4
 
@@ -175,8 +177,6 @@ def _describe(sample: Sample, made: Any, used: Sequence[Draw]) -> None:
 #: Largest request in bytes.
 MAX_BYTES = 16 * 1024 * 1024
 HOST = "127.0.0.1"
-
-log = logging.getLogger(__name__)
 
 
 @asynccontextmanager

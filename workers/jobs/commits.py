@@ -32,6 +32,8 @@ from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl, raise_passing
 from penstock.workers.jobs.payload_stores import PayloadStores
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, eq=False)
 class Write:
@@ -128,8 +130,6 @@ def bounded_record(sample: str, meta: SampleMeta) -> bytes:
         )
     return data
 
-
-log = logging.getLogger(__name__)
 
 #: Pause before writing to a full Redis is retried.
 FULL_WAIT_S = 1.0

@@ -49,6 +49,8 @@ from penstock.workers.rewards.group_phase import GroupPhase
 from penstock.workers.rewards.kinds.boxed import last_box
 from penstock.workers.services import Services
 
+log = logging.getLogger(__name__)
+
 #: Entries of ``reward_info``. A reward that reports which answer it read sets the first itself.
 PRED, CATEGORY = "pred", "category"
 #: Longest of either, in characters: a longer text is no final answer.
@@ -82,8 +84,6 @@ def _name(value: Any) -> str:
     """Return a category as text; '' if it is neither text nor a number."""
     return utf8_safe(str(value))[:MAX_CATEGORY].strip() if isinstance(value, str | int | float) else ""
 
-
-log = logging.getLogger(__name__)
 
 #: Longest wait for commits in flight before a job is handed back.
 SETTLE_S = 5.0

@@ -29,6 +29,8 @@ from penstock.redis.control import raise_passing
 from penstock.text import format_exc, safe_repr
 from penstock.workers.services import Services
 
+log = logging.getLogger(__name__)
+
 # Encode an unfinished sample: the prefix that another worker continues.
 #
 # One complete record, then any number of records with the tokens generated since; each is msgpack. So a growing
@@ -228,8 +230,6 @@ def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
         raise ValueError("its version spans do not cover its tokens")
     return tokens.tolist(), logprobs.tolist(), [v for v, count in spans for _ in range(count)]
 
-
-log = logging.getLogger(__name__)
 
 #: Prefixes of unfinished samples are kept for this long.
 PARTIAL_TTL_S = 7 * 86400

@@ -45,6 +45,8 @@ from penstock.workers.rewards.service import Service, ServiceFailed
 if TYPE_CHECKING:
     from penstock.workers.rewards.pool.client import Checks
 
+log = logging.getLogger(__name__)
+
 TOKEN_REWARDS = "token_rewards"
 
 #: Index of a token of the response -> the reward of the step that ends with it.
@@ -212,8 +214,6 @@ def _named(job: Job) -> str:
 
 #: Scores one sample: a number, or a dict with one under ``RewardConfig.key``.
 RewardFunction = Callable[[Sample], Awaitable[Any]]
-
-log = logging.getLogger(__name__)
 
 
 class _Found(NamedTuple):

@@ -23,6 +23,8 @@ from penstock.errors import ConfigError
 from penstock.text import MASK
 from penstock.workers.sglang.server_info import RENAMED, capabilities_of
 
+log = logging.getLogger(__name__)
+
 #: Arguments that penstock sets itself, and what to set instead.
 _OURS = {
     "model": "model.path",
@@ -159,8 +161,6 @@ def check_python(config: EngineConfig) -> None:
             "SGLang on CPU, or name the interpreter of an environment that has sglang, or set engine.url."
         )
 
-
-log = logging.getLogger(__name__)
 
 #: Longest import of sglang; minutes on a cold network file system.
 PROBE_TIMEOUT_S = 600.0

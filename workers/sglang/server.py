@@ -22,6 +22,8 @@ from penstock.system.out_of_memory import engine_advice
 from penstock.system.processes import free_port
 from penstock.workers.sglang.args import build_command, build_environment, check_python
 
+log = logging.getLogger(__name__)
+
 #: Text in the log that begins a phase -> the phase.
 _BEGINS: Final = (
     ("server_args=", EngineStarting("processes")),
@@ -44,8 +46,6 @@ def phase_of(written: str) -> EngineStarting:
     share = next(reversed(_SHARE.findall(written, at)), "100")
     return replace(phase, percent=min(int(share), 100))
 
-
-log = logging.getLogger(__name__)
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 

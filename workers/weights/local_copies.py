@@ -40,6 +40,8 @@ from penstock.workers.weights.fetch.store import FETCHING, size_of
 from penstock.workers.weights.file_hashes import is_whole, prove
 from penstock.workers.weights.machine_lock import Stopped, alone_in, locks
 
+log = logging.getLogger(__name__)
+
 #: Copies that one engine may have to read: the loaded one, and the next.
 HELD = 2
 
@@ -108,8 +110,6 @@ class CopyHolds:
         while self._held:
             os.close(self._held.popitem()[1])
 
-
-log = logging.getLogger(__name__)
 
 _MAKING, _LOCK, _HOLDS, _COPIES = ".making-", ".lock", ".holds", "v*-*"
 #: Subfolder of objects fetched over HTTP.

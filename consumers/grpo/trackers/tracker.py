@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from penstock.names import new_token
 from penstock.system.disk import put
 
+log = logging.getLogger(__name__)
+
 #: Keys of a row of ``steps.jsonl`` -> other names than ``train/KEY``; '' are not shown.
 NAMES = {
     "step": "",
@@ -104,8 +106,6 @@ MAX_BYTES = 4096
 
 #: Numeric fields of a position.
 _COUNTS = ("step", "version", "entries")
-
-log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):

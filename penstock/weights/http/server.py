@@ -26,6 +26,8 @@ from penstock.config.serving import ServingConfig, cannot_listen, host_in_url
 from penstock.weights.http.blobs import AnyBlob, Read, Shelf
 from penstock.weights.http.token import is_authorized, server_context
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 #: Longest wait for cancelled tasks to end.
@@ -92,9 +94,6 @@ class Rate:
             if free_at > now:
                 await asyncio.sleep(free_at - now)
             self._free_at = free_at
-
-
-log = logging.getLogger(__name__)
 
 
 class BadRequests(logging.LoggerAdapter[logging.Logger]):

@@ -36,6 +36,8 @@ from penstock.workers.weights.fetch.swarm import Swarm, Told
 from penstock.workers.weights.file_hashes import is_whole, prove
 from penstock.workers.weights.local_copies import HELD
 
+log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -54,8 +56,6 @@ async def to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
         raise cancelled
     return working.result()
 
-
-log = logging.getLogger(__name__)
 
 #: Longest wait for the offer of a published version: its trainer reads all of it first.
 OFFER_WAIT_S = 120.0

@@ -41,6 +41,8 @@ from penstock.workers.weights.fetch.download import Downloads, NotGiven
 from penstock.workers.weights.fetch.partial import Partial
 from penstock.workers.weights.fetch.progress import Pace, Progress
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Told:
@@ -63,8 +65,6 @@ class Told:
                 relay_have(self.keys, self.thing, self.worker, self.url, self.bitmap(), claim=self.claim)
             )
 
-
-log = logging.getLogger(__name__)
 
 #: Polling interval for the peers' ranges: this, plus this per peer.
 LOOK_S, LOOK_EACH_S = 0.05, 0.005
