@@ -263,7 +263,7 @@ class SglangEngine(SglangClient):
                     return self.last_words()
                 failures = 0 if self.is_busy or await self.healthy() or self.is_busy else failures + 1
                 if failures >= self.config.health_failures:
-                    return f"the engine at {self.url} failed {failures} health checks in a row"
+                    return self.last_words() or f"the engine at {self.url} failed {failures} health checks in a row"
         finally:
             died.cancel()
 
