@@ -192,7 +192,8 @@ class Trainer:
 
         Raises:
             DataEnded: all prompts of ``data.epochs`` passes were used.
-            WaitTimeout: no batch within ``timeout`` seconds; calling again waits for the same batch.
+            WaitTimeout: no batch within ``timeout`` seconds, or a payload server did not answer until then;
+                calling again waits for the same batch.
             OwnershipLost: another trainer owns this subscription.
             ProtocolError: a restored trainer has not published its weights yet.
             RolesApart: this role was restored to a later batch than the driving one.

@@ -4,6 +4,7 @@ A key that holds several samples is read completely if all of them are this rank
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock import payloads
 from penstock.config import RedisConfig
-from penstock.errors import ConfigError, PayloadError, QueueUnavailable
+from penstock.errors import ConfigError, PayloadError, QueueUnavailable, WaitTimeout
 from penstock.payloads import Payload, sides
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.servers import Directory
@@ -122,9 +123,20 @@ class PayloadReader:
         self._lost: frozenset[str] = frozenset()
         #: Time of the next directory check (monotonic).
         self._look_at = 0.0
+        self._deadline_s = math.inf
 
-    def read(self, keys: Keys, rows: Sequence[Row]) -> dict[str, Bytes | None]:
-        """Return bytes by sample id; None if a payload is gone, or its server is lost. Blocks."""
+    def read(self, keys: Keys, rows: Sequence[Row], deadline_s: float = math.inf) -> dict[str, Bytes | None]:
+        """Return bytes by sample id; None if a payload is gone, or its server is lost. Blocks.
+
+        Raises WaitTimeout if a server does not answer at ``deadline_s`` (monotonic).
+        """
+        self._deadline_s = deadline_s
+        try:
+            return self._read(keys, rows)
+        finally:
+            self._deadline_s = math.inf
+
+    def _read(self, keys: Keys, rows: Sequence[Row]) -> dict[str, Bytes | None]:
         self._keys = keys
         found: dict[str, Bytes | None] = {}
         by_key: dict[tuple[str, str], list[Row]] = {}
@@ -174,8 +186,11 @@ class PayloadReader:
 
     def _is_lost(self, server: str) -> bool:
         """Report an unreachable server, and return whether it was declared lost. May block."""
+        away = PayloadServersAway((server,))
         if self._waiting is not None and server not in self._lost:
-            self._waiting.blocked_on(PayloadServersAway((server,)))
+            self._waiting.blocked_on(away)
+        if time.monotonic() >= self._deadline_s:
+            raise WaitTimeout(f"The payloads of a batch were not read in time: this waits for {away}.", cause=away)
         if self._keys is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             directory = self._control.do(partial(payload_servers.read, keys=self._keys))

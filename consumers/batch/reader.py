@@ -1,5 +1,6 @@
 """Make one rank's batch from a manifest: its rows, their payloads from the servers, a store for its columns."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -63,15 +64,16 @@ class BatchReader:
         #: Separate connections: the prefetch thread reads payloads.
         self._columns = PayloadReader(config.redis, subscriber.keys)
 
-    def read(self, delivery: Delivery, *, redone: bool = False) -> Batch:
+    def read(self, delivery: Delivery, *, redone: bool = False, deadline_s: float = math.inf) -> Batch:
         """Return the batch of ``delivery``. Blocks until its payloads are read; missing ones are counted as lost.
 
         Args:
             redone: every role had committed it before this one was restored; its columns exist already.
+            deadline_s: when to give up a payload server that does not answer (monotonic), with WaitTimeout.
         """
         manifest, digest = delivery.manifest, delivery.digest
         rows = [row for row in rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size) if not row.lost]
-        payloads = self._read_payloads(manifest.n, rows)
+        payloads = self._read_payloads(manifest.n, rows, deadline_s)
         missing = [row for row in rows if payloads[row.sample] is None]
         if missing:
             self._subscriber.lost(missing)
@@ -128,10 +130,10 @@ class BatchReader:
             for sample, data in self._payloads.read_sides(self._subscriber.keys, rows, name).items()
         }
 
-    def _read_payloads(self, n: int, rows: list[Row]) -> dict[str, Bytes | None]:
+    def _read_payloads(self, n: int, rows: list[Row], deadline_s: float) -> dict[str, Bytes | None]:
         subscriber, seat = self._subscriber, self._seat
         if self._replica_group is None or seat.num_replicas == 1:
-            return self._payloads.read(subscriber.keys, rows)
+            return self._payloads.read(subscriber.keys, rows, deadline_s)
         from penstock.consumers.batch.broadcast import share
 
         circle = Circle(

@@ -1,5 +1,6 @@
 """Deliver the batches of one rank in order: request, wait with a reported cause, optionally prefetch."""
 
+import math
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -101,7 +102,9 @@ class Stream:
         if ahead is not None:
             return self._await(n, ahead, timeout_s)
         self._ask(n)
-        return self._reader.prepare(self._make(self._subscriber.read(n, timeout_s, look=self._look)))
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        delivery = self._subscriber.read(n, timeout_s, look=self._look)
+        return self._reader.prepare(self._make(delivery, deadline_s))
 
     def hand_out(self, batch: Batch) -> None:
         """Hand out ``batch`` and prefetch its successors. Blocks for a round trip if prefetching."""
@@ -123,7 +126,7 @@ class Stream:
             self._subscriber.ask(n)
 
     def _await(self, n: int, ahead: "Future[Batch]", timeout_s: float | None) -> Batch:
-        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not ahead.done():
             left = deadline - time.monotonic()
             if left <= 0:
@@ -141,5 +144,6 @@ class Stream:
         batch.decode()
         return self._reader.prepare(batch)
 
-    def _make(self, delivery: Delivery) -> Batch:
-        return self._reader.read(delivery, redone=delivery.manifest.n <= self._progress.redone)
+    def _make(self, delivery: Delivery, deadline_s: float = math.inf) -> Batch:
+        redone = delivery.manifest.n <= self._progress.redone
+        return self._reader.read(delivery, redone=redone, deadline_s=deadline_s)

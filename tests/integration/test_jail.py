@@ -245,7 +245,7 @@ def test_the_first_that_holds_is_taken_and_says_what_it_is(open_folder: Path, mo
     with pytest.raises(ConfigError, match="bwrap: the program bwrap is not installed"):
         detect.find_jail(reward("bwrap"))
     assert detect.find_jail(reward("none")).describe().startswith("none: no isolation")
-    with pytest.raises(ConfigError, match="there is no /no/such/folder"):
+    with pytest.raises(ConfigError, match="/no/such/folder does not exist"):
         detect.find_jail(reward("auto", readable=["/no/such/folder"]))
     detect._found.cache_clear()
 

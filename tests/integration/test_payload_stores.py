@@ -15,7 +15,7 @@ from penstock.buffer.housekeeping import ForgottenPayloads
 from penstock.buffer.payload_servers import PayloadServers
 from penstock.config import RedisConfig
 from penstock.consumers.batch.fetch import PayloadReader
-from penstock.errors import ConfigError, QueueFull, QueueUnavailable
+from penstock.errors import ConfigError, QueueFull, QueueUnavailable, WaitTimeout
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadStore, open_async_store
 from penstock.payloads.folder import PayloadFolder
@@ -23,6 +23,7 @@ from penstock.payloads.run_files import PENDING, file_of
 from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run
+from penstock.records.causes import PayloadServersAway
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.records.manifest import Row
@@ -329,6 +330,20 @@ async def test_a_rank_reads_only_its_ranges_of_a_shared_key(
     assert reader.read(keys, rows[1:2]) == {"d/0/7/1": None}
     assert reader.column_home("p") == ("p" if store.columns is not None else "control")
     assert reader.column_home("control") == "control"
+    reader.close()
+
+
+async def test_a_read_with_a_deadline_ends_without_an_answer_and_can_be_repeated(
+    redis_server: RedisServer, place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    reader = PayloadReader(RedisConfig(url=redis_server.url, payload_servers={"p": store.url}))
+    row = Row("d/0/7", 0, "t", "p", 0, 2, 1, 0, 1, 1, 1, 1, 1, 0.0, "completed")
+    await place.put((keys.payload("d/0/7/0", "t"), b"aa"))
+    place.kill()
+    for _ in range(2):
+        with pytest.raises(WaitTimeout, match="payload servers to answer: p") as raised:
+            reader.read(keys, [row], deadline_s=0.0)
+        assert raised.value.cause == PayloadServersAway(("p",))
     reader.close()
 
 

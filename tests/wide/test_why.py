@@ -108,11 +108,12 @@ class World:
                 return
 
     def why(self, waiter: str) -> dict[str, Any]:
-        """The chain that a waiter is in; {} where it waits for nothing."""
+        """The chain that a waiter is in, itself or the thread that reads its batches; {} where it waits for nothing."""
         self._capsys.readouterr()
         assert execute(["why", "--json", *self.target]) == 0
         chains = json.loads(self._capsys.readouterr().out)
-        return next((one for one in chains if waiter in {one["who"], *(link["who"] for link in one["then"])}), {})
+        waiters = {waiter, f"{waiter}/reading"}
+        return next((one for one in chains if waiters & {one["who"], *(link["who"] for link in one["then"])}), {})
 
 
 def no_worker(world: World) -> None:
@@ -255,7 +256,7 @@ CASES = [
     Case(
         payload_server_dead,
         PayloadServersAway,
-        f"buffer:payloads|{WORKER}:commit",
+        f"buffer:payloads|{WORKER}:commit|trainer:actor/reading",
         fields={"servers": "p1"},
     ),
     Case(lane_paused, LanePaused, "buffer:actor", fields={"lane": "train", "by": "operator .+"}),
