@@ -40,7 +40,7 @@ EVERYTHING = "*"
 
 def patterns() -> list[str]:
     """Names of the first table of the page, with * for what differs."""
-    table = PAGE.read_text().partition("## Keys")[2].partition("Whoever reads")[0]
+    table = PAGE.read_text().partition("| key |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     return [re.sub(r"\b[A-Z]+\b", "*", name) for name in names]
