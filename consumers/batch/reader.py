@@ -69,7 +69,7 @@ class BatchReader:
 
         Args:
             redone: every role had committed it before this one was restored; its columns exist already.
-            deadline_s: when to give up a payload server that does not answer (monotonic), with WaitTimeout.
+            deadline_s: raise WaitTimeout if a payload server does not answer at this time (monotonic).
         """
         manifest, digest = delivery.manifest, delivery.digest
         rows = [row for row in rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size) if not row.lost]
