@@ -31,14 +31,33 @@ PenstockError
 └── WaitTimeout            a wait ran out of its time; ``count`` says how many had come, ``cause`` what was missing
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.records.causes import Cause
 
+#: Exit codes of commands and parts.
+EXIT_ERROR = 1
+#: Its configuration is invalid: supervisors treat a second such exit in a row as final.
+EXIT_CONFIG = 2
+EXIT_INTERRUPT = 130
+#: The reader of the output is gone (``| head``): 128 and the number of SIGPIPE, as in other programs.
+EXIT_PIPE = 141
+
 
 class PenstockError(Exception):
     """Base of all errors that penstock raises on purpose. The text is one sentence that says what to do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the arguments of the constructor, so that Ray and process pools can pass it on."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[PenstockError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> PenstockError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class ConfigError(PenstockError):

@@ -30,10 +30,17 @@ from penstock.console.cli.nouns.buffer import buffer_app
 from penstock.console.cli.part import run_part
 from penstock.console.cli.usage import UsageMistake, overrides_of, sentence
 from penstock.console.terminal import flush, hush, reader_left, say
-from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from penstock.errors import (
+    EXIT_CONFIG,
+    EXIT_ERROR,
+    EXIT_INTERRUPT,
+    EXIT_PIPE,
+    ConfigError,
+    PenstockError,
+    QueueUnavailable,
+)
 from penstock.system.extras import check_installed, is_extra, needed
 from penstock.system.logs import say_end, without_a_log
-from penstock.system.processes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
 
 if TYPE_CHECKING:
     from penstock.config import Config

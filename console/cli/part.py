@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from penstock.system.processes import EXIT_INTERRUPT
+from penstock.errors import EXIT_INTERRUPT
 
 if TYPE_CHECKING:
     from penstock.config import Config

@@ -36,7 +36,7 @@ from penstock.console.launch.preflight import check, check_data
 from penstock.console.launch.run_parts import check_parts, parts_of, prepare_logged
 from penstock.console.launch.weights import check_ports
 from penstock.consumers.grpo.rows import read_rows
-from penstock.errors import ConfigError, QueueUnavailable
+from penstock.errors import EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE, ConfigError, QueueUnavailable
 from penstock.hooks.user_imports import check_user_code
 from penstock.metrics.gpu_load import visible_gpus
 from penstock.payloads.servers import read
@@ -85,7 +85,7 @@ def refuse_another_run(config: Config, client: Client) -> None:
 
 
 #: Packages whose log records belong to the launcher.
-LOGGERS = ("console", "penstock")
+LOGGERS = ("penstock",)
 
 
 @contextlib.contextmanager
@@ -127,8 +127,6 @@ LONGER = 2.0
 
 #: Seconds between two snapshots.
 LOOK_EVERY_S = 1.0
-
-EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
 
 
 class _Stopped(Exception):
@@ -403,11 +401,11 @@ class _Run:
         """Print how the run ended; return the exit code."""
         if state == "failed":
             self.live.event(f"{reason}\nCorrect it and continue with --resume.")
-            return EXIT_FAILED
+            return EXIT_ERROR
         if state == "stopped":
             self.live.event(f"Run {self.config.run} is stopped; `penstock run ... --resume` continues it.")
             return EXIT_PIPE if self.live.closed else EXIT_INTERRUPT
-        return EXIT_OK
+        return 0
 
     def _tell_end(self) -> None:
         summary = self.observer.summary if self.observer is not None else {}

@@ -17,10 +17,10 @@ from torch import multiprocessing
 from penstock.config import Config
 from penstock.consumers.grpo.loop import make_loop
 from penstock.consumers.weights.transports.sender import sender_of
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import EXIT_CONFIG, EXIT_INTERRUPT, ConfigError, PenstockError
 from penstock.system.logs import set_up
 from penstock.system.out_of_memory import trainer_error
-from penstock.system.processes import EXIT_CONFIG, EXIT_INTERRUPT, die_with_parent
+from penstock.system.processes import die_with_parent
 from penstock.system.stop import watched_signals
 
 log = logging.getLogger(__name__)

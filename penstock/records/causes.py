@@ -143,9 +143,9 @@ def decode(name: Any, fields: Any, what: str) -> Cause:
     Raises:
         ProtocolError: they are none, or exceed the bounds; begins with ``what``.
     """
-    if not isinstance(name, str) or len(name) > MAX_NAME or not isinstance(fields, dict) or len(fields) > MAX_ENTRIES:
+    if not _is_name(name) or not isinstance(fields, dict) or len(fields) > MAX_ENTRIES:
         raise ProtocolError(f"{what} has no cause that penstock wrote: {safe_repr(name)}.")
-    if not all(isinstance(key, str) and len(key) <= MAX_NAME and _is_plain(one) for key, one in fields.items()):
+    if not all(_is_name(key) and _is_plain(one) for key, one in fields.items()):
         raise ProtocolError(f"{what} has fields that a cause cannot have: {safe_repr(fields)}.")
     found = {key: _plain(one) for key, one in fields.items()}
     known = REGISTRY.get(name, Unknown)
@@ -157,6 +157,10 @@ def decode(name: Any, fields: Any, what: str) -> Cause:
         return known(**{key: values[key] for key in field_names(known) if key in values})
     except TypeError:  # a field is missing
         return Unknown(name, found)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NAME and value.isidentifier()
 
 
 def _is_plain(value: Any, *, is_inner: bool = False) -> bool:
@@ -211,7 +215,8 @@ class Unknown(Cause, kind=WORK, subject="cause"):
         return dict(self.values)
 
     def words(self) -> str:
-        return f"{self.cause} ({', '.join(f'{key} {value}' for key, value in self.values.items())})"
+        text = ", ".join(f"{key} {value}" for key, value in self.values.items())
+        return utf8_safe(" ".join(f"{self.cause} ({text})".split()), MAX_TEXT)
 
 
 # Trainers and their adapters.

@@ -166,7 +166,7 @@ class Job(Record):
     answers: list[Any] = field(default_factory=list)
     #: The label if it is not text: a number, list or map as the dataset has it; None: ``label`` is all.
     label_value: Any = None
-    #: Image files of the prompt in the order of their placeholders, as bytes (``records/images.py``).
+    #: Image files of the prompt in the order of their placeholders, as bytes.
     images: list[bytes] = field(default_factory=list)
 
     def copy_for_user(self) -> "Job":

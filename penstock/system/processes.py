@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.errors import EXIT_CONFIG
 from penstock.system.log_files import mark
 from penstock.system.stop import pause_s
 from penstock.text import MAX_SAID, utf8_safe
@@ -35,14 +36,6 @@ def is_loopback(url: str) -> bool:
     """Return whether a URL is HTTP on this machine's loopback interface. Raises ValueError if it is invalid."""
     parts = urlsplit(url)
     return parts.scheme == "http" and parts.hostname in _LOOPBACK
-
-
-EXIT_ERROR = 1
-#: Its configuration is invalid: supervisors treat a second such exit in a row as final.
-EXIT_CONFIG = 2
-EXIT_INTERRUPT = 130
-#: The reader of the output is gone (``| head``): 128 and the number of SIGPIPE, as in other programs.
-EXIT_PIPE = 141
 
 
 #: More exits than this of one child within the window stop the run.

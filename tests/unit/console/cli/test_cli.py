@@ -48,7 +48,7 @@ def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom penstock.console.cli import main as cli\n"
         "try: cli.main(['run', '--help'])\nexcept SystemExit as e: assert not e.code, e.code\n"
-        "heavy = {'torch', 'redis', 'matplotlib', 'transformers', 'penstock.config'} & set(sys.modules)\n"
+        "heavy = {'torch', 'redis', 'matplotlib', 'transformers', 'asyncio', 'penstock.config'} & set(sys.modules)\n"
         "print('heavy', sorted(heavy), file=sys.stderr)"
     )
     root = Path(cli.__file__).resolve().parents[2]

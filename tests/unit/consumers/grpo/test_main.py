@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from penstock.config import Config
 from penstock.consumers.grpo import main
-from penstock.system.processes import EXIT_CONFIG
+from penstock.errors import EXIT_CONFIG
 
 
 def test_a_rank_with_a_transport_that_is_none_ends_as_a_mistake_of_the_configuration(

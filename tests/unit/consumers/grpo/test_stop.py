@@ -18,7 +18,7 @@ from penstock.consumers.grpo import checkpoint
 from penstock.consumers.grpo import main as trainer_main
 from penstock.consumers.grpo.loop import TrainingLoop
 from penstock.consumers.trainer import Trainer
-from penstock.system.processes import EXIT_INTERRUPT
+from penstock.errors import EXIT_INTERRUPT
 from penstock.system.stop import watched_signals
 from tests.unit.consumers.grpo.sources import Source
 from tests.unit.consumers.grpo.test_skipped_steps import good, learner

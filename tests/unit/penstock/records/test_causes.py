@@ -80,8 +80,10 @@ def test_a_field_of_a_later_version_is_left_out() -> None:
     [
         (3, {}),
         ("x" * (MAX_NAME + 1), {}),
+        ("x\ny", {}),
         ("x", []),
-        ("x", {str(i): 1 for i in range(MAX_ENTRIES + 1)}),
+        ("x", {"a\nredis": 1}),
+        ("x", {f"a{i}": 1 for i in range(MAX_ENTRIES + 1)}),
         ("x", {"a": [1] * (MAX_ENTRIES + 1)}),
         ("x", {"a": [[1]]}),
         ("x", {"a": {"b": {}}}),
@@ -93,6 +95,12 @@ def test_a_field_of_a_later_version_is_left_out() -> None:
 def test_what_exceeds_the_bounds_is_refused(name: Any, fields: Any) -> None:
     with pytest.raises(ProtocolError, match=r"^it has"):
         decode(name, fields, "it")
+
+
+def test_an_unknown_cause_is_one_line_of_bounded_length() -> None:
+    words = str(decode("of_tomorrow", {f"a{i}": "x\ny" * 1000 for i in range(MAX_ENTRIES)}, "it"))
+    assert "\n" not in words
+    assert len(words) < MAX_TEXT + 10
 
 
 def test_texts_are_bounded_and_hold_no_password() -> None:
