@@ -44,7 +44,7 @@ async def test_T6_the_kl_to_a_served_reference_is_nothing_at_first_and_then_what
         tmp_path,
         engine={"url": engine_url},
         rollout={"reference": reference},
-        reward={"function": "tests.integration.worker_parts:length"},  # answers of a group differ, so weights change
+        reward={"function": "tests.integration.worker_parts:token_sum"},  # answers of a group differ, so weights change
         trainer={"batch_groups": 4},
     )
     publish(client, keys, publications[2])

@@ -19,8 +19,13 @@ scored: Counter[str] = Counter()
 
 
 def length(sample: Sample) -> float:
-    """A number that tells answers apart."""
+    """Number of generated tokens."""
     return float(sum(sample.generated))
+
+
+def token_sum(sample: Sample) -> float:
+    """A number that differs between answers, also between those of one length."""
+    return float(sum(sample.tokens))
 
 
 def raises(sample: Sample) -> float:
