@@ -105,9 +105,11 @@ def deviation(values: Sequence[float]) -> float:
     """Return the population standard deviation, exactly 0 for equal values of any size, and for none."""
     if not values:
         return 0.0
-    offsets = [value - values[0] for value in values]
-    mean = fmean(offsets)
-    return math.sqrt(fmean((offset - mean) ** 2 for offset in offsets))
+    # A power of two that lets no square overflow or vanish: scaling by it is exact.
+    exponent = math.frexp(max(map(abs, values)))[1]
+    scaled = [math.ldexp(value, -exponent) for value in values]
+    mean = fmean(value - scaled[0] for value in scaled)
+    return math.ldexp(math.sqrt(fmean((value - scaled[0] - mean) ** 2 for value in scaled)), exponent)
 
 
 def read_group(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:

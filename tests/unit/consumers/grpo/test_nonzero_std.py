@@ -64,6 +64,13 @@ def test_a_group_of_equal_large_rewards_has_no_deviation(reward: float) -> None:
     assert priorities(samples, ["reward_std"]) == {"reward_std": 0.0}
 
 
+@pytest.mark.parametrize("reward", [1.0, 1e160, 1e308, 5e-324])
+def test_rewards_of_any_finite_size_have_a_deviation(reward: float) -> None:
+    samples = [meta(k, (-1) ** k * reward, n=4) for k in range(4)]
+    assert priorities(samples, ["reward_std"]) == {"reward_std": pytest.approx(reward, rel=1e-12)}
+    assert nonzero_std(group(*samples, n=4))[0] == (reward > 1e-6)
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.booleans()), min_size=2, max_size=5),
