@@ -1,7 +1,6 @@
 """T14: ranks and replicas in real processes train the same, say for whom they wait, and stop when they disagree."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -85,8 +84,7 @@ def start(
         "prefetch": 0, "ahead": 0, "stop_after": 0, **over,
     }  # fmt: skip
     command = [sys.executable, "-c", PROGRAM, json.dumps(settings)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     started.append(process)
     return process
 

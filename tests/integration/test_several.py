@@ -54,8 +54,8 @@ class Fleet:
         log = (self.folder / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.several_trainer", str(path)],
-            stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            stderr=log,
+        )
 
     def kill(self, name: str) -> None:
         process = self.processes[name]
