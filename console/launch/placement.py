@@ -159,12 +159,6 @@ def _deal(
         _check_shares(config, -(-count // places))
         return tuple(pool[index % places * per_engine :][:per_engine] for index in range(count))
     free = tuple(gpu for gpu in gpus if gpu not in trainer)
-    if servers := config.trainer.parameter_server_gpus:
-        if max(servers) >= len(gpus):
-            raise ConfigError(
-                f"trainer.parameter_server_gpus {servers}: this machine has {_count(len(gpus))}, counted from 0."
-            )
-        free = tuple(gpus[index] for index in servers)
     if total > len(free):
         fits = len(free) // per_engine
         ours = f"the trainer takes {len(trainer)} of them" if trainer else "none is the trainer's"

@@ -12,7 +12,6 @@ from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
 from penstock.config.redis import is_folder, path_of
-from penstock.config.transport import transport
 from penstock.console.launch import weights
 from penstock.console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.errors import ConfigError, EngineError
@@ -123,7 +122,6 @@ def check_extras(config: Config, without: Collection[str] = ()) -> None:
     if "trainer" not in without:
         for package in ("torch", "safetensors", "transformers"):
             check_installed(package, "the reference trainer")
-        transport(config.trainer.transport).check_package(config.trainer.transport)
         for name in config.trainer.report_to:
             check_installed(name, f"trainer.report_to {name}")
     if config.reward.pool.kind == "rq":

@@ -10,7 +10,7 @@ At most two copies are in memory, the newest and the one that is being written.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from penstock.config import Config
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights import publish
 from penstock.consumers.weights.copies import Arena, Copy, ServedCopy
-from penstock.consumers.weights.shared_memory import SharedMemory
 from penstock.consumers.weights.sources import Source
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol import scripts
@@ -205,7 +204,6 @@ class Behind:
         in_use: returns versions that engines hold or load, or that are pinned, using the given connection.
         offer: called from the writer's thread with version, digest of the index, and complete folder.
         offer_copy: serves a copy until its folder is complete, if serving is enabled.
-        memories: of the two copies, one each; (): memory of this process alone.
     """
 
     def __init__(
@@ -217,11 +215,10 @@ class Behind:
         in_use: Callable[[Control], Collection[int]],
         offer: Callable[[int, str, Path], None],
         offer_copy: Callable[[ServedCopy], None],
-        memories: Sequence[SharedMemory] = (),
     ) -> None:
         self._config, self._subscriber, self._folder = config, subscriber, folder
         self._in_use, self._offer, self._offer_copy = in_use, offer, offer_copy
-        self._arenas = [Arena(memory) for memory in memories or (None, None)]
+        self._arenas = (Arena(), Arena())
         self._closed = threading.Event()
         self._control: Control | None = None
         self._newest: Whole | None = None

@@ -1,7 +1,6 @@
 """Copy a version's weights to memory, from which they are sent and their folder is written.
 
     source ─walk─> arena: pieces of memory that later versions reuse ─> Copy, a source of its own
-                   (shared memory if other processes load from it: shared_memory.py)
 
 A copy is immutable until its arena is reused. Concurrent readers (over HTTP) read a piece at a time, and get an error
 once the copy is gone.
@@ -21,7 +20,6 @@ from torch import Tensor
 from penstock.consumers.weights.finite_check import FiniteCheck
 from penstock.consumers.weights.http.serving import CopyFiles
 from penstock.consumers.weights.publish import companions, layout_of, parts_of, require_config
-from penstock.consumers.weights.shared_memory import SharedMemory
 from penstock.consumers.weights.sources import Source, buckets, dtype_name
 from penstock.errors import PublishError
 from penstock.records.publication import Copied
@@ -45,10 +43,8 @@ class Copy:
 
     is_sharded = False
 
-    def __init__(self, tensors: list[tuple[str, Tensor]], memory: SharedMemory | None = None) -> None:
+    def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
         self._tensors = tensors
-        #: Memory that other processes can read; None: this process alone.
-        self.memory = memory
         self._reading = threading.Lock()
         #: Whether its memory was reused.
         self.is_gone = False
@@ -87,14 +83,9 @@ class Copy:
 
 
 class Arena:
-    """Allocate and reuse the memory of one copy. Not thread-safe.
+    """Allocate and reuse the memory of one copy. Not thread-safe."""
 
-    Args:
-        memory: to allocate from; None: memory of this process alone.
-    """
-
-    def __init__(self, memory: SharedMemory | None = None) -> None:
-        self._memory = memory
+    def __init__(self) -> None:
         self._pieces: list[Tensor] = []
         #: The current copy.
         self.copy: Copy | None = None
@@ -113,7 +104,7 @@ class Arena:
         self.copy = None
         found: list[tuple[str, Tensor]] = []
         failure, check = None, FiniteCheck()
-        places, devices = _Places(self._pieces, self._memory.piece if self._memory else _memory), set()
+        places, devices = _Places(self._pieces), set()
         for bucket in buckets(source, config, PIECE_BYTES):
             for name, tensor in bucket if failure is None else ():
                 try:
@@ -132,15 +123,15 @@ class Arena:
         if not found:
             raise PublishError("there is no tensor to publish; give the model or its state dict.")
         check.raise_if_not_finite()
-        self.copy = Copy(found, self._memory)
+        self.copy = Copy(found)
         return self.copy
 
 
 class _Places:
     """Return consecutive places for tensors; reuse existing pieces before new ones are allocated."""
 
-    def __init__(self, pieces: list[Tensor], take: Callable[..., Tensor]) -> None:
-        self._pieces, self._take = pieces, take
+    def __init__(self, pieces: list[Tensor]) -> None:
+        self._pieces = pieces
         self._piece, self._filled = 0, 0
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -151,16 +142,16 @@ class _Places:
         if self._piece < len(self._pieces) and self._filled + num_bytes > self._pieces[self._piece].numel():
             self._piece, self._filled = self._piece + (self._filled > 0), 0
         if self._piece == len(self._pieces):
-            self._pieces.append(self._take(max(PIECE_BYTES, num_bytes), is_pinned=tensor.is_cuda))
+            self._pieces.append(_allocate(max(PIECE_BYTES, num_bytes), is_pinned=tensor.is_cuda))
         elif self._pieces[self._piece].numel() < num_bytes:
-            self._pieces[self._piece] = self._take(num_bytes, is_pinned=tensor.is_cuda)
+            self._pieces[self._piece] = _allocate(num_bytes, is_pinned=tensor.is_cuda)
         start = self._filled
         self._filled += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
         flat = self._pieces[self._piece][start : start + num_bytes]
         return flat.view(tensor.dtype).view(tensor.shape)
 
 
-def _memory(num_bytes: int, *, is_pinned: bool) -> Tensor:
+def _allocate(num_bytes: int, *, is_pinned: bool) -> Tensor:
     """Return [num_bytes] of host memory; pinned if requested and possible."""
     if is_pinned:
         try:

@@ -81,7 +81,6 @@ class Publications:
                 in_use=self.publisher.in_use,
                 offer=self._offer,
                 offer_copy=self._offer_copy,
-                memories=self.publisher.memories,
             )
         return self._behind
 

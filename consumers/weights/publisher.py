@@ -10,7 +10,7 @@ that missed the transfer load it.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +23,6 @@ from penstock.consumers.weights import publish
 from penstock.consumers.weights.copies import Copy
 from penstock.consumers.weights.deltas import deltas_of
 from penstock.consumers.weights.publish import Written
-from penstock.consumers.weights.shared_memory import SharedMemory
 from penstock.consumers.weights.sources import Source, buckets
 from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from penstock.consumers.weights.transports.sender import Sender, sender_of
@@ -228,11 +227,6 @@ class Publisher:
     def needs_folder(self) -> bool:
         """Return whether a version needs its folder before it is sent or stored as a delta."""
         return self.deltas is not None or (self.sender is not None and self.sender.needs_folder)
-
-    @property
-    def memories(self) -> Sequence[SharedMemory]:
-        """Return the memory for copies; (): memory of the trainer alone."""
-        return self.sender.memories if self.sender is not None else ()
 
     def leave_copies(self) -> None:
         """Wait until the sender no longer reads the copies, whose memory is about to be reused. Errors propagate."""

@@ -346,15 +346,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _transport_can_work(self) -> Self:
         name, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
-        way, gpus = transport(name), self.trainer.parameter_server_gpus
-        if gpus is not None and not way.has_parameter_servers:
-            owners = ", ".join(one for one, known in TRANSPORTS.items() if known.has_parameter_servers)
-            raise ValueError(
-                f"trainer.parameter_server_gpus is for trainer.transport {owners}, and that is {name}: remove it"
-            )
-        if gpus is not None and len(set(gpus)) < len(gpus):
-            raise ValueError(f"trainer.parameter_server_gpus {gpus} names a GPU twice: one parameter server is on each")
-        if way.needs_gpu and (on_cpu or self.trainer.device == "cpu"):
+        if transport(name).needs_gpu and (on_cpu or self.trainer.device == "cpu"):
             raise ValueError(
                 f"trainer.transport {name} moves weights between GPUs, and trainer.device is "
                 f"{self.trainer.device}{' and engine.args.device cpu' if on_cpu else ''}: use disk, or gloo on CPUs"

@@ -171,12 +171,8 @@ class TrainerConfig(Section):
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
     transfer_timeout_s: Seconds = 30.0
     #: `penstock run`: engines run on the trainer's GPUs (on rank 0's with cuda_ipc); leave room for both by
-    #: engine.args.mem-fraction-static. None: with transport cuda_ipc, and checkpoint_engine without
-    #: parameter_server_gpus.
+    #: engine.args.mem-fraction-static. None: with transport cuda_ipc.
     colocate: bool | None = None
-    #: checkpoint_engine: the GPUs, as the trainer counts them, on which engines run, one engine process on each; None:
-    #: the trainer's own.
-    parameter_server_gpus: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     #: nccl and gloo: address of this machine at which engines meet the trainer; its port is a free one.
     transfer_address: str = "127.0.0.1"
     #: Most bytes gathered for one file, and sent at once.
@@ -199,8 +195,7 @@ class TrainerConfig(Section):
     @property
     def sends_to_own_gpu(self) -> bool:
         """Whether weights are sent to engines on the trainer's own GPU, that of rank 0, and to no others."""
-        way = transport(self.transport)
-        return way.on_trainers_gpu or (way.has_parameter_servers and self.parameter_server_gpus is None)
+        return transport(self.transport).on_trainers_gpu
 
     @field_validator("name")
     @classmethod

@@ -7,8 +7,6 @@ which names the worker's class; its requirements are unknown.
 
 from dataclasses import dataclass
 
-from penstock.system.extras import check_installed
-
 
 @dataclass(frozen=True, slots=True)
 class Transport:
@@ -23,20 +21,11 @@ class Transport:
     needs_gpu: bool = False
     #: Engines are on the trainer's own GPU, that of rank 0, and nowhere else.
     on_trainers_gpu: bool = False
-    #: It has parameter servers on the GPUs of ``trainer.parameter_server_gpus``; None: on the trainer's own GPU.
-    has_parameter_servers: bool = False
-    #: Import name of a package that the trainer's side needs; '': none.
-    package: str = ""
 
     @property
     def is_sent(self) -> bool:
         """Return whether weights are sent to ready workers, which therefore enroll."""
         return bool(self.sender)
-
-    def check_package(self, name: str) -> None:
-        """Raise ConfigError if the package of this transport, called ``name``, is not installed."""
-        if self.package:
-            check_installed(self.package, f"trainer.transport {name}")
 
 
 #: penstock's own, by name.
@@ -47,14 +36,6 @@ TRANSPORTS = {
     "nccl": Transport("collective:Nccl", "collective:Collective", needs_gpu=True),
     "gloo": Transport("collective:Gloo", "collective:Collective"),
     "cuda_ipc": Transport("ipc:CudaIpc", "ipc:CudaIpc", needs_gpu=True, on_trainers_gpu=True),
-    "checkpoint_engine": Transport(
-        "checkpoint_engine:CheckpointEngine",
-        "checkpoint_engine:CheckpointEngine",
-        needs_gpu=True,
-        has_parameter_servers=True,
-        # The engines' environment needs it too, in the same release.
-        package="checkpoint_engine",
-    ),
 }
 
 

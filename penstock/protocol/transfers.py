@@ -26,7 +26,7 @@ class Word(StrEnum):
 
     #: By the worker: its engine is paused; the address to send to, or ''.
     HELD = "f"
-    #: By the trainer: what the worker needs to know, such as the addresses of parameter servers.
+    #: By the trainer: what the worker needs to know, such as the location of the weights.
     KNOW = "h"
     #: By the trainer: the transfer to it ended; '' or the error.
     SENT = "s"

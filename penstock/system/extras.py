@@ -8,7 +8,6 @@ from penstock.errors import ConfigError
 EXTRAS = {
     "PIL": "vision",
     "aiohttp": "worker",
-    "checkpoint_engine": "checkpoint-engine",
     "datasets": "datasets",
     "fastapi": "web",
     "if_verifiable": "ifbench",

@@ -86,9 +86,6 @@ class FakeEngine:
         self.fails_rename = ""
         #: It dies once in a load from a folder whose name begins so; '': in none.
         self.dies_loading = ""
-        #: Bodies of updates by checkpoint-engine, and what takes the weights at its sockets: '' or what went wrong.
-        self.handles: list[dict[str, Any]] = []
-        self.take: Callable[[dict[str, str]], str] = lambda handles: ""
         #: Set: every connection is cut, as if nobody were there.
         self.is_away = False
         #: Tokens drawn for nobody, to see that it serves.
@@ -143,7 +140,6 @@ class FakeEngine:
                 web.get("/metrics", self._metrics),
                 web.post("/update_weights_from_disk", self._load),
                 web.post("/update_weight_version", self._rename),
-                web.post("/update_weights_from_ipc", self._load_handles),
                 web.post("/update_weights_from_tensor", self._load),
             ]
         )
@@ -239,14 +235,6 @@ class FakeEngine:
             return web.json_response({"success": False, "message": "not now"}, status=500)
         self.version = str((await request.json())["new_version"])
         return web.json_response({"success": True})
-
-    async def _load_handles(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.handles.append(body)
-        if failure := await asyncio.to_thread(self.take, body["zmq_handles"]):
-            return web.json_response({"success": False, "message": failure}, status=400)
-        self.version = body["weight_version"]
-        return web.json_response({"success": True, "message": "fine"})
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await request.json()

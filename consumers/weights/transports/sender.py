@@ -10,12 +10,9 @@ from penstock.errors import ConfigError
 from penstock.system.user_code import find
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from penstock.consumers.weights.copies import Copy
-    from penstock.consumers.weights.shared_memory import SharedMemory
     from penstock.consumers.weights.transfer import Transfer
     from penstock.records.publication import Publication
 
@@ -38,9 +35,6 @@ class Sender(ABC):
     #: True: the folder is complete before ``begin``, and named in ``publication.path``, regardless of
     #: ``trainer.folder_first``.
     needs_folder: bool = False
-
-    #: Memory for the trainer's two copies of versions that are sent first; (): its own memory.
-    memories: "Sequence[SharedMemory]" = ()
 
     #: ``module:Class`` of the worker's side of a user's own transport.
     receiver: ClassVar[str] = ""

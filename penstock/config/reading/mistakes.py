@@ -186,7 +186,7 @@ CALLED = {
     "weight_transfer": "trainer.transport",
     "weight_sync": "trainer.transport",
     "weights": "trainer.transport, and serving for weights over HTTP",
-    "checkpoint_engine": "trainer.transport: checkpoint_engine",
+    "checkpoint_engine": "trainer.transport",
     "update_weight_disk_dir": "trainer.weights_dir",
     "update_weight_buffer_size": "trainer.bucket_bytes",
     "update_weights_bucket_megabytes": "trainer.bucket_bytes",
@@ -206,6 +206,7 @@ ABSENT = {
     "weight_decay": "it is 0.01, as AdamW has it",
     "warmup_ratio": "set trainer.warmup_steps",
     "logging_steps": "every step is written to steps.jsonl",
+    "parameter_server_gpus": "the transport checkpoint_engine was removed; see trainer.transport",
 }
 
 

@@ -129,7 +129,11 @@ def refused(path: Path, *overrides: str) -> str:
         ("reward.overlong_buffer={enable: true}", "here it is reward.overlong (max_tokens, buffer_tokens, factor)."),
         ("trainer.clip_ratio_c=3", "here it is trainer.dual_clip."),
         ("update_weight_transfer_mode=delta", "here it is trainer.transport."),
-        ("rollout.checkpoint_engine.backend=nccl", "here it is trainer.transport: checkpoint_engine."),
+        ("rollout.checkpoint_engine.backend=nccl", "here it is trainer.transport."),
+        (
+            "trainer.parameter_server_gpus=[0]",
+            "remove it: the transport checkpoint_engine was removed; see trainer.transport.",
+        ),
         ("rollout.update_weights_bucket_megabytes=512", "here it is trainer.bucket_bytes."),
         ("rollout.partial_rollout=true", "here it is worker.apply (in_place and abort continue generated prefixes)."),
         ("use_rollout_routing_replay=true", "here it is rollout.sides: [routed_experts]."),

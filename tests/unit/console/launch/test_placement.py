@@ -133,12 +133,6 @@ def test_colocated_engines_are_on_the_trainers_gpus_and_by_cuda_ipc_on_that_of_r
     assert place(config(**by_ipc), EIGHT).workers == (("0",),)
 
 
-def test_engines_of_parameter_servers_are_on_the_gpus_that_these_name() -> None:
-    trainer = {"device": "cuda", "transport": "checkpoint_engine", "parameter_server_gpus": [3, 2]}
-
-    assert place(config(trainer=trainer, worker={"count": 2}), EIGHT).workers == (("3",), ("2",))
-
-
 def test_a_named_gpu_of_the_trainer_is_kept_free_of_engines() -> None:
     laid_out = place(config(trainer={"device": "cuda:1"}, worker={"count": 2}), numbered(3))
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.config import Config
-from penstock.config.transport import TRANSPORTS
 from penstock.console.launch import preflight
-from penstock.console.launch.preflight import check, check_extras
+from penstock.console.launch.preflight import check
 from penstock.errors import ConfigError
 from tests.tiny_vision import png
 
@@ -29,18 +28,6 @@ def by(transport: str, folder: Path, **sections: Any) -> Config:
     )
 
 
-@pytest.mark.parametrize("name", TRANSPORTS)
-def test_a_transport_whose_package_is_not_there_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    config, package = by(name, tmp_path), TRANSPORTS[name].package
-    monkeypatch.setattr("penstock.system.extras.is_installed", lambda one: one != package)
-    if package:
-        with pytest.raises(ConfigError, match=rf"trainer\.transport {name} needs {package}, which is not installed"):
-            check_extras(config)
-    check_extras(config, ["trainer"] if package else [])
-
-
 @pytest.mark.parametrize("without", [["worker", "trainer"], ["trainer"], ["worker"]])
 def test_a_part_that_is_left_out_needs_nothing_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: list[str]
@@ -54,10 +41,6 @@ def test_a_part_that_is_left_out_needs_nothing_installed(
         return
     with pytest.raises(ConfigError, match=r"(a worker|the reference trainer) needs transformers"):
         found["packages"]()
-
-
-def test_checkpoint_engine_needs_its_package() -> None:
-    assert TRANSPORTS["checkpoint_engine"].package == "checkpoint_engine"
 
 
 def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[4]
 NAMES = {
     "PIL": "pillow",
     "math_verify": "math-verify",
-    "checkpoint_engine": "checkpoint-engine",
     "if_verifiable": "if-verifiable",
     "mlflow": "mlflow-skinny",
     "opentelemetry": "opentelemetry-sdk",
@@ -45,7 +44,7 @@ def test_each_package_is_in_the_extra_that_is_named() -> None:
 def test_all_has_every_extra_that_needs_no_gpu_and_one_tracker() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = map(Requirement, extras["all"])
-    apart = {"all", "dev", "bench", "checkpoint-engine", "trackio", "wandb", "mlflow"}
+    apart = {"all", "dev", "bench", "trackio", "wandb", "mlflow"}
     assert everything.extras == extras.keys() - apart
 
 

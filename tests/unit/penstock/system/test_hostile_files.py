@@ -28,7 +28,6 @@ from penstock.weights.index import (
     read_vocab_size,
 )
 from penstock.weights.safetensors_files import read_header
-from penstock.workers.weights.receive.checkpoint_engine import read_handles
 from tests.hostile import SAME, is_read_or_refused, json_near, packed_near
 
 TENSORS = {"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
@@ -98,9 +97,3 @@ def test_an_index_is_read_or_refused(data: bytes) -> None:
 @given(data=json_near({"message": "x", "error": {"message": "y"}}))
 def test_what_an_engine_says_of_a_refusal_is_words(data: bytes) -> None:
     assert isinstance(_reason(data), str)
-
-
-@SAME
-@given(data=json_near({"GPU-1": "ipc://@checkpoint-engine-x"}))
-def test_handles_of_parameter_servers_are_read_or_refused(data: bytes) -> None:
-    is_read_or_refused(read_handles, data.decode("utf-8", "surrogateescape"))

@@ -1,6 +1,5 @@
 """What each receiver asks of its engine, and what it hears from the trainer; a GPU has the rest."""
 
-import json
 from typing import Any
 
 import pytest
@@ -9,11 +8,15 @@ from penstock.protocol.transfers import Decision
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.workers.weights.receive.arrival import Arrival, NotSent
-from penstock.workers.weights.receive.checkpoint_engine import CheckpointEngine
 from penstock.workers.weights.receive.ipc import CudaIpc
 from penstock.workers.weights.receive.receiver import Receiver
 
-SOCKETS = {"GPU-1": "ipc://@checkpoint-engine-GPU-1-0.sock"}
+
+class FromFolder(Receiver):
+    """A transport of a user's own, whose sender names a folder."""
+
+    async def receive(self, arrival: Arrival) -> str:
+        return await arrival.post("/update_weights_from_disk", {"model_path": await arrival.told()})
 
 
 class Redis:
@@ -92,20 +95,19 @@ async def test_an_engine_is_not_held_still_for_a_transfer_that_is_over(redis: Re
         await receiver.receive(arrival)
 
 
-async def test_by_checkpoint_engine_the_engine_meets_the_sockets_it_is_told() -> None:
-    redis = Redis(h=json.dumps(SOCKETS))
-    receiver, arrival, engine = receiving(CheckpointEngine, redis)
+async def test_a_receiver_gets_the_text_that_its_sender_reported() -> None:
+    redis = Redis(h="/dev/shm/weights")
+    receiver, arrival, engine = receiving(FromFolder, redis)
     assert await receiver.receive(arrival) == ""
-    body = {"zmq_handles": SOCKETS, "flush_cache": False, "weight_version": "4"}
-    assert engine.posts == [("/update_weights_from_ipc", body)]
+    assert engine.posts == [("/update_weights_from_disk", {"model_path": "/dev/shm/weights"})]
     await arrival.answer("")
     assert redis.reports == [("f:w", ""), ("r:w", "")]
 
 
 async def test_a_trainer_that_gave_up_is_not_answered() -> None:
-    redis = Redis(s="a parameter server ended")
-    receiver, arrival, _ = receiving(CheckpointEngine, redis)
-    with pytest.raises(NotSent, match="a parameter server ended"):
+    redis = Redis(s="the disk is full")
+    receiver, arrival, _ = receiving(FromFolder, redis)
+    with pytest.raises(NotSent, match="the disk is full"):
         await receiver.receive(arrival)
     await arrival.answer("")
     assert redis.reports == [("f:w", "")]

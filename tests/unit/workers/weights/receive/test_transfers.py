@@ -60,7 +60,7 @@ def by(transport: str) -> Publication:
 
 @pytest.mark.parametrize("named", ["disk", f"{__name__}:Sends"])
 def test_penstocks_own_are_taken_whatever_is_configured(named: str) -> None:
-    for transport in ("disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine"):
+    for transport in ("disk", "nccl", "gloo", "cuda_ipc"):
         transfers(named).check(by(transport))
 
 
