@@ -73,7 +73,7 @@ def test_what_cannot_be_copied_is_said_after_the_walk(monkeypatch: pytest.Monkey
     def full(num_bytes: int, *, is_pinned: bool) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(copies, "_memory", full)
+    monkeypatch.setattr(copies, "_allocate", full)
     with pytest.raises(PublishError, match=r"cannot be copied into memory.*can't allocate"):
         Arena().take(Walked(), {})
     assert walked == list(weights(1.0)), "other ranks are in the walk until its end"
