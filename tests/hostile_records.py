@@ -13,13 +13,13 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.protocol.memory_control import MemoryWish
 from penstock.protocol.presence import EnginePresence, WorkerPresence
-from penstock.protocol.scripts import copied_of, whole_of
+from penstock.protocol.scripts import whole_of
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.records.codec import pack, unpack
 from penstock.records.job import Job
 from penstock.records.manifest import Manifest, Row
 from penstock.records.offer import Offer
-from penstock.records.publication import Copied, Publication, Whole
+from penstock.records.publication import Publication, Whole
 from penstock.records.sample import Sample
 from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.weights.index import WeightsIndex
@@ -65,7 +65,6 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
         "manifest": (manifest().to_bytes(), lambda data: Manifest.from_bytes(data, "manifest")),
         "publication": (publication.to_bytes(), lambda data: Publication.from_bytes(data, "publication")),
         "whole": (Whole(3, "/w", "a" * 32, 9, 0.5).to_bytes(), lambda data: whole_of(data, 3, "policy")),
-        "copied": (Copied(3, "a" * 32).to_bytes(), lambda data: copied_of(data, "policy")),
         "offer": (offer.to_bytes(), lambda data: Offer.from_bytes(data, "offer").ranges()),
         "partial": (prefix, lambda data: partial_from_bytes(data, JOB, 0)),
         "grown": (prefix + growth_to_bytes(whole, 4), lambda data: partial_from_bytes(data, JOB, 0)),

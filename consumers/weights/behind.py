@@ -1,8 +1,7 @@
 """Write folders of versions in the background, after their announcement (docs/protocol.md, The send first).
 
     trainer's thread    take a copy ─> (announce, send) ─> put ─────────────> keep: repeat the announcement
-    writer's thread                                         ├─> folder ─> whole ─> offer
-    server's thread                                         └─> index ─> offer of the copy ─> copied
+    writer's thread                                         └─> folder ─> whole ─> offer
 
 At most two copies are in memory, the newest and the one that is being written.
 """
@@ -19,13 +18,13 @@ from typing import NamedTuple
 from penstock.config import Config
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights import publish
-from penstock.consumers.weights.copies import Arena, Copy, ServedCopy
+from penstock.consumers.weights.copies import Arena, Copy
 from penstock.consumers.weights.sources import Source
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol import scripts
 from penstock.protocol.waits import PublishedWaiting, Waiting
 from penstock.records.causes import Cause, WeightsUnwritten
-from penstock.records.publication import Copied, Publication, Whole
+from penstock.records.publication import Publication, Whole
 from penstock.redis.call import Call
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
@@ -203,7 +202,6 @@ class Behind:
         folder: of published versions.
         in_use: returns versions that engines hold or load, or that are pinned, using the given connection.
         offer: called from the writer's thread with version, digest of the index, and complete folder.
-        offer_copy: serves a copy until its folder is complete, if serving is enabled.
     """
 
     def __init__(
@@ -214,15 +212,13 @@ class Behind:
         *,
         in_use: Callable[[Control], Collection[int]],
         offer: Callable[[int, str, Path], None],
-        offer_copy: Callable[[ServedCopy], None],
     ) -> None:
         self._config, self._subscriber, self._folder = config, subscriber, folder
-        self._in_use, self._offer, self._offer_copy = in_use, offer, offer_copy
+        self._in_use, self._offer = in_use, offer
         self._arenas = (Arena(), Arena())
         self._closed = threading.Event()
         self._control: Control | None = None
         self._newest: Whole | None = None
-        self._copied: Copied | None = None
         self._kept = 0.0
         self.writer = FolderWriter(self._write)
 
@@ -233,14 +229,8 @@ class Behind:
         return arena.take(source, publish.require_config(Path(self._config.model.path)))
 
     def put(self, publication: Publication, copy: Copy) -> None:
-        """Serve an announced version from memory, if serving is enabled, and write its folder. Returns at once."""
-        config = self._config
+        """Write the folder of an announced version. Returns at once."""
         self.writer.put(publication, copy)
-        self._offer_copy(
-            ServedCopy(
-                publication.version, copy, Path(config.model.path), config.trainer.bucket_bytes, self._announce_copy
-            )
-        )
 
     def settle(self) -> None:
         """Wait until every folder is written, and report the wait. Raises PublishError if the newest failed."""
@@ -251,24 +241,18 @@ class Behind:
         self.writer.rest(self._subscriber.waiting.blocked_on)
 
     def keep(self) -> None:
-        """Repeat, during a wait, the announcement of the newest folder, or of its copy, if Redis lost it.
+        """Repeat, during a wait, the announcement of the newest folder if Redis lost it.
 
-        Blocks for at most two round trips every ``KEEP_S``. Raises PublishError as ``settle``.
+        Blocks for at most a round trip every ``KEEP_S``. Raises PublishError as ``settle``.
         """
         self.writer.check()
         if time.monotonic() - self._kept < KEEP_S:
             return
         self._kept = time.monotonic()
-        newest, copied, model = self._newest, self._copied, self._config.model.name
+        newest, model = self._newest, self._config.model.name
         control, keys = self._subscriber.control, self._subscriber.keys
         if newest is not None and not control.do(lambda client: client.hexists(keys.whole(model), str(newest.version))):
             self._announce(control, newest)
-        is_needed = copied is not None and (newest is None or newest.version < copied.version)
-        if copied is None or not is_needed:
-            return
-        # A failover may have restored an earlier one.
-        if control.do(lambda client: client.get(keys.copied(model))) != copied.to_bytes():
-            self._announce_copy(control, copied)
 
     def close(self) -> None:
         """Write the newest folder and end. Blocks for the disk; logs errors."""
@@ -307,17 +291,6 @@ class Behind:
         if answer in ("owner", "version"):
             what = "another trainer has the subscription" if answer == "owner" else "Redis lost the publication"
             log.warning("the folder of version %d is not announced: %s", whole.version, what)
-
-    def _announce_copy(self, control: Control, copied: Copied) -> bool:
-        """Announce a copy; return whether workers may fetch it. For the server's thread, and the trainer's."""
-        self._copied = copied  # ``keep`` announces it again if Redis does not answer
-        answer = self._call(control, partial(scripts.copied, told=copied))
-        if answer not in ("owner", "version"):
-            return True
-        self._copied = None
-        what = "another trainer has the subscription" if answer == "owner" else "it is no longer the newest"
-        log.info("the copy of version %d is not announced: %s", copied.version, what)
-        return False
 
     def _call(self, control: Control, verb: Callable[..., Call[str]]) -> str:
         """Return the answer to one of the owner's verbs."""

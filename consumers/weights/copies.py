@@ -2,32 +2,20 @@
 
     source ─walk─> arena: pieces of memory that later versions reuse ─> Copy, a source of its own
 
-A copy is immutable until its arena is reused. Concurrent readers (over HTTP) read a piece at a time, and get an error
-once the copy is gone.
+A copy is immutable until its arena is reused.
 """
 
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
 from penstock.consumers.weights.finite_check import FiniteCheck
-from penstock.consumers.weights.http.serving import CopyFiles
-from penstock.consumers.weights.publish import companions, layout_of, parts_of, require_config
 from penstock.consumers.weights.sources import Source, buckets, dtype_name
 from penstock.errors import PublishError
-from penstock.records.publication import Copied
-from penstock.redis.control import Control
-from penstock.system.checksum import bytes_xxh3
-from penstock.weights.http.blobs import AnyBlob, BufferBlob
-from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes, layout_digest
-from penstock.weights.safetensors_files import FILES_JSON, file_names, files_json, order_of
+from penstock.weights.index import layout_digest
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +33,6 @@ class Copy:
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
         self._tensors = tensors
-        self._reading = threading.Lock()
-        #: Whether its memory was reused.
-        self.is_gone = False
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep the copy unchanged within the block; a later copy waits. Raises OSError if it is gone."""
-        with self._reading:
-            if self.is_gone:
-                raise FileNotFoundError("the trainer has taken its memory for a later version")
-            yield
-
-    def leave(self) -> None:
-        """Mark the copy as gone. Blocks while a reader is inside ``kept``."""
-        with self._reading:
-            self.is_gone = True
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """Return the tensors as a ``Source``; they are read-only."""
@@ -99,8 +71,6 @@ class Arena:
             WeightsNotFinite: a tensor holds NaN or Inf.
             PublishError: no tensor, a duplicate name, or not enough memory.
         """
-        if self.copy is not None:
-            self.copy.leave()
         self.copy = None
         found: list[tuple[str, Tensor]] = []
         failure, check = None, FiniteCheck()
@@ -159,87 +129,3 @@ def _allocate(num_bytes: int, *, is_pinned: bool) -> Tensor:
         except RuntimeError as exc:
             log.warning("copies of weights use pageable memory, which is slower: %s", exc)
     return torch.empty(num_bytes, dtype=torch.uint8)
-
-
-#: Bytes read per hold of a copy, which delays a later copy.
-_CHUNK_BYTES = 4 * 1024**2
-
-
-class ServedCopy:
-    """Serve a copy of an announced version until its folder is complete (``http/serving.py``).
-
-    Its files are those that the folder will have, byte for byte.
-
-    Args:
-        model, max_bucket_bytes: as of ``files_of_copy``.
-        tell: announces it to workers by the given connection; returns whether they may fetch it.
-    """
-
-    def __init__(
-        self, version: int, copy: Copy, model: Path, max_bucket_bytes: int, tell: Callable[[Control, Copied], bool]
-    ) -> None:
-        self.version = version
-        self._copy, self._model, self._max_bucket_bytes, self._tell = copy, model, max_bucket_bytes, tell
-
-    @property
-    def is_gone(self) -> bool:
-        """Return whether its memory was reused."""
-        return self._copy.is_gone
-
-    def files(self) -> CopyFiles:
-        """Return the files, see ``files_of_copy``."""
-        return files_of_copy(self._copy, self._model, self._max_bucket_bytes)
-
-    def tell(self, control: Control, index: str) -> bool:
-        """Announce it to workers; return whether they may fetch it. Blocks for a round trip."""
-        return self._tell(control, Copied(self.version, index))
-
-
-def files_of_copy(copy: Copy, model: Path, max_bucket_bytes: int) -> CopyFiles:
-    """Return the files that ``write_weights`` makes of a copy. Blocks while it reads all of it once.
-
-    Tensor files read the copy a piece at a time; the digest of the index identifies the version.
-
-    Args:
-        model: folder of the first policy, with config and tokenizer.
-        max_bucket_bytes: the value that the folder is written with.
-
-    Raises:
-        PublishError: the model's folder has no config.json.
-        OSError: the copy is gone, or a file of the model's folder cannot be read.
-    """
-    files: dict[str, AnyBlob] = {}
-    checksums: dict[str, int] = {}
-    for path in companions(model):
-        data = path.read_bytes()
-        files[path.name], checksums[path.name] = BufferBlob([data]), bytes_xxh3(data)
-    entries: list[TensorEntry] = []
-    filled = list(buckets(copy, require_config(model), max_bucket_bytes))
-    for name, bucket in zip(file_names(len(filled)), filled, strict=True):
-        tensors = dict(bucket)
-        parts = parts_of(tensors)
-        files[name] = BufferBlob(parts, copy.kept)
-        checksums[name], each = _checksums(copy, parts)
-        of = dict(zip(order_of(layout_of(tensors)), each, strict=True))
-        for tensor, (dtype, shape) in layout_of(tensors).items():
-            entries.append(TensorEntry(tensor, dtype, shape, of[tensor], name))
-    if len(filled) > 1:
-        data = files_json(entries)
-        files[FILES_JSON], checksums[FILES_JSON] = BufferBlob([data]), bytes_xxh3(data)
-    index = index_bytes(entries, checksums, {name: blob.size for name, blob in files.items()})
-    files[INDEX_FILE] = BufferBlob([index])
-    return CopyFiles(digest(index), files)
-
-
-def _checksums(copy: Copy, parts: Sequence[bytes | memoryview]) -> tuple[int, list[int]]:
-    """Return the XXH3-64 of all parts together, and of each but the first, which is the header."""
-    whole = xxhash.xxh3_64(parts[0])
-    found = []
-    for part in parts[1:]:
-        own = xxhash.xxh3_64()
-        for start in range(0, len(part), _CHUNK_BYTES):
-            with copy.kept():
-                own.update(part[start : start + _CHUNK_BYTES])
-                whole.update(part[start : start + _CHUNK_BYTES])
-        found.append(own.intdigest())
-    return whole.intdigest(), found

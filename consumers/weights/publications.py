@@ -24,7 +24,6 @@ from penstock.text import safe_repr
 
 if TYPE_CHECKING:
     from penstock.consumers.weights.behind import Behind
-    from penstock.consumers.weights.copies import ServedCopy
     from penstock.consumers.weights.publisher import Publisher
     from penstock.consumers.weights.sources import Source, Weights
 
@@ -80,7 +79,6 @@ class Publications:
                 self.folder,
                 in_use=self.publisher.in_use,
                 offer=self._offer,
-                offer_copy=self._offer_copy,
             )
         return self._behind
 
@@ -88,11 +86,6 @@ class Publications:
         """Serve an announced version over HTTP, if ``serving.enabled``. Returns at once."""
         if (serving := self._served()) is not None and index:
             serving.offer(version, index, Path(path))
-
-    def _offer_copy(self, copy: "ServedCopy") -> None:
-        """Serve a copy from memory until its folder is complete, see ``_offer``."""
-        if (serving := self._served()) is not None:
-            serving.offer_copy(copy)
 
     def _served(self) -> Serving | None:
         if self._serving is None:

@@ -801,8 +801,6 @@ class WeightsUnwritten(Cause, kind=WORK, part="trainer", subject="version"):
 
 class WeightsFetched(Cause, kind=WORK, part="worker", subject="version"):
     version: int
-    #: The source is the trainer's copy in memory.
-    is_copy: bool = False
     #: The next step: an offer, the index, or the ranges.
     step: Literal["offer", "index", "ranges"] = "ranges"
     #: Ranges that are missing, of all; 0 of 0 before they are known.
@@ -815,7 +813,7 @@ class WeightsFetched(Cause, kind=WORK, part="worker", subject="version"):
     process: int = 0
 
     def words(self) -> str:
-        what = f"version {self.version} to be fetched over HTTP{' from memory of the trainer' if self.is_copy else ''}"
+        what = f"version {self.version} to be fetched over HTTP"
         if self.folder:
             return f"{what}: {process_name(self.process)} fetches into {self.folder}"
         left = f": {self.missing} of {self.ranges} ranges are missing" if self.ranges else ""

@@ -82,10 +82,6 @@ class Keys:
         """Checkpoint folders completed after their version was announced."""
         return self.of(f"whole:{model}")
 
-    def copied(self, model: str) -> str:
-        """Checksums of the trainer's copy of the newest version, until its folder is complete."""
-        return self.of(f"copied:{model}")
-
     def transfer(self, model: str) -> str:
         return self.of(f"transfer:{model}")
 

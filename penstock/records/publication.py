@@ -56,15 +56,6 @@ class Order:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Copied(Record):
-    """A version that its trainer serves from memory."""
-
-    version: int
-    #: Digest of the index that its folder will have; fetched data is verified with it.
-    index: str
-
-
 def publication_id(version: int, rev: int) -> str:
     """Return ``VERSION-REV``: the id in the stream of weights, and in other keys of a publication."""
     return f"{version}-{rev}"

@@ -13,7 +13,7 @@ from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.manifest import Manifest
 from penstock.records.offer import Offer
-from penstock.records.publication import Copied, Whole
+from penstock.records.publication import Whole
 from penstock.records.sample_meta import SampleMeta, iter_metas
 
 MODEL = "policy"
@@ -190,13 +190,6 @@ def whole(
 ) -> str:
     told = Whole(version, path, f"index of {path}")
     return run(client, scripts.whole(keys, "actor", owner=owner, gen=gen, model=MODEL, told=told))
-
-
-def copied(
-    client: redis.Redis, keys: Keys, version: int, index: str = "i", *, owner: str = "owner-1", gen: int = 0
-) -> str:
-    told = Copied(version, index)
-    return run(client, scripts.copied(keys, "actor", owner=owner, gen=gen, model=MODEL, told=told))
 
 
 def offer(

@@ -1,24 +1,19 @@
 """A trainer that publishes version 1, then version 2 send first, and gets a signal at a named point of it.
 
-Where that point is one of ``WITHOUT_FOLDER``, the folder of version 2 is never written.
-
 python -m tests.integration.send_first_trainer CONFIG MODEL MODEL POINT [SIGNAL]
 """
 
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from penstock.consumers.clock import Clock
 from penstock.consumers.trainer import Trainer
-from penstock.consumers.weights import publish
 from penstock.consumers.weights.behind import Behind, FolderWriter
 from penstock.consumers.weights.transfer import Transfer
-from penstock.weights.http.server import Rate
 from tests.integration.test_transfers import load
 
 #: Point -> what is called there, and whether that is done before.
@@ -34,13 +29,11 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "folder written, nobody told": (Behind, "_announce", False),
     "whole": (Behind, "_announce", True),
 }
-#: As ``POINTS``.
-WITHOUT_FOLDER: dict[str, tuple[type, str, bool]] = {"copy fetched": (Rate, "take", False)}
 
 
 def at(point: str, act: Callable[[], None]) -> None:
     """Have ``act`` called at a point from now on."""
-    owner, name, is_done_before = (POINTS | WITHOUT_FOLDER)[point]
+    owner, name, is_done_before = POINTS[point]
     real = getattr(owner, name)
 
     def act_there(*args: Any, **options: Any) -> Any:
@@ -60,8 +53,6 @@ def main(config: str, first: str, second: str, point: str, how: str = "SIGKILL")
         trainer.commit(trainer.next())
         while [(one.state, one.version) for one in trainer.workers()] != [("serving", 1)]:
             time.sleep(0.02)
-        if point in WITHOUT_FOLDER:
-            publish.write_weights = lambda *args, **options: threading.Event().wait()  # type: ignore[assignment]
         at(point, lambda: os.kill(os.getpid(), signal.Signals[how]))
         trainer.publish(load(second))
         trainer.session.publications.settle()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,13 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.consumers.weights.http import serving
-from penstock.consumers.weights.http.serving import CopyFiles, Serving
+from penstock.consumers.weights.http.serving import Serving
 from penstock.errors import PublishError
 from penstock.protocol.scripts import relay_have, run
 from penstock.records.keys import Keys
 from penstock.records.offer import Offer, range_digest
-from penstock.redis.control import Control
 from penstock.redis.server import RedisServer
-from penstock.weights.http.blobs import BufferBlob, files_of, object_name
+from penstock.weights.http.blobs import files_of, object_name
 from penstock.weights.http.server import WeightsServer
 from penstock.workers.weights.fetch import fetcher as fetcher_module
 from penstock.workers.weights.fetch import swarm
@@ -138,66 +136,6 @@ async def test_a_tick_fetches_nothing(play: Play, version: Version) -> None:
     trainer.server.shelf.remove(names[-1])
     assert version.is_at(await asyncio.wait_for(other.fetch(5, version.index), PATIENCE_S))
     assert other.from_peers == version.num_bytes
-
-
-class Memory:
-    """A version in memory."""
-
-    def __init__(self, version: Version, *, may_be_told: bool = True) -> None:
-        self.version, self.is_gone, self.told = version.number, False, []
-        self._index, self._may_be_told = version.index, may_be_told
-        self._data = {file.name: file.read_bytes() for file in version.folder.iterdir()}
-
-    def files(self) -> CopyFiles:
-        return CopyFiles(self._index, {name: BufferBlob([data], self._kept) for name, data in self._data.items()})
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        if self.is_gone:
-            raise FileNotFoundError("it is gone")
-        yield
-
-    def tell(self, control: Control, index: str) -> bool:
-        self.told.append(index)
-        return self._may_be_told
-
-
-async def test_a_copy_in_memory_is_offered_until_its_folder_takes_its_place(play: Play, version: Version) -> None:
-    trainer, worker, late = play.trainer(), play.worker("a"), play.worker("b")
-    copy, name = Memory(version), object_name(version.number, version.index)
-    trainer.offer_copy(copy)
-    assert version.is_at(await fetched(worker, version))
-    assert copy.told == [version.index]
-    worker.close()
-    trainer.offer(version.number, version.index, version.folder)
-    await asyncio.to_thread(until, lambda: trainer._offers[name].needs == version.folder)
-    copy.is_gone = True
-    assert version.is_at(await fetched(late, version))
-    assert trainer.server.shelf.names() == [name]
-
-
-async def test_a_copy_that_is_gone_is_not_offered(
-    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "OFFER_EVERY_S", 0.1)
-    trainer, copy = play.trainer(), Memory(version)
-    trainer.offer_copy(copy)
-    await asyncio.to_thread(play.offer, version)
-    copy.is_gone = True
-    await asyncio.to_thread(until, lambda: trainer.server.shelf.names() == [])
-    await asyncio.to_thread(until, lambda: not play.client.exists(play.keys.relay(play.thing(version))))
-    trainer.offer_copy(copy)
-    trainer.offer(version.number, version.index, version.folder)
-    assert version.is_at(await fetched(play.worker("a"), version))
-    assert copy.told == [version.index], "once"
-
-
-async def test_T1_a_copy_that_nobody_may_be_told_of_is_not_served(play: Play, version: Version) -> None:
-    trainer, copy = play.trainer(), Memory(version, may_be_told=False)
-    trainer.offer_copy(copy)
-    await asyncio.to_thread(until, lambda: copy.told == [version.index] and not trainer._offers)
-    assert trainer.server.shelf.names() == []
-    await asyncio.to_thread(until, lambda: not play.client.exists(play.keys.relay(play.thing(version))))
 
 
 async def test_workers_fetch_from_one_another_and_the_trainer_sends_once(play: Play, version: Version) -> None:

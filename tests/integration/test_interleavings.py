@@ -21,7 +21,6 @@ from penstock.records.causes import PayloadServersAway
 from penstock.records.disposal import Disposal
 from penstock.records.keys import Keys
 from penstock.records.offer import Offer
-from penstock.records.publication import Copied
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -59,9 +58,8 @@ class RandomPlay:
         #: Tokens of the leases that have written the reward of a group.
         self.rewarded: dict[str, set[str]] = {}
         self.batches: dict[int, list[str]] = {}
-        #: Versions whose folders were told of, and as what; and the version whose copy was told of last.
+        #: Versions whose folders were told of, and as what.
         self.folders: dict[int, str] = {}
-        self.copy = 0
 
     def act(self) -> None:
         acts: list[Callable[[], object]] = [
@@ -69,7 +67,7 @@ class RandomPlay:
             self.commit, self.reward, self.reward, self.reward,
             self.crash, self.release, self.expire, self.due, self.requeue, self.cancel, self.keep, self.cut_batch,
             self.cut_batch, self.commit_batch, self.commit_batch, self.publish, self.publish, self.checkpointed,
-            self.whole, self.whole, self.copied, self.offered,
+            self.whole, self.whole, self.offered,
             self.rewind, self.dispose, self.seal, self.seal, self.sweep, self.depose, self.close, self.abandon,
         ]  # fmt: skip
         with contextlib.suppress(LeadershipLost):
@@ -213,19 +211,6 @@ class RandomPlay:
         said = play.offer(self.client, self.keys, thing, record, gen=self.gen - late)
         assert said == ("owner" if late else "offered")
         assert self.client.get(self.keys.relay(thing)) == (before if late else record.to_bytes())
-
-    def copied(self) -> None:
-        """A copy is told of, once more, of another version than the newest, or by a trainer that was rewound."""
-        version = max(0, self.version - self.random.choice([-1, 0, 0, 1]))
-        late = self.gen > 0 and self.random.random() < 0.3
-        said = play.copied(self.client, self.keys, version, f"index-{version}", gen=self.gen - late)
-        if late:
-            assert said == "owner"
-        elif not 0 < version == self.version:
-            assert said == "version", "nobody may load what is not announced, or no longer the newest"
-        else:
-            assert said == ("already" if version == self.copy else "copied")
-            self.copy = version
 
     def checkpointed(self) -> None:
         n = self.random.randint(max(0, self.cursor - 2), self.cursor + 1)
@@ -401,25 +386,6 @@ def test_T1_an_object_is_offered_by_the_owner_alone(client: redis.Redis, keys: K
     assert play.offer(client, keys, "policy:other", mine, owner="old") == "owner"
     assert client.get(keys.relay(thing)) == theirs.to_bytes()
     assert client.zrange(keys.relay_names, 0, -1) == [thing.encode()]
-
-
-def test_T1_a_copy_is_told_of_by_who_announced_it_while_it_is_the_newest(client: redis.Redis, keys: Keys) -> None:
-    play.subscribe(client, keys)
-    assert play.join(client, keys, owner="old").mine
-    play.publish(client, keys, 1, 0, owner="old")
-    assert play.copied(client, keys, 2, owner="old") == "version"
-    assert play.copied(client, keys, 1, "mine", owner="old") == "copied"
-    assert play.copied(client, keys, 1, "mine", owner="old") == "already"
-    client.delete(keys.owner("actor"))
-    gen = play.join(client, keys, owner="new").gen
-    assert play.copied(client, keys, 1, "theirs", owner="old") == "owner"
-    rewound = run(client, scripts.rewind(keys, "actor", owner="new", gen=gen, n=0, model=play.MODEL))
-    play.publish(client, keys, 2, 0, owner="new", gen=rewound.gen)
-    assert play.copied(client, keys, 2, "theirs", owner="old") == "owner"
-    assert play.copied(client, keys, 1, owner="new", gen=rewound.gen) == "version"
-    data = client.get(keys.copied(play.MODEL))
-    assert data is not None
-    assert scripts.copied_of(data, play.MODEL) == Copied(1, "mine"), "of a version that is not the newest any more"
 
 
 def test_T16_folders_are_forgotten_with_their_publications(client: redis.Redis, keys: Keys) -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.records.manifest import Manifest
-from penstock.records.publication import Copied
 
 
 @dataclass
@@ -81,8 +80,6 @@ class Reference:
         self.clock = 0
         #: Version -> its folder, of those that were told of after their announcement.
         self.folders: dict[int, str] = {}
-        #: What proves the copy of the version that was the newest when it was told of.
-        self.copy: Copied | None = None
         self.ready: dict[str, Group] = {}
         self.subs: dict[str, Sub] = {}
         #: account -> job -> reason of a disposal.

@@ -45,7 +45,7 @@ from penstock.records.causes import Cause
 from penstock.records.disposal import Disposal
 from penstock.records.keys import Keys
 from penstock.records.manifest import Manifest
-from penstock.records.publication import Copied, Whole
+from penstock.records.publication import Whole
 from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.connect import connect
 from penstock.redis.server import find_binary
@@ -62,7 +62,7 @@ REASONS = {reason.code: reason for reason in Disposal}
 EXPECTED = {
     "cut late", "cut masked", "cut actor", "cut left", "disposed stale", "disposed rewound",
     "disposed before", "driver restored", "given back", "redelivered", "retired", "rewarded", "rewarded by another",
-    "whole", "copied",
+    "whole",
 }  # fmt: skip
 UNITS = st.sampled_from([("groups", 1), ("groups", 2), ("groups", 3), ("samples", 3), ("tokens", 25)])
 SAMPLERS = st.sampled_from(["fifo", "oldest_version", "newest_version", "uniform", "prioritized", "difficulty"])
@@ -428,26 +428,6 @@ class Histories(RuleBasedStateMachine):
             self.model.folders[version] = told.path
             self.happened["whole"] += 1
 
-    @rule(back=st.integers(-1, 2), dead=st.booleans())
-    def copied(self, back: int, dead: bool) -> None:
-        """The copy of the newest version is told of, and of no other; by a trainer that was taken over, never."""
-        version = max(0, self.model.clock - back)
-        trainer = self.before.get("actor") if dead else self.trainers["actor"]
-        if trainer is None:
-            return
-        told = Copied(version, f"index of {trainer.owner}")
-        said = run(self.client, scripts.copied(
-            self.keys, "actor", owner=trainer.owner, gen=trainer.gen, model=play.MODEL, told=told
-        ))  # fmt: skip
-        if dead:
-            assert said == "owner", "a trainer that was taken over proves nothing"
-            return
-        is_newest = 0 < version == self.model.clock
-        assert said in (("copied", "already") if is_newest else ("version",)), "T1"
-        if is_newest:
-            self.model.copy = told
-            self.happened["copied"] += 1
-
     @rule(pick=PICK)
     def checkpointed(self, pick: int) -> None:
         sub = self.one(pick)
@@ -635,8 +615,6 @@ class Histories(RuleBasedStateMachine):
         told = scripts.read_all_whole(self.client, self.keys, play.MODEL)
         assert {version: one.path for version, one in told.items()} == self.model.folders, "T16"
         assert max(told, default=0) <= self.model.clock, "T1: no folder is told of before its number is a version's"
-        data = self.client.get(self.keys.copied(play.MODEL))
-        assert (None if data is None else scripts.copied_of(data, play.MODEL)) == self.model.copy, "T1"
 
     def the_gate_counts_right(self) -> None:
         actor = self.model.subs["actor"]

@@ -21,7 +21,6 @@ from penstock.weights.file_errors import is_folder
 from penstock.workers.services import Tally
 from penstock.workers.weights.fetch.fetcher import LOOK_S, OFFER_WAIT_S, Fetcher
 from penstock.workers.weights.fetch.nearby import Nearby
-from penstock.workers.weights.fetch.progress import Progress
 
 if TYPE_CHECKING:
     from penstock.workers.weights.fetch.spool import Spool
@@ -181,21 +180,6 @@ class Here:
         Raises PublishError if it cannot be made or fetched.
         """
         return await self._nearby.of(await self._copies.of(publication))
-
-    async def copy_of(self, publication: Publication, progress: Progress) -> Publication:
-        """Return a publication without a folder, with a path to the bytes fetched from its trainer's copy.
-
-        Args:
-            publication: with the digest of its index.
-            progress: updated during the fetch.
-
-        Raises:
-            PublishError: the version is not offered or cannot be fetched, or serving is disabled.
-        """
-        if self._fetcher is None:
-            raise PublishError("nothing is fetched over HTTP: set serving.enabled.")
-        path = await self._fetcher.fetch(publication.version, publication.index, waits=False, progress=progress)
-        return replace(publication, path=str(path))
 
     def close(self) -> None:
         """Stop fetching and serving, and release all holds. Blocks briefly."""

@@ -109,7 +109,6 @@ class Updates:
             services.control,
             waiting,
             self.look,
-            fetch=self.here.copy_of if services.config.serving.enabled else None,
         )
         self._adoption = Adoption(services, self.folders)
         self._ends = Ends(services, waiting, self.folders)

@@ -1,8 +1,7 @@
 """Offer published versions to workers over HTTP, from the trainer, in the background.
 
     offer(version)   queue ─> read every range, compute its digest ─> put on the shelf ─> verb relay_offer
-    offer_copy       same, for a copy in memory; its folder later replaces it without being read again
-    periodically     renew each offer; drop those whose folder or copy is gone
+    periodically     renew each offer; drop those whose folder is gone
 
 With ``transport: delta`` and a store in a folder, complete anchors and deltas of the store are offered too. Deltas are
 offered before their target version, so that workers with the base fetch the delta.
@@ -55,39 +54,11 @@ class Owner(Protocol):
     def gen(self) -> int: ...
 
 
-class CopyFiles(NamedTuple):
-    """Hold the files of a version served from memory."""
-
-    #: The same as of its folder.
-    index_digest: str
-    files: Mapping[str, AnyBlob]
-
-
-class InMemory(Protocol):
-    """Represent a version that is served from memory until its folder is complete."""
-
-    version: int
-
-    @property
-    def is_gone(self) -> bool:
-        """Return whether its memory was reused. Thread-safe, does not block."""
-        ...
-
-    def files(self) -> CopyFiles:
-        """Return its files. Blocks while it reads all of them. Raises OSError if it is gone, PublishError."""
-        ...
-
-    def tell(self, control: Control, index: str) -> bool:
-        """Announce it to workers; return whether they may fetch it. Blocks for a round trip."""
-        ...
-
-
 class _Offered(NamedTuple):
     offer: Offer
-    #: Path that exists while the object can be served; None: served from memory.
-    needs: Path | None
+    #: Path that exists while the object can be served.
+    needs: Path
     is_stored: bool = False
-    copy: InMemory | None = None
 
 
 class Serving:
@@ -111,8 +82,6 @@ class Serving:
         self._closed = threading.Event()
         self._control = Control(config.redis.url, stopped=self._closed.is_set, check=False)
         self._wanted: deque[Callable[[], None]] = deque(maxlen=KEPT)
-        #: The last copy to serve from memory.
-        self._copy: InMemory | None = None
         self._offers: dict[str, _Offered] = {}
         #: Folder of the store of deltas; None: no store, or workers read it directly.
         self._store: Path | None = None
@@ -137,11 +106,6 @@ class Serving:
             index: digest of its ``weights.index``, which must be among the files.
         """
         self._wanted.append(partial(self._begin, version, index, folder))
-
-    def offer_copy(self, copy: InMemory) -> None:
-        """Queue the newest version to be offered from memory, until that is reused or its folder is complete."""
-        self._copy = copy
-        self._wanted.append(partial(self._begin_copy, copy))
 
     def close(self) -> None:
         """Stop serving. Blocks for at most ``END_S``."""
@@ -201,40 +165,8 @@ class Serving:
             # The store has the same bytes and keeps them longer.
             if name not in self._offers:
                 self._make_stored(Anchor(version, index))
-        elif not self._replaces(name, folder):
+        else:
             self._make(name, version, index, files_of(folder), needs=folder)
-        self._drop_old()
-
-    def _replaces(self, name: str, folder: Path) -> bool:
-        """Serve a folder under the offer of the copy it was written from; return False if there is no such offer."""
-        offered = self._offers.get(name)
-        if offered is None or offered.copy is None:
-            return False
-        blobs = files_of(folder)
-        if {file: blob.size for file, blob in blobs.items()} != offered.offer.sizes():
-            return False
-        self.server.shelf.put(name, blobs)
-        self._offers[name] = _Offered(offered.offer, folder)
-        return True
-
-    def _begin_copy(self, copy: InMemory) -> None:
-        def is_over() -> bool:
-            return copy is not self._copy or copy.is_gone or self._renew_if_due()
-
-        try:
-            if is_over():
-                return
-            index, blobs = copy.files()
-            name = object_name(copy.version, index)
-            self._make(name, copy.version, index, blobs, copy=copy, stopped=is_over)
-        except (OSError, PublishError) as exc:
-            if not is_over():
-                raise
-            log.info("version %d is not served from memory: %s", copy.version, exc)
-            return
-        self._announce(name, self._offers[name].offer)  # before workers are notified
-        if not copy.tell(self._control, index):
-            self._drop(name)
         self._drop_old()
 
     def _drop_old(self) -> None:
@@ -248,10 +180,8 @@ class Serving:
         index: str,
         blobs: Mapping[str, AnyBlob],
         *,
-        needs: Path | None = None,
+        needs: Path,
         is_stored: bool = False,
-        copy: InMemory | None = None,
-        stopped: Callable[[], bool] | None = None,
     ) -> None:
         try:
             offer = make_offer(
@@ -261,12 +191,12 @@ class Serving:
                 index=index,
                 range_bytes=self._range_bytes,
                 is_whole=name == object_name(version, index),
-                stopped=stopped or self._renew_if_due,
+                stopped=self._renew_if_due,
             )
         except ProtocolError as exc:
             raise PublishError(str(exc)) from exc
         self.server.shelf.put(name, blobs)
-        self._offers[name] = _Offered(offer, needs, is_stored, copy)
+        self._offers[name] = _Offered(offer, needs, is_stored)
         self._renewed_at = 0.0
 
     def _is_due(self) -> bool:
@@ -281,7 +211,7 @@ class Serving:
 
     def _renew(self) -> None:
         for name, one in list(self._offers.items()):
-            if (one.needs is not None and not _exists(one.needs)) or (one.copy is not None and one.copy.is_gone):
+            if not _exists(one.needs):
                 self._drop(name)
                 continue
             self._announce(name, one.offer)

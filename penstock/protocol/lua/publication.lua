@@ -1,5 +1,5 @@
 -- A publication: a version of a model's weights that a trainer announces, and the copies of it.
--- Keys: clock, weights:MODEL, steps:MODEL, whole:MODEL, copied:MODEL, orders:NAME
+-- Keys: clock, weights:MODEL, steps:MODEL, whole:MODEL, orders:NAME
 
 -- publish: committed -> published; the clock moves (driver).
 -- KEYS: clock, sub:NAME, batches:NAME, weights:MODEL, steps:MODEL
@@ -81,24 +81,6 @@ local function whole()
     if tonumber(old) <= clock - 256 then redis.call('HDEL', whole_key, old) end
   end
   return 'whole'
-end
-
--- copied: the trainer's copy of the newest version is verified and served from its memory (the trainer's driver).
--- KEYS: clock, sub:NAME, copied:MODEL
--- ARGV: prefix, owner, gen, version field of clock, version, record
--- Returns: 'copied' | 'already' | 'owner' | 'version' (it is not the newest that was announced)
--- Atomic because a number above the clock names no weights yet, and another owner may publish others under it (T1).
-local function copied()
-  local clock_key, sub_key, copied_key = KEYS[1], KEYS[2], KEYS[3]
-  local prefix, owner, gen, clock_field = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-  local version, record = tonumber(ARGV[5]), ARGV[6]
-
-  freeing(prefix)
-  if not owns(sub_key, owner, gen) then return 'owner' end
-  if version < 1 or version ~= tonumber(redis.call('HGET', clock_key, clock_field) or 0) then return 'version' end
-  if redis.call('GET', copied_key) == record then return 'already' end
-  redis.call('SET', copied_key, record)
-  return 'copied'
 end
 
 -- order: rank 0 gives the next order of a publication to all ranks of its role, and reads which of them have arrived.

@@ -1,14 +1,14 @@
-"""State of weights: completed folders, copies in trainers' memory, and which worker loads which version."""
+"""State of weights: completed folders, offers over HTTP, and which worker loads which version."""
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
 from penstock.records.codec import count_of, name_in, number_in, unpack_map
 from penstock.records.keys import Keys
 from penstock.records.offer import Offer
-from penstock.records.publication import Copied, Publication, Whole
+from penstock.records.publication import Publication, Whole
 from penstock.records.record import readable
 from penstock.redis.call import Call, Value, script, text, version_field
 from penstock.redis.commands import AsyncClient, Client
@@ -173,32 +173,6 @@ def read_all_whole(client: Client, keys: Keys, model: str) -> dict[int, Whole]:
         version = count_of(name, f"A version in {keys.whole(model)}")
         found[version] = whole_of(data, version, model)
     return found
-
-
-def copied(keys: Keys, sub: str, *, owner: str, gen: int, model: str, told: Copied) -> Call[str]:
-    """Report that the newest version is served from memory: copied | already | owner | version (not the newest)."""
-    names = [keys.clock, keys.sub(sub), keys.copied(model)]
-    args: list[Value] = [keys.prefix, owner, gen, version_field(model), told.version, told.to_bytes()]
-    return Call(script("copied"), names, args, text)
-
-
-def copied_of(data: bytes, model: str) -> Copied:
-    """Parse the value of ``copied:MODEL``. Raises ProtocolError if it is invalid."""
-    what = f"The copy of the newest version of model {model!r}"
-    found = Copied.from_bytes(data, what)
-    if not found.index:
-        raise ProtocolError(f"{what} has a record without an index: publish again.")
-    return found
-
-
-async def read_copied(client: AsyncClient, keys: Keys, publication: Publication) -> Publication | None:
-    """Return the publication with the index of its trainer's copy, and no folder; None without a copy.
-
-    Blocks for a round trip. Raises ProtocolError.
-    """
-    data = await client.get(keys.copied(publication.model))
-    found = None if data is None else copied_of(data, publication.model)
-    return replace(publication, index=found.index) if found and found.version == publication.version else None
 
 
 def loading_of(name: bytes, data: bytes) -> tuple[str, float, list[int]]:

@@ -1,13 +1,11 @@
-"""Serve immutable bytes, in a file or in memory, by the names of an object and a file in it."""
+"""Serve immutable bytes of files by the names of an object and a file in it."""
 
 import os
 import re
 import stat
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -77,45 +75,8 @@ class FileBlob:
             os.close(handle)
 
 
-class BufferBlob:
-    """Serve consecutive parts of memory.
-
-    Args:
-        parts: must not change while they are served.
-        kept: context in which the parts stay unchanged; raises OSError once they are freed. None: never freed.
-    """
-
-    def __init__(
-        self, parts: Sequence[bytes | memoryview], kept: Callable[[], AbstractContextManager[None]] | None = None
-    ) -> None:
-        self._kept = kept or nullcontext
-        self._parts = [memoryview(part).cast("B") for part in parts]
-        #: Offset of each part, and the end of the last one.
-        self._starts = [0, *accumulate(map(len, self._parts))]
-        self.size = self._starts[-1]
-
-    def has(self, start: int, end: int) -> bool:
-        return True
-
-    @contextmanager
-    def opened(self) -> Iterator[Read]:
-        """Return the reader. Raises OSError if the memory was freed; so does the reader."""
-        with self._kept():
-            pass
-        yield self._read
-
-    def _read(self, start: int, num_bytes: int) -> bytes:
-        end, at = min(start + num_bytes, self.size), bisect_right(self._starts, start) - 1
-        found: list[memoryview] = []
-        with self._kept():
-            while start < end:
-                found.append(self._parts[at][start - self._starts[at] : end - self._starts[at]])
-                start, at = start + len(found[-1]), at + 1
-            return b"".join(found)
-
-
 #: Bytes that never change.
-AnyBlob: TypeAlias = FileBlob | BufferBlob
+AnyBlob: TypeAlias = FileBlob
 
 
 def files_of(folder: Path) -> dict[str, FileBlob]:

@@ -14,7 +14,6 @@ OF_THE_RUN = {
     "done", "fleet", "ends", "workers", "trainers", "parts", "waits", "counters", "wake", "gate", "transfer",
     "transfers", "memory", "pins", "loading", "verifiers", "paused", "reclaimer", "steps", "checks", "held", "asker",
     "verdicts", "unrecorded", "recorder", "history", "paused_by", "looks", "tokens", "rates", "whole",
-    "copied",
 }  # fmt: skip
 OF_A_SUBSCRIPTION = frozenset(("batches", "columns", "columns_lost", "agree", "sub", "owner", "trained"))
 OF_A_JOB = frozenset(("group", "meta", "partial", "payload", "side"))

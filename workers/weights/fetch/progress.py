@@ -65,4 +65,4 @@ class Progress:
 
     def blocked_on(self, **fields: Any) -> None:
         """Set the cause of the wait, as fields of ``WeightsFetched``; no fields: not waiting."""
-        self.cause = WeightsFetched(self.cause.version, self.cause.is_copy, **fields)
+        self.cause = WeightsFetched(self.cause.version, **fields)

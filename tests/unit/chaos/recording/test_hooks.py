@@ -120,7 +120,7 @@ from penstock.consumers.weights.sources import as_source
 from penstock.records.publication import Whole
 model = pathlib.Path({str(model)!r})
 config = SimpleNamespace(model=SimpleNamespace(path=str(model)))
-behind = Behind(config, None, None, in_use=None, offer=None, offer_copy=None)
+behind = Behind(config, None, None, in_use=None, offer=None)
 weights = load_file(model / "model.safetensors")
 for version in (1, 2):
     copy = behind.take(as_source(weights))

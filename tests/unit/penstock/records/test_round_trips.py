@@ -15,7 +15,7 @@ from penstock.protocol.transfers import Decision, Enrollment
 from penstock.records.codec import pack, unpack
 from penstock.records.job import Job
 from penstock.records.manifest import Manifest, Row
-from penstock.records.publication import Copied, Publication, Whole
+from penstock.records.publication import Publication, Whole
 from penstock.records.sample_meta import MAX_PAYLOAD_BYTES, MAX_VERSION, SampleMeta, iter_metas
 from penstock.weights.index import WeightsIndex
 from tests.hostile import SAME
@@ -58,7 +58,6 @@ RECORDS = {
     "job": made(Job),
     "publication": made(Publication),
     "whole": made(Whole),
-    "copied": made(Copied),
     "manifest": made(Manifest, rows=st.lists(ROWS, max_size=4)),
     "wish": made(MemoryWish),
     "enrollment": made(Enrollment),

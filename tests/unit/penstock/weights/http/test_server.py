@@ -17,7 +17,7 @@ import pytest
 
 from penstock.config import ServingConfig
 from penstock.errors import ConfigError, PublishError
-from penstock.weights.http.blobs import BufferBlob, FileBlob, Read, files_of
+from penstock.weights.http.blobs import FileBlob, Read, files_of
 from penstock.weights.http.server import WeightsServer
 from tests.unit.penstock.weights.http.serving_parts import BYTES, OBJECT, TOKEN, ask, serving
 
@@ -130,15 +130,6 @@ def test_bytes_that_are_not_here_yet_are_not_served(folder: Path) -> None:
         server.shelf.put(OBJECT, {"half": FileBlob(path, len(BYTES), lambda _, end: end <= 100)})
         assert ask(server, f"/{OBJECT}/half", span="0-99")[2] == BYTES[:100]
         assert ask(server, f"/{OBJECT}/half", span="0-100")[0] == 404
-
-
-def test_bytes_in_memory_are_served_as_if_they_were_one_file() -> None:
-    parts = [BYTES[:7], b"", memoryview(BYTES[7:300_000]), BYTES[300_000:]]
-    with serving() as server:
-        server.shelf.put(OBJECT, {"model.safetensors": BufferBlob(parts)})
-        assert ask(server, f"/{OBJECT}/model.safetensors")[2] == BYTES
-        assert ask(server, f"/{OBJECT}/model.safetensors", span="5-299999")[2] == BYTES[5:300_000]
-        assert ask(server, f"/{OBJECT}/model.safetensors", span="-1")[2] == BYTES[-1:]
 
 
 def connected(server: WeightsServer) -> socket.socket:
