@@ -36,6 +36,7 @@ from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavaila
 from penstock.metrics import telemetry
 from penstock.metrics.series import counter, gauge
 from penstock.metrics.server import serve
+from penstock.model.tokenizer import read_tokenizer
 from penstock.names import Lane
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import HeldOut, check_overlap, is_small
@@ -65,7 +66,6 @@ from penstock.redis.commands import Client, is_full
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
 from penstock.system.extras import check_installed
-from penstock.weights.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from penstock.config import EngineConfig
 from penstock.config.fleet import MemberConfig
+from penstock.model.pictures import Images
 from penstock.protocol.presence import EnginePresence
 from penstock.records.causes import EngineStarting
 from penstock.records.publication import Publication
 from penstock.records.sample import LogprobKind
-from penstock.weights.pictures import Images
 
 #: Interval of aborts: one that overtakes its request has no effect, so it is repeated until every request has returned.
 ABORT_AGAIN_S = 0.05

@@ -32,6 +32,7 @@ from penstock.hooks.slime import args_of
 from penstock.metrics.gpu_load import GpuWatch, visible_to
 from penstock.metrics.server import serve
 from penstock.metrics.telemetry import open_spans
+from penstock.model.tokenizer import load_tokenizer
 from penstock.names import LANES, new_token
 from penstock.protocol import scripts
 from penstock.protocol.scripts import ensure_lanes
@@ -41,7 +42,6 @@ from penstock.redis.control import AsyncControl, Control
 from penstock.system.log_files import keep_bounded
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import format_exc
-from penstock.weights.tokenizer import load_tokenizer
 from penstock.workers.engine import Engine
 from penstock.workers.engine_supervisor import Caretaker
 from penstock.workers.hooks.generate import Generating

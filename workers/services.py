@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.config import Config
 from penstock.metrics.telemetry import NoSpans, Spans
+from penstock.model.tokenizer import Tokenizer
 from penstock.protocol import scripts
 from penstock.protocol.presence import GpuLoad
 from penstock.records.causes import EngineRestarting
@@ -16,7 +17,6 @@ from penstock.records.keys import Keys
 from penstock.records.publication import publication_id
 from penstock.records.sample import Sample
 from penstock.redis.control import AsyncControl
-from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.generate import Generating

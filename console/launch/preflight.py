@@ -16,13 +16,13 @@ from penstock.console.launch import weights
 from penstock.console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.errors import ConfigError, EngineError
 from penstock.hooks.user_imports import check_user_code
+from penstock.model.pictures import place_id_of
 from penstock.payloads.store import open_store
 from penstock.protocol.staleness import definition_of
 from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
 from penstock.text import redact
-from penstock.weights.pictures import place_id_of
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.frozen import check_ids
 from penstock.workers.rewards.jail.probe import check_jail

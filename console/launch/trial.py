@@ -22,6 +22,7 @@ import uvloop
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
+from penstock.model.tokenizer import Tokenizer, load_tokenizer
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import MAX_EARLY_LINES, HeldOut
 from penstock.producer.main import chat_template
@@ -31,7 +32,6 @@ from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import redact
-from penstock.weights.tokenizer import Tokenizer, load_tokenizer
 from penstock.workers.engine import Engine
 from penstock.workers.hooks.generate import Generating
 from penstock.workers.hooks.sample_hooks import SampleHooks

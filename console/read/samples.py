@@ -15,12 +15,12 @@ from penstock.history.blocks import ARRAYS
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES, Fate, SampleRow, Use
+from penstock.model.tokenizer import TextOf, load_token_texts
 from penstock.names import Lane
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.system.run_folder import RunFolder
-from penstock.weights.tokenizer import TextOf, load_token_texts
 
 #: Replacement for an incomplete character, which ends in the following tokens.
 _TORN = "\ufffd"

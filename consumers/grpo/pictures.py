@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from penstock.consumers.batch.batch import Batch
+from penstock.model.folder import read_config
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
-from penstock.weights.index import read_config
 
 Micro = dict[str, Any]
 #: Model inputs for images.

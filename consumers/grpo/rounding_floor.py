@@ -21,8 +21,8 @@ from penstock.consumers.grpo.pictures import add_images, inputs_of
 from penstock.consumers.grpo.step import GRPO, to_device
 from penstock.consumers.grpo.totals import mean
 from penstock.consumers.weights.sources import float32_names
+from penstock.model.folder import read_config
 from penstock.system.out_of_memory import is_out_of_memory
-from penstock.weights.index import read_config
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from penstock.config import HistoryConfig
 from penstock.consumers.history.retired import Retired
 from penstock.errors import ConfigError
 from penstock.history.packing import Piece, Spelling
-from penstock.weights.tokenizer import TokenTexts, load_token_texts
+from penstock.model.tokenizer import TokenTexts, load_token_texts
 
 log = logging.getLogger(__name__)
 

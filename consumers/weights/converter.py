@@ -26,7 +26,7 @@ from torch import Tensor
 
 from penstock.consumers.weights.sources import Place
 from penstock.errors import PublishError
-from penstock.weights.index import count_experts
+from penstock.model.folder import count_experts
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 #: Parameter of a layer of multi-token prediction; its transformer layer has two names, by megatron-core's release.

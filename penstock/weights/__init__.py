@@ -1,1 +1,1 @@
-"""Weights in files: indices, headers, the folder of a model."""
+"""Weights in files: indices, headers, checksums."""

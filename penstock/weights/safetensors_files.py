@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import PublishError
+from penstock.model.folder import read_config
 from penstock.system.disk import open_plain
-from penstock.weights.index import DTYPE_BYTES, TensorEntry, read_config
+from penstock.weights.index import DTYPE_BYTES, TensorEntry
 
 #: The format's own bound.
 MAX_HEADER_BYTES = 100 * 1024 * 1024

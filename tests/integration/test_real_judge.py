@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, Qwen2ForSequenceClassification
 from penstock.config import ModelConfig
 from penstock.config.reward import JudgeConfig, ScoringModelConfig
 from penstock.errors import JudgeError
-from penstock.weights.index import read_vocab_size
+from penstock.model.folder import read_vocab_size
 from penstock.workers.rewards.frozen import FrozenModel
 from penstock.workers.rewards.judges import Judge
 from tests.integration import oracle

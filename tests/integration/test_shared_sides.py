@@ -14,6 +14,7 @@ import redis
 from penstock.config import Config, ModelConfig
 from penstock.consumers.adapters.iterable import RolloutDataset
 from penstock.consumers.trainer import Trainer
+from penstock.model.pictures import Pictures
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.payloads import sides
 from penstock.protocol.audit import audit
@@ -24,7 +25,6 @@ from penstock.records.keys import Keys
 from penstock.records.sample import Sample
 from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
-from penstock.weights.pictures import Pictures
 from penstock.workers.jobs.commits import Commits
 from tests.integration import parts, play
 from tests.integration.fake_engine import FakeEngine

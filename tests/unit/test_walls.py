@@ -18,7 +18,7 @@ PARTS = ("console", "producer", "workers", "buffer", "consumers", "penstock")
 MAX_LINES, REASON = 500, "Over 500 lines because "
 
 #: Python files and packages directly in a folder, `__init__.py` apart.
-MAX_MEMBERS = {"penstock": 14, "workers": 15, "consumers": 12}
+MAX_MEMBERS = {"penstock": 15, "workers": 15, "consumers": 12}
 MAX_OTHERS = 22
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from penstock.config import RolloutConfig
 from penstock.config.sampling import NEUTRAL, check_sampling, hidden_by, temperature_of
 from penstock.errors import ConfigError, EngineError
+from penstock.model.tokenizer import Tokenizer
 from penstock.names import Lane
 from penstock.records.job import Job
 from penstock.records.sample import Drawn, FinishReason, Sample
-from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.sampling import sampling_for

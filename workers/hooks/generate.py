@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from penstock.config import Config
+from penstock.model.tokenizer import Tokenizer
 from penstock.names import Lane
 from penstock.records.job import Job
 from penstock.records.sample import Drawn, Sample
-from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.maker import Maker, Slot
 from penstock.workers.jobs.environments import Environment

@@ -21,6 +21,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, EngineError, HookError
 from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, begun
+from penstock.model.tokenizer import Tokenizer
 from penstock.names import ROUTED_EXPERTS, Lane
 from penstock.records.causes import CodeCalled
 from penstock.records.codec import copy_plain
@@ -28,7 +29,6 @@ from penstock.records.job import Job, JobFailure
 from penstock.records.sample import Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
 from penstock.weights.http.server import BAD_REQUESTS
-from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Draw, Draws
 from penstock.workers.hooks.open_calls import called

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.errors import EngineDied, MemberDied
+from penstock.model.pictures import Pictures, image_reader, no_pictures, reading_threads
 from penstock.names import Lane
 from penstock.records.job import Job
 from penstock.records.sample import Drawn, Sample, SampleStatus
-from penstock.weights.pictures import Pictures, image_reader, no_pictures, reading_threads
 from penstock.workers.jobs.generate import prompt_ids
 from penstock.workers.jobs.prefixes import Prefix
 from penstock.workers.jobs.scoring import score_sample

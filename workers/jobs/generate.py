@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
+from penstock.model.pictures import Pictures
+from penstock.model.tokenizer import Tokenizer
 from penstock.names import ROUTED_EXPERTS
 from penstock.records.causes import CodeCalled
 from penstock.records.job import Job
 from penstock.records.publication import is_abandoned
 from penstock.records.sample import MAX_PAUSES, Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr
-from penstock.weights.pictures import Pictures
-from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
 from penstock.workers.jobs.environments import Environment, Observation, step, within
 from penstock.workers.jobs.routed_experts import check_rows, is_told, keep_rows

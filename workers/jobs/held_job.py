@@ -32,6 +32,7 @@ from penstock.errors import (
     QueueFull,
 )
 from penstock.metrics.telemetry import name_of
+from penstock.model.pictures import Pictures
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.scripts import Committed, RawLease
@@ -39,7 +40,6 @@ from penstock.records.job import Job
 from penstock.records.sample import Drawn, Sample, SampleStatus
 from penstock.system.logs import of_job
 from penstock.text import format_exc, utf8_safe
-from penstock.weights.pictures import Pictures
 from penstock.workers.jobs.drawing import Drawing
 from penstock.workers.jobs.failure import Charge, failure_of
 from penstock.workers.jobs.prefixes import Prefix, read_prefixes

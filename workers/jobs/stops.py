@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import Config
+from penstock.model.tokenizer import Tokenizer
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.user_failures import digit_of
 from penstock.records.job import Job, JobFailure
 from penstock.records.keys import Keys
 from penstock.redis.control import AsyncControl
-from penstock.weights.tokenizer import Tokenizer
 
 #: Longest name and longest error text, in characters.
 MAX_NAME, MAX_WORDS = 200, 1000

@@ -8,10 +8,10 @@ version are those of the weights that scored them, at temperature 1 (T6).
 import time
 
 from penstock.errors import ConfigError, ProtocolError
+from penstock.model.tokenizer import Tokenizer
 from penstock.names import Lane
 from penstock.records.job import Job
 from penstock.records.sample import FinishReason, Sample, SampleStatus
-from penstock.weights.tokenizer import Tokenizer
 from penstock.workers.engine import Engine
 from penstock.workers.jobs.generate import prompt_ids
 from penstock.workers.jobs.routed_experts import keep_rows

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from penstock.config import Config
 from penstock.config.reward import ScoringModelConfig
 from penstock.errors import ConfigError, EngineError, FrozenModelError
+from penstock.model.folder import read_vocab_size
+from penstock.model.tokenizer import check_same_ids
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, Lane
 from penstock.records.job import Job
 from penstock.records.sample import Sample
-from penstock.weights.index import read_vocab_size
-from penstock.weights.tokenizer import check_same_ids
 from penstock.workers.rewards.service import Service, ServiceFailed
 from penstock.workers.sglang.segment import read_scored
 

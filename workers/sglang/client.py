@@ -12,10 +12,10 @@ from typing import Any
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
+from penstock.model.pictures import Images
 from penstock.names import ROUTED_EXPERTS
 from penstock.records.sample import FinishReason
 from penstock.text import safe_repr
-from penstock.weights.pictures import Images
 from penstock.workers.engine import Heard, Rows, Scores, Segment
 from penstock.workers.sglang.controls import SglangControls
 from penstock.workers.sglang.routed_experts import ASK

@@ -21,12 +21,12 @@ import aiohttp
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
+from penstock.model.folder import read_eos_token_ids, read_vocab_size
 from penstock.protocol.presence import EnginePresence
 from penstock.records.causes import EngineStarting
 from penstock.records.publication import Publication
 from penstock.records.sample import LogprobKind
 from penstock.text import MAX_SAID, safe_repr, utf8_safe
-from penstock.weights.index import read_eos_token_ids, read_vocab_size
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
 from penstock.workers.sglang.http import EngineHttp
 from penstock.workers.sglang.routed_experts import Routing

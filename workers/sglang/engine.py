@@ -12,13 +12,13 @@ from typing import Any
 from penstock.config import EngineConfig, FaultsConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
+from penstock.model.folder import read_config
 from penstock.names import ROUTED_EXPERTS
 from penstock.records.causes import EngineStarting
 from penstock.records.publication import Publication
 from penstock.records.sample import LogprobKind
 from penstock.system.out_of_memory import engine_advice
 from penstock.text import redact, safe_repr
-from penstock.weights.index import read_config
 from penstock.workers.sglang import server as servers
 from penstock.workers.sglang.args import check_arguments, refuse_hiding
 from penstock.workers.sglang.client import SglangClient

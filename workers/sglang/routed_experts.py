@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, EngineError
+from penstock.model.folder import count_experts, read_config
 from penstock.names import ROUTED_EXPERTS
-from penstock.weights.index import count_experts, read_config
 from penstock.workers.engine import Rows
 
 #: Server argument without which it returns no routing.

@@ -14,19 +14,11 @@ from penstock.config import DatasetConfig
 from penstock.console.cli.engines import _reason
 from penstock.consumers.grpo.rows import _read as read_rows
 from penstock.history.eval_rows import read_rows as read_evaluations
+from penstock.model.folder import count_experts, read_config, read_eos_token_ids, read_vocab_size
 from penstock.producer.dataset import Dataset
 from penstock.redis.server import ADDRESS_FILE, read_addresses
 from penstock.system.run_folder import RunFolder
-from penstock.weights.index import (
-    INDEX_FILE,
-    WeightsIndex,
-    count_experts,
-    digest,
-    read_config,
-    read_eos_token_ids,
-    read_index,
-    read_vocab_size,
-)
+from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, read_index
 from penstock.weights.safetensors_files import read_header
 from tests.hostile import SAME, is_read_or_refused, json_near, packed_near
 

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from penstock.config import Config
 from penstock.errors import ConfigError, FrozenModelError
+from penstock.model.tokenizer import check_same_ids
 from penstock.names import TEACHER_LOGPROBS, Lane
 from penstock.records.job import Job
 from penstock.records.sample import Sample
-from penstock.weights.tokenizer import check_same_ids
 from penstock.workers.fleet.nodes import Node
 from penstock.workers.fleet.plan import plan
 from penstock.workers.fleet.specs import specs_of

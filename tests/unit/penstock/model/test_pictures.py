@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.model.pictures import Pictures
 from penstock.payloads import sides
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
-from penstock.weights.pictures import Pictures
 
 PLACE = 9
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from penstock.errors import ConfigError
+from penstock.model.folder import read_vocab_size
 from penstock.system.extras import check_installed
-from penstock.weights.index import read_vocab_size
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.model.folder import read_config
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.payloads import sides
 from penstock.payloads.sides import Packed
@@ -23,7 +24,6 @@ from penstock.protocol.images import check_images, decoded
 from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.system.extras import check_installed
-from penstock.weights.index import read_config
 
 #: Jobs whose images are read at a time.
 _THREADS = 2

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.weights.index import read_vocab_size
-from penstock.weights.tokenizer import check_vocabulary, load_tokenizer
+from penstock.model.folder import read_vocab_size
+from penstock.model.tokenizer import check_vocabulary, load_tokenizer
 from tests.tiny_model import make_tiny_model
 
 

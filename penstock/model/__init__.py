@@ -1,0 +1,1 @@
+"""A model's folder: its settings, tokenizer and image processor."""
