@@ -4,8 +4,10 @@ One SGLang server, a trainer on the same device: AdamW on float32 masters, a pol
 random advantages. Leg ``versions``: so many versions by transport delta; a worker is killed three times, the trainer
 begins anew once, and every copy that an engine was given is compared with what the trainer wrote, byte by byte. Leg
 ``tokens``: updates of a busy engine by disk and by delta, as in ``benchmarks.weights``, each after an optimizer step.
+Leg ``format``, without an engine: bytes and CPU time of deltas of random weights, written and applied.
 
     python -m benchmarks.deltas --json FILE
+    python -m benchmarks.deltas --legs format --folder /dev/shm --json FILE
     python -m benchmarks.deltas --device cuda --shape 1.5b --concurrency 512 --new-tokens 512 --groups 256 --json FILE
 
 What is there is written as each leg ends, and after each version. Of a 1.5B model on a GPU a version takes about 6 s, 4
@@ -18,6 +20,7 @@ import os
 import shutil
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,11 +44,13 @@ from benchmarks.policy import Policy
 from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.publish import write_weights
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
 from penstock.records.job import Job
 from penstock.redis.connect import connect
 from penstock.redis.control import Control
+from penstock.weights.delta_format import WeightsFolder, apply_delta, write_delta
 
 #: Longest wait for an engine to have a version.
 LOAD_TIMEOUT_S = 240.0
@@ -118,7 +123,7 @@ class Line:
             version = trainer.publish(self._policy.model, step=len(self.rows))
         put = trainer.publisher.deltas.last if trainer.publisher.deltas is not None else None
         if put is None:
-            raise RuntimeError("Nothing was put into the store of deltas.")
+            raise RuntimeError("Nothing was put into the delta store.")
         self.rows.append(
             {
                 "version": version,
@@ -354,11 +359,72 @@ def figures_of_tokens(rows: list[dict[str, Any]], plain: list[dict[str, Any]]) -
     }
 
 
+def changed(before: torch.Tensor, share: float, seed: int) -> torch.Tensor:
+    """Return the tensor after a step that moves ``share`` of its elements: bfloat16 by one unit, float32 by 1e-6."""
+    generator = torch.Generator().manual_seed(seed)
+    moves = torch.rand(before.shape, generator=generator) < share
+    signs = torch.randint(0, 2, before.shape, generator=generator) * 2 - 1
+    if before.dtype == torch.bfloat16:
+        return (before.view(torch.int16) + (moves * signs).to(torch.int16)).view(torch.bfloat16)
+    return before + moves * signs * 1e-6
+
+
+def measure_delta(folder: Path, dtype: torch.dtype, share: float, rounds: int) -> dict[str, Any]:
+    """Return bytes and CPU seconds of one delta of 256 MiB: written, and applied. Blocks."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (2048, 32 * 2**20 // dtype.itemsize // 2048)
+    before = {f"w{n}": (torch.randn(shape, generator=generator) * 0.02).to(dtype) for n in range(8)}
+    after = {name: changed(tensor, share, n) for n, (name, tensor) in enumerate(before.items())}
+    (folder / "config.json").write_text("{}")
+    weights = folder / "weights"
+    old, new = (write_weights(model, folder, weights, n, keep=2) for n, model in enumerate((before, after), 1))
+    gib = new.num_bytes / 2**30
+    write_s, apply_s, num_bytes = list[float](), list[float](), 0
+    for _ in range(rounds):
+        base, target = (WeightsFolder(one.path, one.index_digest) for one in (old, new))
+        began_s = time.process_time()
+        num_bytes = write_delta(base, target, folder / "delta")
+        write_s.append(time.process_time() - began_s)
+        (folder / "into").mkdir()
+        began_s = time.process_time()
+        apply_delta(folder / "delta", base, folder / "into", new.index_digest)
+        apply_s.append(time.process_time() - began_s)
+        compare(new.path, folder / "into")
+        shutil.rmtree(folder / "into")
+        (folder / "delta").unlink()
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "changed": share,
+        "bytes_share": num_bytes / new.num_bytes,
+        "write_cpu_s_per_gib": statistics.median(write_s) / gib,
+        "apply_cpu_s_per_gib": statistics.median(apply_s) / gib,
+    }
+
+
+def measure_formats(json_file: Path | None, place: Path | None) -> None:
+    """Measure the delta format without an engine. Blocks for a minute."""
+    rows = []
+    for dtype in (torch.bfloat16, torch.float32):
+        for share in (0.01, 0.03, 1.0):
+            with tempfile.TemporaryDirectory(dir=place) as folder:
+                rows.append(measure_delta(Path(folder), dtype, share, 5))
+    Report(
+        title="delta format: bytes over those of the tensors, CPU seconds of all threads per GiB of tensors",
+        columns={
+            "dtype": "dtype", "changed": "changed elements", "bytes_share": "bytes share",
+            "write_cpu_s_per_gib": "write CPU s/GiB", "apply_cpu_s_per_gib": "apply CPU s/GiB",
+        },
+        rows=rows,
+        versions=versions(),
+        notes=["8 tensors of 32 MiB, normal with deviation 0.02; medians of 5; with hashes and writes of files."],
+    ).finish(json_file)  # fmt: skip
+
+
 def main(
     json_file: JsonFile = None,
     device: Device = "cpu",
     shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}; its weights are bfloat16.")] = "tiny",
-    legs: Annotated[str, typer.Option(help="Comma-separated: versions, tokens.")] = "versions,tokens",
+    legs: Annotated[str, typer.Option(help="Comma-separated: versions, tokens; or format alone.")] = "versions,tokens",
     num_versions: Annotated[int, typer.Option("--versions", help="Versions of that leg.")] = 50,
     anchor_every: Annotated[int, typer.Option(help="trainer.anchor_every.")] = 20,
     lr: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-6,
@@ -373,6 +439,9 @@ def main(
     engine_env: EngineEnv = None,
 ) -> None:
     """Bytes of deltas, versions through restarts, and the tokens that an update costs."""
+    if legs == "format":
+        measure_formats(json_file, folder)
+        return
     end_s = time.monotonic() + budget_s
     load, wanted = Load(groups, concurrency, 32, new_tokens), tuple(legs.split(","))
     made = Deltas(load, device, json_file, wanted, num_versions, anchor_every, lr, updates, folder)

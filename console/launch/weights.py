@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from penstock.config import Config
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PublishError
 from penstock.system.disk import check_own
 from penstock.text import printable, redact
-from penstock.weights.deltas.objects import open_objects
+from penstock.weights.delta_store import DeltaStore
 from penstock.weights.http.token import client_context, server_context
 
 _STORE = "trainer.delta_store"
@@ -47,7 +47,7 @@ def steps(config: Config, *, claims: bool) -> Iterator[tuple[str, Callable[[], o
         yield "TLS of weights over HTTP", lambda: _check_tls(config)
         yield "address of weights over HTTP", lambda: _check_listening(config.serving.host, config.serving.port)
     if config.trainer.transport == "delta":
-        yield "store of deltas", lambda: _check_store(config.delta_store)
+        yield "delta store", lambda: _check_store(config.delta_store)
     yield "trainer.weights_dir", lambda: _check_weights_folder(config)
     for key, folder in _of_workers(config):
         yield key, partial(_check_workers_folder, key, folder)
@@ -115,9 +115,9 @@ def _check_store(place: str) -> None:
         _check_folder(_STORE, Path(place))
         return
     try:
-        open_objects(place).names()
-    except OSError as exc:
-        scheme, said = place.partition("://")[0], redact(str(exc))
+        DeltaStore(place).names()
+    except PublishError as exc:
+        scheme, said = place.partition("://")[0], redact(str(exc.__cause__ or exc))
         raise ConfigError(f"{_STORE} {scheme}:// does not list what it has: {said}.") from exc
 
 

@@ -9,89 +9,19 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from penstock.config import Config
 from penstock.consumers.weights.publish import Written
 from penstock.errors import DiskFull, PublishError
-from penstock.records.causes import Cause, ObjectStoreFailing
+from penstock.records.causes import Cause
 from penstock.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
-from penstock.system.stop import pause_s
-from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, catalog_of, groups_of, kept, version_of
-from penstock.weights.deltas.folder import WeightsFolder
-from penstock.weights.deltas.objects import ObjectStore, listed, open_objects
-from penstock.weights.deltas.write import write_delta
+from penstock.weights.delta_chain import DELTA, MARKER, Anchor, Delta, catalog_of, groups_up_to, kept
+from penstock.weights.delta_format import WeightsFolder, write_delta
+from penstock.weights.delta_store import WRITER, DeltaStore
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-#: Attempts per object, and the pause between two, which doubles: 90 s of pauses in total.
-TRIES = 8
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-#: Interval at which a pause is reported.
-TELL_S = 0.5
-#: Errors that a retry does not fix.
-_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-
-
-class RetriedStore:
-    """Retry the idempotent calls ``names``, ``put`` and ``mark`` of an ``ObjectStore``.
-
-    A delete is not retried: the next version deletes the rest.
-
-    Args:
-        blocked_on: called periodically with the cause of the wait; None at the end.
-    """
-
-    def __init__(self, store: ObjectStore, blocked_on: Callable[[Cause | None], None]) -> None:
-        self._store, self._blocked_on = store, blocked_on
-
-    def names(self) -> list[str]:
-        return self._tried("", self._store.names)
-
-    def put(self, name: str, path: Path) -> None:
-        self._tried(name, lambda: self._store.put(name, path))
-
-    def mark(self, name: str) -> None:
-        self._tried(name, lambda: self._store.mark(name))
-
-    def delete(self, name: str) -> None:
-        self._store.delete(name)
-
-    def size(self, name: str) -> int:
-        return self._store.size(name)
-
-    def near(self, group: str, room: Callable[[int], None], stopped: Callable[[], bool]) -> Path | None:
-        return self._store.near(group, room, stopped)
-
-    def open_range(self, name: str, start: int, end: int) -> BinaryIO:
-        return self._store.open_range(name, start, end)
-
-    def _tried(self, name: str, call: Callable[[], T]) -> T:
-        failures = 0
-        try:
-            while True:
-                try:
-                    return call()
-                except OSError as exc:
-                    failures += 1
-                    if failures == TRIES or is_full(exc) or isinstance(exc, _LASTING):
-                        raise
-                    cause = ObjectStoreFailing(name, str(exc))
-                    log.warning("attempt %d of %d failed, waiting for %s", failures, TRIES, cause)
-                    self._pause(failures, cause)
-        finally:
-            if failures:
-                self._blocked_on(None)
-
-    def _pause(self, failures: int, cause: Cause) -> None:
-        end = time.monotonic() + pause_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        while (left := end - time.monotonic()) > 0:
-            self._blocked_on(cause)
-            time.sleep(min(left, TELL_S))
-
 
 #: Number of folders of this process that may still become a base.
 _KEPT = 4
@@ -117,7 +47,7 @@ class Deltas:
         in_use: returns versions that engines hold, load or fetch, or that are pinned.
     """
 
-    def __init__(self, store: ObjectStore, anchor_every: int, in_use: Callable[[], Collection[int]]) -> None:
+    def __init__(self, store: DeltaStore, anchor_every: int, in_use: Callable[[], Collection[int]]) -> None:
         self._store, self._anchor_every, self._in_use = store, anchor_every, in_use
         #: Digest of an index -> version that this process wrote with it, the newest last.
         self._own: dict[str, Written] = {}
@@ -152,7 +82,7 @@ class Deltas:
             raise kind(f"version {version} cannot be put into trainer.delta_store: {exc}.") from exc
         self.last = Put(delta_bytes, written.num_bytes, is_anchor, time.monotonic() - began)
         log.info(
-            "version %d is in the store of deltas: %d bytes of delta%s, %.3f s",
+            "version %d is in the delta store: %d bytes of delta%s, %.3f s",
             version,
             delta_bytes,
             ", and an anchor" if is_anchor else "",
@@ -176,11 +106,8 @@ class Deltas:
         temporary = written.path.parent / f"{_TEMPORARY}{version:08d}-{os.getpid()}"
         temporary.mkdir()
         try:
-            with (
-                WeightsFolder(base.path, base.index_digest) as old,
-                WeightsFolder(written.path, written.index_digest) as new,
-            ):
-                num_bytes = write_delta(old, new, announced.version, version, temporary / DELTA)
+            old, new = (WeightsFolder(one.path, one.index_digest) for one in (base, written))
+            num_bytes = write_delta(old, new, temporary / DELTA)
             self._store.put(f"{group}/{DELTA}", temporary / DELTA)
             self._store.mark(f"{group}/{MARKER}")
         except PublishError as exc:
@@ -206,9 +133,9 @@ class Deltas:
 
     def _delete_old(self, version: int, announced: set[int]) -> None:
         try:
-            names = listed(self._store)
+            names = self._store.names()
             stay = kept(catalog_of(names), announced | set(self._in_use()), version)
-            for group, members in _groups_up_to(version, names):
+            for group, members in groups_up_to(version, names).items():
                 if group not in stay:
                     self._delete(group, members)
         except (OSError, PublishError) as exc:
@@ -219,7 +146,7 @@ class Deltas:
         """Delete incomplete leftovers of a killed process, which no worker reads."""
         for folder in written.path.parent.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(folder)
-        for group, members in _groups_up_to(version, listed(self._store)):
+        for group, members in groups_up_to(version, self._store.names()).items():
             if f"{group}/{MARKER}" not in members:
                 try:
                     self._delete(group, members)
@@ -233,20 +160,15 @@ class Deltas:
             self._store.delete(name)
 
 
-def _groups_up_to(version: int, names: list[str]) -> list[tuple[str, list[str]]]:
-    """Return groups that a trainer at ``version`` may delete; newer ones belong to a trainer that replaced it."""
-    return [(group, members) for group, members in groups_of(names).items() if version_of(group) <= version]
-
-
 def deltas_of(
     config: Config, in_use: Callable[[], Collection[int]], blocked_on: Callable[[Cause | None], None]
 ) -> Deltas | None:
     """Return the delta store of a run; None with another transport. Raises ConfigError.
 
     Args:
-        blocked_on: as of ``RetriedStore``.
+        blocked_on: as of ``DeltaStore``.
     """
     trainer = config.trainer
     if trainer.transport != "delta":
         return None
-    return Deltas(RetriedStore(open_objects(config.delta_store), blocked_on), trainer.anchor_every, in_use)
+    return Deltas(DeltaStore(config.delta_store, WRITER, blocked_on), trainer.anchor_every, in_use)

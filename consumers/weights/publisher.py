@@ -211,7 +211,7 @@ class Publisher:
         self.last: Sent | None = None
         #: Sender of the transport; None: engines load the folder.
         self.sender: Sender | None = None
-        #: Writer of the store of deltas; None with another transport.
+        #: Writer of the delta store; None with another transport.
         self.deltas = deltas_of(
             config, lambda: self.in_use(self._control), lambda cause: self._waiting.blocked_on(cause)
         )
@@ -311,7 +311,7 @@ class Publisher:
     def store_deltas(
         self, written: Written, version: int, announced: Callable[[], Publication | None], abandoned: list[list[int]]
     ) -> None:
-        """Put a written version into the store of deltas, if the run has one; raise PublishError.
+        """Put a written version into the delta store, if the run has one; raise PublishError.
 
         Blocks for disk, processor and store, also for space on it.
         """

@@ -165,8 +165,8 @@ class TrainerConfig(Section):
     #: the version before.
     anchor_every: Positive = 20
     #: With transport delta: store of complete versions and changes for workers, of this run alone: a folder that
-    #: trainer and workers share, or that the trainer serves (section ``serving``), or an URL that fsspec knows
-    #: (s3://BUCKET/RUN; extra ``objects``). null: ``deltas`` in ``weights_dir``.
+    #: trainer and workers share, or an URL that fsspec knows (s3://BUCKET/RUN, with the package s3fs). null: ``deltas``
+    #: in ``weights_dir``.
     delta_store: str | None = None
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
     transfer_timeout_s: Seconds = 30.0

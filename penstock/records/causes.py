@@ -337,7 +337,7 @@ class ObjectStoreFailing(Cause, kind=WORK, subject="written"):
 
     def words(self) -> str:
         request = f"write {self.written}" if self.written else "list its objects"
-        return f"the store of deltas to {request}; the request is retried{_quoted(self.error)}"
+        return f"the delta store to {request}; the request is retried{_quoted(self.error)}"
 
 
 #: Most characters of a user's text.

@@ -11,7 +11,6 @@ EXTRAS = {
     "datasets": "datasets",
     "fastapi": "web",
     "if_verifiable": "ifbench",
-    "fsspec": "objects",
     "math_verify": "rewards",
     "matplotlib": "plots",
     "mlflow": "mlflow",

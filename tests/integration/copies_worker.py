@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock.records.publication import Publication
-from penstock.weights.deltas import apply, objects
-from penstock.weights.deltas.objects import FolderObjects
+from penstock.weights import delta_format
+from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights import local_copies
 from penstock.workers.weights.local_copies import LocalCopies
 
 #: What of the making is counted as an act: a fetched range, a decoded piece, a synced folder, a rename.
 ACTS: list[tuple[Any, str]] = [
-    (objects, "_read"),
-    (apply, "decode"),
-    (apply, "fsync"),
+    (DeltaStore, "_range"),
+    (delta_format, "decode"),
+    (delta_format, "fsync"),
     (local_copies, "fsync"),
     (os, "rename"),
     (os, "fsync"),
@@ -41,7 +41,7 @@ def main(store: str, copies: str, path: str, index: str, version: str, die_at: s
     for module, name in ACTS:
         setattr(module, name, counted(getattr(module, name)))
     publication = Publication("m", int(version), "delta", path, index=index)
-    print(LocalCopies(Path(copies), FolderObjects(Path(store)), 2**30).get(publication))
+    print(LocalCopies(Path(copies), DeltaStore(store), 2**30).get(publication))
     print(f"acts {int(die_at) - left}")
 
 

@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.records.causes import FolderLocked
 from penstock.records.publication import Publication
-from penstock.weights.deltas.objects import FolderObjects
+from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights import local_copies, machine_lock
 from penstock.workers.weights.local_copies import LocalCopies
 from penstock.workers.weights.machine_lock import alone_in
@@ -34,7 +34,7 @@ def test_a_worker_that_stands_still_holds_no_other_up_for_ever(tmp_path: Path, m
     publication = Publication("m", 1, "delta", str(written.path), index=written.index_digest)
     arguments = [tmp_path / "store", tmp_path / "copies", written.path, written.index_digest, 1, 3, "SIGSTOP"]
     holder = subprocess.Popen([sys.executable, "-m", WORKER, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
-    copies = LocalCopies(tmp_path / "copies", FolderObjects(tmp_path / "store"), 2**30, blocked_on=said.append)
+    copies = LocalCopies(tmp_path / "copies", DeltaStore(str(tmp_path / "store")), 2**30, blocked_on=said.append)
     try:
         until(lambda: is_stopped(holder.pid))
         monkeypatch.setattr(machine_lock, "STILL_S", 0.5)
@@ -53,17 +53,25 @@ def test_a_worker_that_stands_still_holds_no_other_up_for_ever(tmp_path: Path, m
         copies.close()
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether a worker's engine may read a copy, so that no other worker deletes it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        return not machine_lock.locks(handle)
+    finally:
+        os.close(handle)
+
+
 def test_what_is_here_waits_for_nobody_who_makes_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line, kept, prove = Line(tmp_path), list[bool](), local_copies.prove
     line.publish(1)
     assert line.announced is not None
-    one, other = (LocalCopies(tmp_path / "copies", FolderObjects(tmp_path / "store"), 2**30) for _ in range(2))
+    one = LocalCopies(tmp_path / "copies", DeltaStore(str(tmp_path / "store")), 2**30)
     path = one.get(line.announced)
     one.close()  # as where all workers were started again
 
     def proven(folder: Path, digest: str) -> None:
-        with other._holds.alone(digest) as may_go:
-            kept.append(not may_go)
+        kept.append(is_held(folder))
         prove(folder, digest)
 
     monkeypatch.setattr(local_copies, "prove", proven)
@@ -74,13 +82,13 @@ def test_what_is_here_waits_for_nobody_who_makes_a_copy(tmp_path: Path, monkeypa
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert one.get(line.announced) == path
         assert kept == [True], "nobody deletes it while it is proven"
-        with other._holds.alone(line.announced.index) as may_go:
-            assert not may_go, "nor after that"
+        assert is_held(path), "nor after that"
         one.close()
-        with other._holds.alone(line.announced.index) as may_go:
-            assert may_go
-            with pytest.raises(PublishError, match="process 4711"):
-                one.get(line.announced)  # what is being deleted is not taken
+        handle = os.open(path, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(PublishError, match="process 4711"):
+            one.get(line.announced)  # what is being deleted is not taken
+        os.close(handle)
 
 
 def test_who_is_at_work_says_so_in_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

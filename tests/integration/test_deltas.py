@@ -7,8 +7,8 @@ from penstock.config import ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
-from penstock.weights.deltas.chains import catalog_of
-from penstock.weights.deltas.objects import FolderObjects
+from penstock.weights.delta_chain import catalog_of
+from penstock.weights.delta_store import DeltaStore
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts
 from tests.integration.storage_rig import Rig, rig, server
@@ -84,7 +84,7 @@ def test_I9_T16_engines_load_the_bytes_of_each_version_from_copies_through_kills
         with Trainer(run_.config) as trainer:
             trainer.load_state_dict(state)
             first = seen.publish(trainer, 100)
-            assert f"v{first:08d}" in {one.group[:9] for one in catalog_of(FolderObjects(store).names()).anchors}
+            assert f"v{first:08d}" in {one.group[:9] for one in catalog_of(DeltaStore(str(store)).names()).anchors}
             for _ in range(2):
                 seen.train(trainer)
         parts.assert_alive()
@@ -93,4 +93,4 @@ def test_I9_T16_engines_load_the_bytes_of_each_version_from_copies_through_kills
         text = worker.log.read_text()
         assert text.count("is_whole=True") == 2, "the first version of each trainer"
         assert "is loaded from" not in text
-        assert "trying another path" not in text
+        assert "trying another chain" not in text

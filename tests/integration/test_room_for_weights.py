@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.records.offer import Offer
 from penstock.system.disk import free_bytes
-from penstock.weights.deltas.objects import FolderObjects
+from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights.fetch.partial import Partial
 from penstock.workers.weights.local_copies import LocalCopies
 from tests.integration.fetch_parts import make_version
@@ -63,7 +63,7 @@ def test_copies_that_no_engine_reads_go_before_the_disk_is_full(tmp_path: Path, 
     line.publish(1)
     disk = small_disk("copies", 6)
     assert line.written[1].num_bytes * 5 > free_bytes(disk.path)
-    copies = LocalCopies(disk.path, FolderObjects(line.path / "store"), 2**30)
+    copies = LocalCopies(disk.path, DeltaStore(str(line.path / "store")), 2**30)
     for version in range(1, 8):
         if version > 1:
             line.publish(version)

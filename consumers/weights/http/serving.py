@@ -25,8 +25,8 @@ from penstock.records.keys import Keys
 from penstock.records.offer import Offer
 from penstock.redis.control import Control
 from penstock.text import format_exc, redact
-from penstock.weights.deltas.chains import MARKER, Anchor, Delta, catalog_of
-from penstock.weights.deltas.objects import FolderObjects, listed
+from penstock.weights.delta_chain import MARKER, Anchor, Delta, catalog_of
+from penstock.weights.delta_store import DeltaStore
 from penstock.weights.http.blobs import AnyBlob, files_of, make_offer, object_name
 from penstock.weights.http.server import WeightsServer
 from penstock.weights.http.token import token_of
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: Polling interval of the queue.
 LOOK_S = 0.05
-#: Most versions offered at once, the newest ones; objects of the store of deltas are not limited.
+#: Most versions offered at once, the newest ones; objects of the delta store are not limited.
 KEPT = 8
 #: Longest wait for the thread to end.
 END_S = 10.0
@@ -83,7 +83,7 @@ class Serving:
         self._control = Control(config.redis.url, stopped=self._closed.is_set, check=False)
         self._wanted: deque[Callable[[], None]] = deque(maxlen=KEPT)
         self._offers: dict[str, _Offered] = {}
-        #: Folder of the store of deltas; None: no store, or workers read it directly.
+        #: Folder of the delta store; None: no store, or workers read it directly.
         self._store: Path | None = None
         if config.trainer.transport == "delta" and "://" not in config.delta_store:
             self._store = Path(config.delta_store)
@@ -134,11 +134,11 @@ class Serving:
             )
 
     def _offer_stored(self, *, anchors: bool = True) -> None:
-        """Offer the complete groups of the store of deltas, deltas first, the newest of each first."""
+        """Offer the complete groups of the delta store, deltas first, the newest of each first."""
         if self._store is None:
             return
         try:
-            catalog = catalog_of(listed(FolderObjects(self._store)))
+            catalog = catalog_of(DeltaStore(str(self._store)).names())
         except PublishError as exc:
             self._warn(exc)
             return

@@ -14,7 +14,7 @@ import xxhash
 from penstock.errors import PublishError
 from penstock.records.offer import Offer, range_bytes_of, range_digest
 from penstock.system.disk import MAX_NAME_BYTES
-from penstock.weights.deltas.chains import Anchor
+from penstock.weights.delta_chain import Anchor
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
 
 #: Name of an object: the folder of a version, with the digest of its index, or a delta.

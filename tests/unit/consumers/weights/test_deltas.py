@@ -12,8 +12,8 @@ from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
-from penstock.weights.deltas.chains import Catalog, catalog_of, ways
-from penstock.weights.deltas.objects import FolderObjects
+from penstock.weights.delta_chain import Catalog, catalog_of, find_chains
+from penstock.weights.delta_store import DeltaStore
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
 
@@ -22,7 +22,7 @@ class Line:
 
     def __init__(self, tmp_path: Path, anchor_every: int = 4) -> None:
         self.path, self.anchor_every = tmp_path, anchor_every
-        self.store = FolderObjects(tmp_path / "store")
+        self.store = DeltaStore(str(tmp_path / "store"))
         self.in_use: set[int] = set()
         self.model = a_model(size=300)
         self.announced: Publication | None = None
@@ -116,7 +116,7 @@ def test_a_new_process_begins_with_a_whole_version(line: Line) -> None:
 def test_who_goes_on_after_its_successor_takes_nothing_of_it_away(line: Line, at: str) -> None:
     """A trainer that is stopped past its lease (SIGSTOP), in a first version or a later one, and then goes on."""
 
-    class Stopped(FolderObjects):
+    class Stopped(DeltaStore):
         has_stopped = False
 
         def put(self, name: str, path: Path) -> None:
@@ -136,10 +136,10 @@ def test_who_goes_on_after_its_successor_takes_nothing_of_it_away(line: Line, at
 
     line.publish(1)
     before = line.announced
-    stopped = Deltas(Stopped(line.path / "store"), line.anchor_every, lambda: line.in_use)
+    stopped = Deltas(Stopped(str(line.path / "store")), line.anchor_every, lambda: line.in_use)
     stopped.put(line.write(2), 2, before, [])
     assert line.announced is not None
-    assert ways(line.catalog, line.announced.index, ()), "what is announced can be come to"
+    assert find_chains(line.catalog, line.announced.index, ()), "what is announced can be come to"
     line.publish(4)
     assert line.steps[-1] == (3, 4)
 
@@ -149,11 +149,11 @@ def test_a_store_that_deletes_nothing_has_the_version_all_the_same(
 ) -> None:
     """A hiccup, or credentials that may write alone: no reason to end a training."""
 
-    def refuse(self: FolderObjects, name: str) -> None:
+    def refuse(self: DeltaStore, name: str) -> None:
         raise OSError("AccessDenied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FolderObjects, "delete", refuse)
+        patch.setattr(DeltaStore, "delete", refuse)
         for version in range(1, 7):
             line.publish(version)
         assert line.anchors == [1, 5]
@@ -203,7 +203,7 @@ def test_a_tick_between_changes_nothing(line: Line) -> None:
     line.publish(3)
 
     assert line.steps == [(2, 3)]
-    assert ways(line.catalog, line.written[3].index_digest, ())[0].start is not None
+    assert find_chains(line.catalog, line.written[3].index_digest, ())[0].start is not None
 
 
 def test_the_same_weights_again_need_no_delta(line: Line) -> None:
@@ -256,7 +256,7 @@ def test_a_kill_between_any_two_acts_leaves_nothing_that_is_taken_for_whole(
     monkeypatch.undo()
 
     for digest in (last, *([written.index_digest] if line.catalog.anchors[-1].version == 3 else [])):
-        for way in ways(line.catalog, digest, ())[:1]:
+        for way in find_chains(line.catalog, digest, ())[:1]:
             for group in [way.start.group if way.start else "", *(delta.group for delta in way.deltas)]:
                 names = {name for name in line.store.names() if name.startswith(group)}
                 assert f"{group}/delta" in names or f"{group}/weights.index" in names
@@ -279,7 +279,7 @@ def test_a_store_that_refuses_is_one_error(line: Line, monkeypatch: pytest.Monke
 
 def test_the_store_may_lie_beside_the_versions(tmp_path: Path) -> None:
     line = Line(tmp_path)
-    line.store = FolderObjects(tmp_path / "weights" / "deltas")
+    line.store = DeltaStore(str(tmp_path / "weights" / "deltas"))
     line.restart()
 
     line.publish(1)

@@ -6,33 +6,35 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.weights import deltas as retried_store
-from penstock.consumers.weights.deltas import TRIES, Deltas, RetriedStore
+from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
 from penstock.records.causes import Cause, ObjectStoreFailing
 from penstock.records.publication import Publication
-from penstock.weights.deltas.chains import catalog_of
-from penstock.weights.deltas.objects import FsspecObjects
+from penstock.weights.delta_chain import catalog_of
+from penstock.weights.delta_store import WRITER, DeltaStore, Remote
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
+QUICK = WRITER._replace(first_pause_s=0.001, longest_pause_s=0.001)
 
-class Store(FsspecObjects):
+
+class Store(Remote):
     """One in memory, through fsspec. The next ``resets`` calls that write are broken off."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"memory://{name}/store")
-        super()._connect()
+        self.names()  # connects
         self.resets = 0
         self.written: list[str] = []
         real, self._put_file, self._pipe_file = self._fs, self._fs.put_file, self._fs.pipe_file
-        self._fs = type("Fs", (type(real),), {"cachable": False})()
-        self._fs.use_listings_cache = False
-        self._fs.put_file, self._fs.pipe_file = self._half_put, self._piped
-        self._breaking = self._fs
+        self._breaking = type("Fs", (type(real),), {"cachable": False})()
+        self._breaking.use_listings_cache = False
+        self._breaking.put_file, self._breaking.pipe_file = self._half_put, self._piped
 
-    def _connect(self) -> None:
-        self._fs = self._breaking
+    def _do(self, name: str, call: Callable[[Any, str], Any]) -> Any:
+        if hasattr(self, "_breaking"):
+            self._fs = self._breaking
+        return super()._do(name, call)
 
     def _half_put(self, path: str, target: str, **_: Any) -> None:
         if self.resets:
@@ -50,7 +52,7 @@ class Store(FsspecObjects):
             raise RuntimeError("SlowDown")  # it has it all the same
 
     def bytes_of(self, group: str) -> dict[str, bytes]:
-        return {name.rpartition("/")[2]: self._fs.cat_file(self._path(name)) for name in self.of(group)}
+        return {name.rpartition("/")[2]: self.read(name, 0, 2**30) for name in self.of(group)}
 
     def of(self, group: str) -> list[str]:
         return [name for name in self.names() if name.startswith(f"{group}/")]
@@ -61,14 +63,10 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path.name)
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retried_store, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(retried_store, "LONGEST_PAUSE_S", 0.001)
-
-
-def deltas(store: Store, blocked_on: Callable[[Cause | None], None]) -> Deltas:
-    return Deltas(RetriedStore(store, blocked_on), 10, tuple)
+def deltas(objects: Remote, blocked_on: Callable[[Cause | None], None]) -> Deltas:
+    store = DeltaStore("memory://store", QUICK, blocked_on)
+    store.objects = objects
+    return Deltas(store, 10, tuple)
 
 
 def files(written: Written) -> dict[str, bytes]:
@@ -96,7 +94,7 @@ def test_a_put_that_was_broken_off_is_made_again_and_the_marker_comes_last(store
 
 def test_a_marker_whose_answer_was_lost_is_set_again(store: Store, tmp_path: Path) -> None:
     written = publish(tmp_path, 1, a_model(size=300))
-    store._fs.put_file = store._put_file
+    store._breaking.put_file = store._put_file
     store.resets = 2
     deltas(store, lambda what: None).put(written, 1, None, [])
     assert [one.version for one in catalog_of(store.names()).anchors] == [1]
@@ -111,7 +109,7 @@ def test_a_store_that_is_gone_for_long_fails_the_publication_marks_nothing_and_t
     store.resets = 1000
     with pytest.raises(PublishError, match=r"cannot be put into trainer\.delta_store: .*Connection reset by peer"):
         line.put(written, 1, None, [])
-    assert store.resets == 1000 - TRIES
+    assert store.resets == 1000 - WRITER.attempts
     assert catalog_of(store.names()).anchors == []
     assert said[-1] is None
     store.resets = 0
@@ -123,12 +121,12 @@ def test_a_store_that_is_gone_for_long_fails_the_publication_marks_nothing_and_t
 def test_what_cannot_pass_is_tried_once(store: Store, tmp_path: Path) -> None:
     tries: list[str] = []
 
-    class Refusing(FsspecObjects):
+    class Refusing(Remote):
         def put(self, name: str, path: Path) -> None:
             tries.append(name)
             raise PermissionError(13, "Permission denied")
 
-    line = Deltas(RetriedStore(Refusing(f"memory://{tmp_path.name}/store"), lambda what: None), 10, tuple)
+    line = deltas(Refusing(f"memory://{tmp_path.name}/store"), lambda what: None)
     with pytest.raises(PublishError, match="Permission denied"):
         line.put(publish(tmp_path, 1, a_model(size=300)), 1, None, [])
     assert len(tries) == 1
@@ -142,6 +140,6 @@ def test_what_a_killed_trainer_left_fails_nothing_where_it_cannot_be_deleted(
 
     left = f"v00000001-{'0' * 32}/model.safetensors"
     store.put(left, publish(tmp_path, 1, a_model(size=300)).path / "config.json")
-    monkeypatch.setattr(store._fs, "rm_file", breaks_off)
+    monkeypatch.setattr(store._breaking, "rm_file", breaks_off)
     deltas(store, lambda what: None).put(publish(tmp_path, 2, a_model(size=300)), 2, None, [])
     assert [one.version for one in catalog_of(store.names()).anchors] == [2]

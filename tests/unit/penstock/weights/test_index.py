@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.records.codec import pack
-from penstock.weights.deltas.folder import WeightsFolder
+from penstock.weights.delta_format import WeightsFolder
 from penstock.weights.index import INDEX_FILE, digest, index_in, read_index
 
 
@@ -25,7 +25,7 @@ def test_a_tensor_in_a_file_of_no_name_is_refused(tmp_path: Path, name: str) -> 
     data = pack({"tensors": [["t", "int8", [1], 0, name]]})
     (tmp_path / INDEX_FILE).write_bytes(data)
     with pytest.raises(PublishError, match="outside its folder"):
-        WeightsFolder(tmp_path, digest(data))
+        WeightsFolder(tmp_path, digest(data)).read(name, 0, 1)
 
 
 def test_a_folder_of_no_name_has_no_index() -> None:

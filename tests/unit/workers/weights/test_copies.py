@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from penstock.records.publication import Publication
 from penstock.workers.services import Tally
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.copies import Copies
-from penstock.workers.weights.local_copies import CopyHolds
 from tests.unit.consumers.weights.test_deltas import Line
 
 
@@ -82,13 +82,11 @@ async def test_a_worker_that_ends_holds_no_copy(line: Line) -> None:
     copies.close()  # as where it ends before its engine had any
 
     copies, _ = copies_of(line)
-    await copies.of(announced(line))
-    other = CopyHolds(line.path / "copies" / ".holds")
-    with other.alone(announced(line).index) as may_go:
-        assert not may_go
+    handle = os.open((await copies.of(announced(line))).path, os.O_RDONLY)
+    assert not machine_lock.locks(handle)
     copies.close()
-    with other.alone(announced(line).index) as may_go:
-        assert may_go
+    assert machine_lock.locks(handle)
+    os.close(handle)
 
 
 async def test_with_another_transport_it_is_the_trainers_folder(line: Line) -> None:
@@ -130,7 +128,7 @@ async def test_where_that_cannot_be_seen_either_the_failure_is_the_callers(line:
         marker.unlink()
     line.written[1].path.rename(line.path / "elsewhere")
 
-    with pytest.raises(PublishError, match="cannot be made from the store of deltas"):
+    with pytest.raises(PublishError, match="cannot be made from the delta store"):
         await copies.of(announced(line))
 
 
@@ -139,7 +137,7 @@ async def test_where_nobody_can_look_at_it_both_failures_are_the_callers(line: L
     for marker in line.path.glob("store/*/whole"):
         marker.unlink()
 
-    with pytest.raises(PublishError, match=r"cannot be made from the store of deltas: .* cannot be looked at"):
+    with pytest.raises(PublishError, match=r"cannot be made from the delta store: .* cannot be looked at"):
         await copies.of(replace(announced(line), path="/" + "x" * 5000))
 
 

@@ -15,14 +15,14 @@ from tests.unit.workers.weights.test_local_copies import copies_of, get
 
 
 def modes(folder: Path) -> list[str]:
-    """Of a folder, and of all in it that is locked."""
-    locked = [folder / ".lock", *(folder / ".holds").glob("*")]
+    """Of a folder, and of its lock."""
+    locked = [folder / ".lock"]
     return [f"{path.stat().st_mode & 0o777:o}" for path in (folder, *locked)]
 
 
 async def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
     fetched, copies = tmp_path / "fetched", tmp_path / "copies"
-    for folder in (fetched, copies, copies / ".holds"):
+    for folder in (fetched, copies):
         folder.mkdir()
         folder.chmod(0o755)  # as an earlier release left it
     for lock in (fetched / ".lock", copies / ".lock"):
@@ -33,7 +33,7 @@ async def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
     get(copies_of(line), line, 1)
     async with Store(fetched, 2**20).fetching(print):
         pass
-    assert [modes(fetched), modes(copies)] == [["700", "600"], ["700", "600", "600"]]
+    assert [modes(fetched), modes(copies)] == [["700", "600"], ["700", "600"]]
 
 
 async def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> None:
@@ -43,12 +43,11 @@ async def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> 
     line.publish(1)
     line.announce(1)
     assert line.announced is not None
-    for link in ("a/.lock", f"b/.holds/{line.announced.index}", "c/.lock"):
+    for link in ("a/.lock", "c/.lock"):
         (tmp_path / link).parent.mkdir(parents=True)
         (tmp_path / link).symlink_to(kept)
     with pytest.raises(PublishError, match="is a link, and must be a file of penstock's"):
         copies_of(line, "a").get(line.announced)
-    get(copies_of(line, "b"), line, 1)
     with pytest.raises(PermissionError, match="is a link"):
         async with Store(tmp_path / "c", 2**20).fetching(print):
             pytest.fail("it went on")

@@ -1,28 +1,24 @@
 """A delta leads from one folder of weights to another byte for byte, or ends with one error."""
 
 import os
-import shutil
+import struct
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.consumers.weights.publish import Written
 from penstock.errors import PublishError
-from penstock.system.checksum import bytes_xxh3
-from penstock.weights import safetensors_files
-from penstock.weights.deltas import blocks, folder, head, write
-from penstock.weights.deltas.apply import apply_delta
-from penstock.weights.deltas.folder import WeightsFolder
-from penstock.weights.deltas.head import MAGIC, TAIL, DeltaHead
-from penstock.weights.deltas.write import write_delta
-from penstock.weights.index import TensorEntry
-from penstock.weights.safetensors_files import METADATA_BYTES, header_of, header_rooms
-from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
+from penstock.weights import delta_format
+from penstock.weights.delta_format import MAGIC, WeightsFolder, apply_delta, write_delta
+from penstock.weights.index import INDEX_FILE, digest, index_in
+from tests.unit.penstock.weights.deltas.version_folders import DTYPES, a_model, moved, publish
 
 
 class Step(NamedTuple):
@@ -35,14 +31,16 @@ class Step(NamedTuple):
 def a_step(path: Path, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Step:
     old, new = publish(path, 1, before), publish(path, 2, after)
     delta = path / "delta"
-    with WeightsFolder(old.path, old.index_digest) as base, WeightsFolder(new.path, new.index_digest) as target:
-        return Step(old, new, delta, write_delta(base, target, 1, 2, delta))
+    return Step(old, new, delta, write_delta(folder_of(old), folder_of(new), delta))
+
+
+def folder_of(written: Written) -> WeightsFolder:
+    return WeightsFolder(written.path, written.index_digest)
 
 
 def apply(step: Step, into: Path, delta: Path | None = None) -> None:
     into.mkdir()
-    with WeightsFolder(step.before.path, step.before.index_digest) as base:
-        apply_delta(delta or step.delta, base, into, step.after.index_digest)
+    apply_delta(delta or step.delta, folder_of(step.before), into, step.after.index_digest)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -68,8 +66,7 @@ def test_the_target_is_made_again_file_by_file(step: Step, tmp_path: Path) -> No
 def test_a_tensor_may_have_any_number_of_pieces(
     piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (blocks, folder, head):
-        monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(delta_format, "PIECE_BYTES", piece_bytes)
     model = a_model(size=1500)
 
     step = a_step(tmp_path, model, moved(model, 1))
@@ -116,20 +113,14 @@ def test_a_small_change_of_bf16_is_a_small_file(tmp_path: Path) -> None:
 
 def test_a_delta_from_another_base_is_refused(step: Step, tmp_path: Path) -> None:
     (tmp_path / "into").mkdir()
-    with (
-        WeightsFolder(step.after.path, step.after.index_digest) as base,
-        pytest.raises(PublishError, match="is no change of"),
-    ):
-        apply_delta(step.delta, base, tmp_path / "into", step.after.index_digest)
+    with pytest.raises(PublishError, match="has another base"):
+        apply_delta(step.delta, folder_of(step.after), tmp_path / "into", step.after.index_digest)
 
 
 def test_a_delta_to_another_version_is_refused(step: Step, tmp_path: Path) -> None:
     (tmp_path / "into").mkdir()
-    with (
-        WeightsFolder(step.before.path, step.before.index_digest) as base,
-        pytest.raises(PublishError, match="leads to another version"),
-    ):
-        apply_delta(step.delta, base, tmp_path / "into", step.before.index_digest)
+    with pytest.raises(PublishError, match="leads to another version"):
+        apply_delta(step.delta, folder_of(step.before), tmp_path / "into", step.before.index_digest)
 
 
 def test_a_base_whose_bytes_moved_is_found_out(tmp_path: Path) -> None:
@@ -163,30 +154,22 @@ def test_no_thread_outlives_one_that_ends_early(step: Step, tmp_path: Path, monk
     """The error keeps what was running, as one in a cycle does: the collector would wait for it in any thread."""
     threads = set(threading.enumerate())
     (tmp_path / "into").mkdir()
-    with (
-        WeightsFolder(step.before.path, step.before.index_digest) as before,
-        WeightsFolder(step.after.path, step.after.index_digest) as after,
-    ):
-        with pytest.raises(PublishError, match="this worker stops") as applied:
-            apply_delta(step.delta, before, tmp_path / "into", step.after.index_digest, stopped=lambda: True)
-        assert set(threading.enumerate()) <= threads, applied
+    before, after = folder_of(step.before), folder_of(step.after)
+    with pytest.raises(PublishError, match="this worker stops") as applied:
+        apply_delta(step.delta, before, tmp_path / "into", step.after.index_digest, stopped=lambda: True)
+    assert set(threading.enumerate()) <= threads, applied
 
-        monkeypatch.setattr(write, "KINDS", ())
-        with pytest.raises(ValueError, match="not in tuple") as written:
-            write_delta(before, after, 1, 2, tmp_path / "delta")
-        assert set(threading.enumerate()) <= threads, written
+    monkeypatch.setattr(delta_format, "encode", None)
+    with pytest.raises(TypeError, match="not callable") as written:
+        write_delta(before, after, tmp_path / "delta")
+    assert set(threading.enumerate()) <= threads, written
 
 
 def test_it_can_be_stopped_at_any_piece(step: Step, tmp_path: Path) -> None:
     (tmp_path / "into").mkdir()
-    with (
-        WeightsFolder(step.before.path, step.before.index_digest) as base,
-        pytest.raises(PublishError, match="this worker stops"),
-    ):
-        apply_delta(step.delta, base, tmp_path / "into", step.after.index_digest, lambda: True)
+    with pytest.raises(PublishError, match="this worker stops"):
+        apply_delta(step.delta, folder_of(step.before), tmp_path / "into", step.after.index_digest, lambda: True)
 
-
-# --- a file that somebody else wrote, or that was cut or flipped ----------------------------------------------------
 
 SLOW = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
@@ -225,98 +208,121 @@ def test_a_cut_is_seen(step: Step, tmp_path: Path, data: st.DataObject) -> None:
         apply(step, into, tmp_path / "cut")
 
 
-HUGE = st.one_of(st.integers(-5, 5), st.integers(2**20, 2**64 - 1), st.integers(-(2**63), -1))
-
-
 @SLOW
 @given(data=st.data())
-def test_a_head_that_claims_anything_makes_no_room_for_it(step: Step, tmp_path: Path, data: st.DataObject) -> None:
-    whole = step.delta.read_bytes()
-    own, body = split(whole)
-    fields = own.to_map()
-    place = data.draw(st.sampled_from(["base_version", "version", "index_bytes", "files", "blocks", "shape"]))
-    value = data.draw(st.one_of(HUGE, st.text(max_size=3), st.none(), st.lists(HUGE, max_size=4)))
-    if place == "files":
-        data.draw(st.sampled_from(fields["files"]))[data.draw(st.integers(0, 2))] = value
-    elif place == "blocks":
-        data.draw(st.sampled_from(sorted(fields["blocks"].items())))[1][0][data.draw(st.integers(0, 3))] = value
-    elif place == "shape":
-        fields["blocks"][data.draw(st.sampled_from(sorted(fields["blocks"])))] = value
-    else:
-        fields[place] = value
-    is_target_or_error(step, tmp_path, joined(fields, body))
-
-
-def test_a_head_is_held_to_its_index_before_it_is_made(
-    step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_frame_of_any_length_and_content_makes_no_room_for_it(
+    step: Step, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """One of empty lists would take seventy times its bytes."""
-    own, body = split(step.delta.read_bytes())
-    (tmp_path / "delta").write_bytes(joined(own.to_map() | {"files": [[]] * 100_000}, body))
-    monkeypatch.setattr(DeltaHead, "from_bytes", None)
+    head, frames = split(step.delta.read_bytes())
+    at = data.draw(st.integers(0, len(frames) - 1))
+    change = data.draw(st.sampled_from(["length", "content", "kind", "drop", "twice", "swap"]))
+    length, content = len(frames[at]), frames[at]
+    if change == "length":
+        length = data.draw(st.integers(0, 2**32 - 1))
+    elif change == "content":
+        content = zstandard.compress(data.draw(st.binary(max_size=100)) * data.draw(st.integers(1, 1000)))
+        length = len(content)
+    elif change == "kind":
+        found = bytearray(zstandard.decompress(content))
+        found[0] = data.draw(st.integers(0, 255))
+        content = zstandard.compress(found)
+        length = len(content)
+    parts = [(len(frame), frame) for frame in frames]
+    parts[at : at + 1] = {"drop": [], "twice": [parts[at]] * 2}.get(change, [(length, content)])
+    if change == "swap":
+        parts[0], parts[-1] = parts[-1], parts[0]
 
-    with pytest.raises(PublishError, match="a head of more bytes than its index needs"):
+    is_target_or_error(step, tmp_path, head + b"".join(struct.pack("<I", n) + frame for n, frame in parts))
+
+
+def test_a_frame_longer_than_the_index_allows_is_not_read(step: Step, tmp_path: Path) -> None:
+    head, frames = split(step.delta.read_bytes())
+    (tmp_path / "delta").write_bytes(head + joined(frames[:1]) + struct.pack("<I", 2**31) + bytes(2**20))
+
+    with pytest.raises(PublishError, match=r"larger frame than the [0-9]+ bytes that its index allows"):
         apply(step, tmp_path / "into", tmp_path / "delta")
 
 
-def test_a_header_is_held_to_its_index_before_it_is_read(
+def test_bytes_after_the_last_frame_are_refused(step: Step, tmp_path: Path) -> None:
+    (tmp_path / "delta").write_bytes(step.delta.read_bytes() + b"\0")
+
+    with pytest.raises(PublishError, match="more bytes than its index needs"):
+        apply(step, tmp_path / "into", tmp_path / "delta")
+
+
+def test_another_index_than_the_announced_one_is_refused_before_it_is_parsed(
     step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, body = split(step.delta.read_bytes())
-    name = next(name for name, how, _ in own.files if how == "tensors")
-    text = b'{"a":[' + b"{}," * 100_000 + b"0]}"
-    header = len(text).to_bytes(8, "little") + text
-    files = [[name, "tensors", len(header)]] + [one for one in own.files if one[0] != name]
-    start = len(MAGIC) + own.index_bytes
-    (tmp_path / "delta").write_bytes(joined(own.to_map() | {"files": files}, body[:start] + header + body[start:]))
-    spoilt = tmp_path / "spoilt"
-    shutil.copytree(step.before.path, spoilt)
-    (spoilt / name).write_bytes(header)
+    head, frames = split(step.delta.read_bytes())
+    other = zstandard.compress(step.before.path.joinpath(INDEX_FILE).read_bytes())
+    (tmp_path / "delta").write_bytes(head + joined([other, *frames[1:]]))
+    monkeypatch.setattr(delta_format, "index_in", None)
 
-    with WeightsFolder(step.before.path, step.before.index_digest) as base:
-        monkeypatch.setattr(safetensors_files.json, "loads", None)
-        (tmp_path / "into").mkdir()
-        with pytest.raises(PublishError, match="a header of 300017 bytes"):
-            apply_delta(tmp_path / "delta", base, tmp_path / "into", step.after.index_digest)
-    with pytest.raises(PublishError, match=r"is not a whole safetensors file \(a header of 300009 bytes"):
-        WeightsFolder(spoilt, step.before.index_digest)
+    with pytest.raises(PublishError, match="its index is not the announced one"):
+        apply(step, tmp_path / "into", tmp_path / "delta")
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "..", "x" * 300])
+def test_an_index_that_names_a_file_outside_its_folder_is_refused(step: Step, tmp_path: Path, name: str) -> None:
+    record = index_in((step.after.path / INDEX_FILE).read_bytes(), "w")
+    data = replace(record, files={name: 1}, sizes={name: 4}).to_bytes()
+    head, _ = split(step.delta.read_bytes())
+    head = head[:24] + bytes.fromhex(digest(data))
+    (tmp_path / "delta").write_bytes(head + joined([zstandard.compress(data), zstandard.compress(b"\1abcd")]))
+    (tmp_path / "into").mkdir()
+
+    with pytest.raises(PublishError, match=r"names a file .* outside its folder"):
+        apply_delta(tmp_path / "delta", folder_of(step.before), tmp_path / "into", digest(data))
+    assert list((tmp_path / "into").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["w", '\u00e9"\n\\', "\U0001f600" * 50])
-def test_any_header_and_head_that_a_trainer_writes_are_taken(name: str, tmp_path: Path) -> None:
+def test_tensors_of_any_name_and_number_of_dimensions_are_reproduced(name: str, tmp_path: Path) -> None:
     before = {f"{name}{n}": torch.full((1,) * dims, 1.0) for n, dims in enumerate((0, 1, 4, 9))}
     step = a_step(tmp_path, before, {one: tensor + 1 for one, tensor in before.items()})
 
     apply(step, tmp_path / "into")
 
     assert contents(tmp_path / "into") == contents(step.after.path)
-    entries = [TensorEntry(one, "float32", (2**20, 1, 1, 1, 2**20, 1, 1), 0, "f") for one in before] * 1000
-    layout = {f"{entry.name}{n}": ("float32", entry.shape) for n, entry in enumerate(entries)}
-    listed = [entry._replace(name=one) for one, entry in zip(layout, entries, strict=True)]
-    assert len(header_of(layout)) <= header_rooms(listed)["f"] - METADATA_BYTES + 100
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool, torch.uint8, torch.int16, torch.int32, torch.float8_e5m2])
+def test_any_bits_of_any_dtype_are_reproduced(dtype: torch.dtype, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def bits(seed: int) -> torch.Tensor:
+        most = 2 if dtype is torch.bool else 256
+        found = torch.randint(0, most, (4096 * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+        return found.view(dtype).reshape(64, 64)
+
+    before, after = ({"w": bits(n), "same": torch.ones(3)} for n in range(2))
+    after["w"][1:] = before["w"][1:]  # also few changes
+    step = a_step(tmp_path, before, after)
+    apply(step, tmp_path / "into")
+
+    assert contents(tmp_path / "into") == contents(step.after.path)
 
 
 @SLOW
 @given(junk=st.binary(max_size=200))
 def test_junk_is_no_delta(step: Step, tmp_path: Path, junk: bytes) -> None:
-    for data in (junk, MAGIC + junk, MAGIC + junk + TAIL.pack(len(junk), bytes_xxh3(junk), MAGIC)):
+    head, _ = split(step.delta.read_bytes())
+    for data in (junk, MAGIC + junk, head + junk):
         into = tmp_path / f"into-{len(list(tmp_path.iterdir()))}"
         (tmp_path / "junk").write_bytes(data)
         with pytest.raises(PublishError):
             apply(step, into, tmp_path / "junk")
 
 
-def split(whole: bytes) -> tuple[DeltaHead, bytes]:
-    size, _, _ = TAIL.unpack(whole[-TAIL.size :])
-    end = len(whole) - TAIL.size
-    return DeltaHead.from_bytes(whole[end - size : end]), whole[: end - size]
+def split(delta: bytes) -> tuple[bytes, list[bytes]]:
+    """Return the head and the frames of a delta."""
+    frames, at = list[bytes](), 40
+    while at < len(delta):
+        (length,) = struct.unpack_from("<I", delta, at)
+        frames.append(delta[at + 4 : at + 4 + length])
+        at += 4 + length
+    return delta[:40], frames
 
 
-def joined(fields: dict[str, object], body: bytes) -> bytes:
-    from penstock.records.codec import pack
-
-    try:
-        data = pack(fields)
-    except OverflowError:
-        data = pack({})
-    return body + data + TAIL.pack(len(data), bytes_xxh3(data), MAGIC)
+def joined(frames: list[bytes]) -> bytes:
+    return b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)

@@ -1,22 +1,22 @@
-"""Ways to a version, and what of them may be deleted."""
+"""Chains to a version, and what of them may be deleted."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PublishError
-from penstock.weights.deltas import chains
-from penstock.weights.deltas.chains import (
+from penstock.weights import delta_chain
+from penstock.weights.delta_chain import (
     LONGEST,
-    MOST_WAYS,
+    MAX_CHAINS,
     Anchor,
     Catalog,
+    Chain,
     Delta,
-    Way,
     catalog_of,
-    groups_of,
+    find_chains,
+    groups_up_to,
     kept,
-    ways,
 )
 
 
@@ -43,39 +43,40 @@ def test_a_group_counts_once_its_marker_is_there() -> None:
     names = [*names_of(LINE), f"{anchor(9).group}/config.json", f"{step(9).group}/delta", "junk", "a/whole", "/whole"]
 
     assert catalog_of(names) == Catalog(sorted(LINE.anchors), sorted(LINE.deltas))
-    assert {anchor(9).group, step(9).group} <= groups_of(names).keys()
+    assert {anchor(9).group, step(9).group} <= groups_up_to(9, names).keys()
+    assert groups_up_to(8, names).keys() == {one.group for one in (*LINE.anchors, *LINE.deltas)}
 
 
 def test_a_local_copy_is_led_on_by_the_deltas_behind_it() -> None:
-    assert ways(LINE, index(8), {index(6)})[0] == Way(None, index(6), (step(7), step(8)))
+    assert find_chains(LINE, index(8), {index(6)})[0] == Chain(None, index(6), (step(7), step(8)))
 
 
 def test_who_has_nothing_takes_the_nearest_anchor_and_its_chain() -> None:
-    found = ways(LINE, index(8), set())
+    found = find_chains(LINE, index(8), set())
 
-    assert found[0] == Way(anchor(5), index(5), (step(6), step(7), step(8)))
+    assert found[0] == Chain(anchor(5), index(5), (step(6), step(7), step(8)))
     assert found[1].start == anchor(1)
 
 
 def test_what_is_here_needs_nothing() -> None:
-    assert ways(LINE, index(8), {index(8)})[0] == Way(None, index(8), ())
+    assert find_chains(LINE, index(8), {index(8)})[0] == Chain(None, index(8), ())
 
 
 def test_behind_a_break_the_next_anchor_is_taken() -> None:
-    broken = ways(LINE, index(8), {index(3)}, avoid={step(4).group})
+    broken = find_chains(LINE, index(8), {index(3)}, avoid={step(4).group})
 
-    assert [way.start for way in broken] == [anchor(5)]
+    assert [chain.start for chain in broken] == [anchor(5)]
 
 
-def test_without_any_way_there_is_none() -> None:
-    assert ways(Catalog([], LINE.deltas), index(8), set()) == []
-    assert ways(LINE, index(99), {index(1)}) == []
+def test_without_any_chain_the_list_is_empty() -> None:
+    assert find_chains(Catalog([], LINE.deltas), index(8), set()) == []
+    assert find_chains(LINE, index(99), {index(1)}) == []
 
 
 def test_a_local_copy_far_behind_is_the_last_resort() -> None:
     long = Catalog([anchor(1)], [step(v) for v in range(2, LONGEST + 10)])
 
-    first, last = ways(long, index(LONGEST + 9), {index(2)})
+    first, last = find_chains(long, index(LONGEST + 9), {index(2)})
 
     assert (first.start, last.start) == (anchor(1), None)
 
@@ -84,7 +85,7 @@ def test_a_rewound_trainer_begins_a_chain_of_its_own() -> None:
     other = Delta(9, "f" * 32, 10, "e" * 32)
     catalog = Catalog([*LINE.anchors, Anchor(9, "f" * 32)], [*LINE.deltas, other])
 
-    assert [way.start for way in ways(catalog, "e" * 32, {index(8)})] == [Anchor(9, "f" * 32)]
+    assert [chain.start for chain in find_chains(catalog, "e" * 32, {index(8)})] == [Anchor(9, "f" * 32)]
 
 
 def test_the_newest_keeps_its_anchor_and_chain() -> None:
@@ -121,9 +122,9 @@ def test_whatever_is_deleted_every_wanted_version_can_be_reached(
     )
 
     for version in {*wanted, newest}:
-        assert ways(after, index(version), ())[0].deltas == ways(catalog, index(version), ())[0].deltas
+        assert find_chains(after, index(version), ())[0].deltas == find_chains(catalog, index(version), ())[0].deltas
         if newest - version <= LONGEST:
-            assert ways(after, index(newest), {index(version)})[0].start is None
+            assert find_chains(after, index(newest), {index(version)})[0].start is None
     assert kept(after, wanted, newest) == left
 
 
@@ -145,26 +146,28 @@ def test_what_stays_leads_on_as_shortly_whatever_somebody_put_there(
         [one for one in catalog.anchors if one.group in left], [d for d in catalog.deltas if d.group in left]
     )
     for version in {*wanted, newest}:
-        before, behind = ways(catalog, index(version), ()), ways(after, index(version), ())
-        assert [len(way.deltas) for way in before[:1]] == [len(way.deltas) for way in behind[:1]]
-    for way in ways(catalog, index(newest), {index(v) for v in wanted}):
-        ends = [way.base, *(delta.index for delta in way.deltas)]
+        before, behind = find_chains(catalog, index(version), ()), find_chains(after, index(version), ())
+        assert [len(chain.deltas) for chain in before[:1]] == [len(chain.deltas) for chain in behind[:1]]
+    for chain in find_chains(catalog, index(newest), {index(v) for v in wanted}):
+        ends = [chain.base, *(delta.index for delta in chain.deltas)]
         assert ends[-1] == index(newest)
-        assert [delta.base_index for delta in way.deltas] == ends[:-1]
+        assert [delta.base_index for delta in chain.deltas] == ends[:-1]
 
 
-def test_of_many_ways_the_best_are_told() -> None:
+def test_of_many_chains_the_best_are_returned() -> None:
     """All of them, each with its chain, would be the square of what somebody put into the store."""
     many = Catalog([anchor(v) for v in range(1, 101)], [step(v) for v in range(2, 101)])
 
-    found = ways(many, index(100), {index(v) for v in range(1, 101)})
+    found = find_chains(many, index(100), {index(v) for v in range(1, 101)})
 
-    assert [way.base for way in found] == [index(v) for v in range(100, 100 - MOST_WAYS, -1)]
-    assert [way.start for way in ways(many, index(100), ())] == [anchor(v) for v in range(100, 100 - MOST_WAYS, -1)]
+    assert [chain.base for chain in found] == [index(v) for v in range(100, 100 - MAX_CHAINS, -1)]
+    assert [chain.start for chain in find_chains(many, index(100), ())] == [
+        anchor(v) for v in range(100, 100 - MAX_CHAINS, -1)
+    ]
 
 
 def test_more_versions_than_a_run_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "MAX_GROUPS", 9)
+    monkeypatch.setattr(delta_chain, "MAX_GROUPS", 9)
     assert catalog_of(names_of(LINE)) == Catalog(sorted(LINE.anchors), sorted(LINE.deltas))
     with pytest.raises(PublishError, match="has 10 versions, more than the 9 that one run may have"):
         catalog_of([*names_of(LINE), f"{anchor(7).group}/whole"])

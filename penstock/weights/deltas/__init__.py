@@ -1,1 +1,0 @@
-"""Lossless deltas between versions of weights: format, store, and chains."""
