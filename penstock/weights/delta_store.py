@@ -1,7 +1,7 @@
 """Store anchors and deltas as immutable objects, ``GROUP/FILE`` each, in a folder or any store that fsspec knows.
 
-Object stores have no rename, so a complete group is followed by its marker (``delta_chain.py``). Only the trainer
-writes.
+A folder hard-links files of the same file system. Object stores have no rename, so a complete group is followed by its
+marker (``delta_chain.py``). Only the trainer writes.
 """
 
 import logging
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from penstock.errors import ConfigError, PublishError
 from penstock.records.causes import Cause, ObjectStoreFailing
-from penstock.system.disk import fsync, is_full, open_plain
+from penstock.system.disk import fsync, is_full
 from penstock.system.stop import pause_s
 from penstock.weights.delta_format import link_or_copy
 
@@ -46,149 +47,48 @@ class Retries(NamedTuple):
 READER, WRITER = Retries(4, 0.2, 0.2), Retries(8, 1.0, 30.0)
 
 
-class Folder:
-    """Keep objects in a folder that trainer and workers share. Files of the same file system are hard-linked."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def names(self) -> list[str]:
-        try:
-            groups = [one for one in os.scandir(self._folder) if one.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
-            return []
-        found: list[str] = []
-        for group in groups:
-            with suppress(FileNotFoundError):  # deleted meanwhile
-                found += [f"{group.name}/{file.name}" for file in os.scandir(group.path)]
-        return found
-
-    def size(self, name: str) -> int:
-        return (self._folder / name).stat().st_size
-
-    def read(self, name: str, start: int, end: int) -> bytes:
-        with open_plain(self._folder / name) as file:
-            file.seek(start)
-            return file.read(end - start)
-
-    def put(self, name: str, path: Path) -> None:
-        target = self._folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"{_PUTTING}{target.name}")
-        temporary.unlink(missing_ok=True)
-        try:
-            link_or_copy(path, temporary)
-            temporary.replace(target)
-        finally:
-            # A rename onto another name of the same file does nothing.
-            temporary.unlink(missing_ok=True)
-
-    def mark(self, name: str) -> None:
-        target = self._folder / name
-        fsync(target.parent)
-        with target.open("wb") as file:
-            os.fsync(file.fileno())
-        fsync(target.parent)
-        fsync(self._folder)
-
-    def delete(self, name: str) -> None:
-        target = self._folder / name
-        target.unlink(missing_ok=True)
-        if target.parent.is_dir() and not any(target.parent.iterdir()):
-            target.parent.rmdir()
-
-
-class Remote:
-    """Keep objects in an object store or file system that fsspec knows by its URL."""
-
-    def __init__(self, url: str) -> None:
-        """Check the URL without connecting. Raises ConfigError if fsspec does not know the store."""
-        self._url, self._root = url, ""
-        #: None: not connected.
-        self._fs: Any = None
-        try:
-            for part in url.split("::"):
-                if "://" in part:
-                    fsspec.get_filesystem_class(part.partition("://")[0])
-        except (ImportError, ValueError) as exc:
-            raise self._refused(exc) from exc
-
-    def _refused(self, exc: Exception) -> ConfigError:
-        return ConfigError(f"trainer.delta_store {self._url.partition('://')[0]}:// cannot be opened: {exc}.")
-
-    def _do(self, name: str, call: Callable[[Any, str], T]) -> T:
-        """Call with the file system and the object's path; reconnect first if the last call failed."""
-        try:
-            if self._fs is None:
-                # A cached instance may have lost its connection and would not reconnect.
-                fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True)
-                # A cached listing misses what other machines wrote.
-                fs.use_listings_cache = False
-                self._fs, self._root = fs, root.rstrip("/")
-            return call(self._fs, f"{self._root}/{name}".rstrip("/"))
-        except FileNotFoundError:
-            raise
-        except Exception as exc:  # each store has errors of its own
-            is_connected, self._fs = self._fs is not None, None
-            if isinstance(exc, OSError):
-                raise
-            if not is_connected and isinstance(exc, ImportError | ValueError):
-                raise self._refused(exc) from exc
-            raise OSError(f"{name or 'a list'} in the object store: {exc!r}") from exc
-
-    def names(self) -> list[str]:
-        def find(fs: Any, root: str) -> list[str]:
-            fs.invalidate_cache()
-            found = [str(path).lstrip("/") for path in fs.find(root)]
-            return [path.removeprefix(root.lstrip("/") + "/") for path in found]
-
-        try:
-            return self._do("", find)
-        except FileNotFoundError:
-            return []
-
-    def size(self, name: str) -> int:
-        return int(self._do(name, lambda fs, path: fs.size(path)) or 0)
-
-    def read(self, name: str, start: int, end: int) -> bytes:
-        return bytes(self._do(name, lambda fs, path: fs.cat_file(path, start=start, end=end)))
-
-    def put(self, name: str, path: Path) -> None:
-        def put(fs: Any, target: str) -> None:
-            fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            fs.put_file(str(path), target)
-
-        self._do(name, put)
-
-    def mark(self, name: str) -> None:
-        self._do(name, lambda fs, path: fs.pipe_file(path, b""))
-
-    def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._do(name, lambda fs, path: fs.rm_file(path))
-
-
 class DeltaStore:
     """Read and write objects, and retry what fails. Calls block; they raise OSError at the end of their attempts.
 
     Args:
-        place: a folder's path, or a URL.
+        place: a folder's path, or a URL that fsspec knows.
         blocked_on: called periodically with the cause of a pause; None at its end.
 
     Raises:
-        ConfigError: fsspec does not know the store.
+        ConfigError: fsspec does not know the store; it is not connected.
     """
 
     def __init__(
         self, place: str, retries: Retries = READER, blocked_on: Callable[[Cause | None], None] = lambda cause: None
     ) -> None:
-        self.objects: Folder | Remote = Remote(place) if "://" in place else Folder(Path(place))
-        self._retries, self._blocked_on = retries, blocked_on
+        self._place, self._retries, self._blocked_on = place, retries, blocked_on
+        self._is_folder, self._root = "://" not in place, ""
+        #: None: not connected.
+        self._fs: Any = None
+        try:
+            for part in [] if self._is_folder else place.split("::"):
+                if "://" in part:
+                    fsspec.get_filesystem_class(part.partition("://")[0])
+        except (ImportError, ValueError) as exc:
+            raise self._refused(exc) from exc
 
     def names(self) -> list[str]:
         """Return all names. Raises PublishError if the store does not answer, or has too many."""
+
+        def raise_unless_missing(exc: Exception) -> None:
+            if not isinstance(exc, FileNotFoundError):  # a group may be deleted meanwhile
+                raise exc
+
+        def find(root: str) -> list[str]:
+            self._fs.invalidate_cache()
+            options = {"on_error": raise_unless_missing} if self._is_folder else {}
+            found = [str(path).lstrip("/") for path in self._fs.find(root, **options)]
+            return [path.removeprefix(root.lstrip("/") + "/") for path in found]
+
         try:
-            names = self._retried("", lambda: self.objects.names())
+            names = self._retried("", find)
+        except FileNotFoundError:
+            return []
         except OSError as exc:
             raise PublishError(f"the delta store does not list what it has ({exc}): see trainer.delta_store.") from exc
         if len(names) > MAX_NAMES:
@@ -197,15 +97,36 @@ class DeltaStore:
 
     def put(self, name: str, path: Path) -> None:
         """Store the bytes of a file, replacing the rest of an interrupted attempt under that name."""
-        self._retried(name, lambda: self.objects.put(name, path))
+
+        def put(target: str) -> None:
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            if self._is_folder:
+                _link(path, Path(target))
+            else:
+                self._fs.put_file(str(path), target)
+
+        self._retried(name, put)
 
     def mark(self, name: str) -> None:
         """Write an empty object, after all others of its group have reached the disk."""
-        self._retried(name, lambda: self.objects.mark(name))
+
+        def mark(target: str) -> None:
+            group = Path(target).parent
+            for folder in [group] if self._is_folder else []:
+                fsync(folder)
+            self._fs.pipe_file(target, b"")
+            for path in [Path(target), group, group.parent] if self._is_folder else []:
+                fsync(path)
+
+        self._retried(name, mark)
 
     def delete(self, name: str) -> None:
         """Remove an object, if it exists. Not retried: the next version deletes the rest."""
-        self.objects.delete(name)
+        with suppress(FileNotFoundError):
+            self._do(name, lambda path: self._fs.rm_file(path))
+        if self._is_folder:
+            with suppress(OSError):  # it has other files
+                (Path(self._root) / name).parent.rmdir()
 
     def fetch(self, name: str, into: Path, max_bytes: int, stopped: Callable[[], bool] = lambda: False) -> int:
         """Write an object into a new file, synced; return its bytes.
@@ -217,24 +138,24 @@ class DeltaStore:
             PublishError: the object is missing, larger than ``max_bytes``, truncated, or cannot be read.
             OSError: a disk write failed.
         """
-        size = self._read(name, lambda: self.objects.size(name))
+        size = self._read(name, lambda path: int(self._fs.size(path) or 0))
         if size > max_bytes:
             raise PublishError(f"{name} has {size} bytes, more than the {max_bytes} that there is room for.")
         with into.open("xb") as out:
             while (at := out.tell()) < size:
                 if stopped():
                     raise PublishError(f"{name} was not fetched completely: this worker stops.")
-                out.write(self._read(name, lambda at=at: self._range(name, at, size)))  # type: ignore[misc]
+                out.write(self._read(name, lambda path, at=at: self._range(path, at, size)))  # type: ignore[misc]
             out.flush()
             os.fsync(out.fileno())
         return size
 
-    def _range(self, name: str, start: int, size: int) -> bytes:
-        if data := self.objects.read(name, start, min(size, start + RANGE_BYTES)):
-            return data
+    def _range(self, path: str, start: int, size: int) -> bytes:
+        if data := self._fs.cat_file(path, start=start, end=min(size, start + RANGE_BYTES)):
+            return bytes(data)
         raise OSError(f"it ends at byte {start}")
 
-    def _read(self, name: str, call: Callable[[], T]) -> T:
+    def _read(self, name: str, call: Callable[[str], T]) -> T:
         try:
             return self._retried(name, call)
         except FileNotFoundError as exc:
@@ -242,23 +163,17 @@ class DeltaStore:
         except OSError as exc:
             raise PublishError(f"{name} cannot be fetched from the delta store: {exc}.") from exc
 
-    def _retried(self, name: str, call: Callable[[], T]) -> T:
+    def _retried(self, name: str, call: Callable[[str], T]) -> T:
         failures = 0
         try:
             while True:
                 try:
-                    return call()
+                    return self._do(name, call)
                 except OSError as exc:
                     failures += 1
                     if failures == self._retries.attempts or is_full(exc) or isinstance(exc, _LASTING):
                         raise
-                    log.warning(
-                        "delta store: attempt %d of %d failed for %s: %s",
-                        failures,
-                        self._retries.attempts,
-                        name or "a list",
-                        exc,
-                    )
+                    log.warning("delta store: attempt %d failed for %s: %s", failures, name or "a list", exc)
                     self._pause(failures, ObjectStoreFailing(name, str(exc)))
         finally:
             if failures:
@@ -269,3 +184,45 @@ class DeltaStore:
         while (left := end - time.monotonic()) > 0:
             self._blocked_on(cause)
             time.sleep(min(left, REPORT_S))
+
+    def _do(self, name: str, call: Callable[[str], T]) -> T:
+        """Call with the object's path; connect first, also if the last call failed."""
+        try:
+            if self._fs is None:
+                self._connect()
+            return call(f"{self._root}/{name}".rstrip("/"))
+        except (FileNotFoundError, ConfigError):
+            raise
+        except Exception as exc:  # each store has errors of its own
+            self._fs = None  # which may be what is broken
+            if isinstance(exc, OSError):
+                raise
+            raise OSError(f"{name or 'a list'} in the object store: {exc!r}") from exc
+
+    def _connect(self) -> None:
+        # A cached instance may have lost its connection and would not reconnect.
+        if self._is_folder:
+            fs, root = LocalFileSystem(skip_instance_cache=True), os.path.abspath(self._place)
+        else:
+            try:
+                fs, root = fsspec.core.url_to_fs(self._place, skip_instance_cache=True)
+            except (ImportError, ValueError) as exc:
+                raise self._refused(exc) from exc
+        # A cached listing misses what other machines wrote.
+        fs.use_listings_cache = False
+        self._fs, self._root = fs, root.rstrip("/")
+
+    def _refused(self, exc: Exception) -> ConfigError:
+        return ConfigError(f"trainer.delta_store {self._place.partition('://')[0]}:// cannot be opened: {exc}.")
+
+
+def _link(path: Path, target: Path) -> None:
+    """Replace a file by a hard link or copy, so that no reader finds part of it. Raises OSError."""
+    temporary = target.with_name(f"{_PUTTING}{target.name}")
+    temporary.unlink(missing_ok=True)
+    try:
+        link_or_copy(path, temporary)
+        temporary.replace(target)
+    finally:
+        # A rename onto another name of the same file does nothing.
+        temporary.unlink(missing_ok=True)

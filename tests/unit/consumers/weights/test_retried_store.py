@@ -12,29 +12,28 @@ from penstock.errors import PublishError
 from penstock.records.causes import Cause, ObjectStoreFailing
 from penstock.records.publication import Publication
 from penstock.weights.delta_chain import catalog_of
-from penstock.weights.delta_store import WRITER, DeltaStore, Remote
+from penstock.weights.delta_store import WRITER, DeltaStore
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
 QUICK = WRITER._replace(first_pause_s=0.001, longest_pause_s=0.001)
 
 
-class Store(Remote):
+class Store(DeltaStore):
     """One in memory, through fsspec. The next ``resets`` calls that write are broken off."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"memory://{name}/store")
-        self.names()  # connects
+        super().__init__(f"memory://{name}/store", QUICK)
+        super()._connect()
         self.resets = 0
         self.written: list[str] = []
         real, self._put_file, self._pipe_file = self._fs, self._fs.put_file, self._fs.pipe_file
-        self._breaking = type("Fs", (type(real),), {"cachable": False})()
-        self._breaking.use_listings_cache = False
-        self._breaking.put_file, self._breaking.pipe_file = self._half_put, self._piped
+        self._fs = type("Fs", (type(real),), {"cachable": False})()
+        self._fs.use_listings_cache = False
+        self._fs.put_file, self._fs.pipe_file = self._half_put, self._piped
+        self._breaking = self._fs
 
-    def _do(self, name: str, call: Callable[[Any, str], Any]) -> Any:
-        if hasattr(self, "_breaking"):
-            self._fs = self._breaking
-        return super()._do(name, call)
+    def _connect(self) -> None:
+        self._fs = self._breaking
 
     def _half_put(self, path: str, target: str, **_: Any) -> None:
         if self.resets:
@@ -52,7 +51,7 @@ class Store(Remote):
             raise RuntimeError("SlowDown")  # it has it all the same
 
     def bytes_of(self, group: str) -> dict[str, bytes]:
-        return {name.rpartition("/")[2]: self.read(name, 0, 2**30) for name in self.of(group)}
+        return {name.rpartition("/")[2]: self._fs.cat_file(f"{self._root}/{name}") for name in self.of(group)}
 
     def of(self, group: str) -> list[str]:
         return [name for name in self.names() if name.startswith(f"{group}/")]
@@ -63,9 +62,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path.name)
 
 
-def deltas(objects: Remote, blocked_on: Callable[[Cause | None], None]) -> Deltas:
-    store = DeltaStore("memory://store", QUICK, blocked_on)
-    store.objects = objects
+def deltas(store: DeltaStore, blocked_on: Callable[[Cause | None], None]) -> Deltas:
+    store._blocked_on = blocked_on
     return Deltas(store, 10, tuple)
 
 
@@ -94,7 +92,7 @@ def test_a_put_that_was_broken_off_is_made_again_and_the_marker_comes_last(store
 
 def test_a_marker_whose_answer_was_lost_is_set_again(store: Store, tmp_path: Path) -> None:
     written = publish(tmp_path, 1, a_model(size=300))
-    store._breaking.put_file = store._put_file
+    store._fs.put_file = store._put_file
     store.resets = 2
     deltas(store, lambda what: None).put(written, 1, None, [])
     assert [one.version for one in catalog_of(store.names()).anchors] == [1]
@@ -121,12 +119,12 @@ def test_a_store_that_is_gone_for_long_fails_the_publication_marks_nothing_and_t
 def test_what_cannot_pass_is_tried_once(store: Store, tmp_path: Path) -> None:
     tries: list[str] = []
 
-    class Refusing(Remote):
-        def put(self, name: str, path: Path) -> None:
-            tries.append(name)
-            raise PermissionError(13, "Permission denied")
+    def refuse(path: str, target: str) -> None:
+        tries.append(target)
+        raise PermissionError(13, "Permission denied")
 
-    line = deltas(Refusing(f"memory://{tmp_path.name}/store"), lambda what: None)
+    store._fs.put_file = refuse
+    line = deltas(store, lambda what: None)
     with pytest.raises(PublishError, match="Permission denied"):
         line.put(publish(tmp_path, 1, a_model(size=300)), 1, None, [])
     assert len(tries) == 1

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.errors import ConfigError, PublishError
-from penstock.weights.delta_store import READER, DeltaStore, Folder
+from penstock.weights.delta_store import READER, DeltaStore
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -27,8 +28,7 @@ def test_what_was_put_is_listed_measured_and_read(store: DeltaStore, tmp_path: P
     store.mark("g/whole")
 
     assert sorted(store.names()) == ["g/a", "g/whole"]
-    assert (store.objects.size("g/a"), store.objects.size("g/whole")) == (10, 0)
-    assert store.objects.read("g/a", 2, 5) == b"234"
+    assert store.fetch("g/whole", tmp_path / "c", 10) == 0
     assert store.fetch("g/a", tmp_path / "b", 10) == 10
     assert (tmp_path / "b").read_bytes() == b"0123456789"
     store.delete("g/whole")
@@ -44,7 +44,7 @@ def test_what_a_killed_writer_left_is_replaced(store: DeltaStore, tmp_path: Path
         store.put("g/a", tmp_path / text)
 
     assert store.names() == ["g/a"]
-    assert store.objects.size("g/a") == 5
+    assert store.fetch("g/a", tmp_path / "a", 10) == 5
 
 
 def test_a_folder_of_the_same_file_system_takes_no_room(tmp_path: Path) -> None:
@@ -65,19 +65,23 @@ def test_what_is_gone_or_too_large_is_one_error(store: DeltaStore, tmp_path: Pat
         store.fetch("g/a", tmp_path / "c", 9)
 
 
-class Shaky(Folder):
+QUICK = READER._replace(first_pause_s=0, longest_pause_s=0)
+
+
+class Shaky(LocalFileSystem):
     """Returns a few bytes at a time, and fails in between."""
 
     def __init__(self, data: bytes, failures: float) -> None:
+        super().__init__(skip_instance_cache=True)
         self.data, self.failures, self.requested = data, failures, list[int]()
 
-    def names(self) -> list[str]:
+    def find(self, *_: Any, **__: Any) -> list[str]:
         raise OSError("no answer")
 
-    def size(self, name: str) -> int:
+    def size(self, path: str) -> int:
         return len(self.data)
 
-    def read(self, name: str, start: int, end: int) -> bytes:
+    def cat_file(self, path: str, start: int = 0, end: int = 0, **_: Any) -> bytes:
         self.requested.append(start)
         if self.failures and (len(self.requested) % 2 or self.failures > 100):
             self.failures -= 1
@@ -86,8 +90,8 @@ class Shaky(Folder):
 
 
 def shaky_store(shaky: Shaky) -> DeltaStore:
-    store = DeltaStore("/nowhere", READER._replace(first_pause_s=0, longest_pause_s=0))
-    store.objects = shaky
+    store = DeltaStore("/nowhere", QUICK)
+    store._connect = lambda: setattr(store, "_fs", shaky)  # type: ignore[method-assign]
     return store
 
 
@@ -112,7 +116,7 @@ def test_a_store_that_never_answers_is_one_error(tmp_path: Path) -> None:
 
 def test_an_object_that_ends_early_is_one_error(tmp_path: Path) -> None:
     shaky = Shaky(b"abc", failures=0)
-    shaky.size = lambda name: 10  # type: ignore[method-assign]
+    shaky.size = lambda path: 10  # type: ignore[method-assign]
 
     with pytest.raises(PublishError, match="x cannot be fetched from the delta store: it ends at byte 3"):
         shaky_store(shaky).fetch("x", tmp_path / "a", 10)
@@ -147,7 +151,7 @@ def moody(monkeypatch: pytest.MonkeyPatch) -> type[Moody]:
 
 def test_a_store_that_refuses_is_asked_again(moody: type[Moody], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moody, "refuses", True)
-    store = DeltaStore("moody://refuses", READER._replace(first_pause_s=0, longest_pause_s=0))
+    store = DeltaStore("moody://refuses", QUICK)
     with pytest.raises(PublishError, match=r"does not list what it has .*refused"):
         store.names()
 
@@ -156,25 +160,37 @@ def test_a_store_that_refuses_is_asked_again(moody: type[Moody], monkeypatch: py
     assert store.names() == []
 
 
-def test_a_connection_that_broke_is_made_again(moody: type[Moody]) -> None:
-    store = DeltaStore("moody://breaks")
+def test_a_lost_connection_is_made_again(moody: type[Moody], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = DeltaStore("moody://breaks", QUICK)
     store.mark("g/whole")
     moody.made[-1].is_lost = True
 
-    with pytest.raises(OSError, match=r"g/whole in the object store: EOFError\(\)"):
-        store.objects.size("g/whole")
+    assert store.fetch("g/whole", tmp_path / "a", 10) == 0
 
-    assert store.objects.size("g/whole") == 0
+    assert "g/whole in the object store: EOFError()" in caplog.text
+    assert len(moody.made) == 2
     assert store.names() == ["g/whole"]
 
 
-def test_what_is_not_there_is_an_answer_and_no_broken_connection(moody: type[Moody]) -> None:
-    store = DeltaStore("moody://answers")
-    for _ in range(2):
-        with pytest.raises(FileNotFoundError):
-            store.objects.size("g/none")
+def test_a_missing_object_is_an_answer_and_no_lost_connection(moody: type[Moody], tmp_path: Path) -> None:
+    store = DeltaStore("moody://answers", QUICK)
+    for name in ("a", "b"):
+        with pytest.raises(PublishError, match="g/none is not in the delta store any more"):
+            store.fetch("g/none", tmp_path / name, 10)
 
     assert len(moody.made) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    assert DeltaStore(str(tmp_path / "none"), QUICK).names() == []
+    monkeypatch.setattr(LocalFileSystem, "ls", refuse)
+    with pytest.raises(PublishError, match=r"does not list what it has \(.*Permission denied"):
+        DeltaStore(str(tmp_path), QUICK).names()
 
 
 @pytest.mark.parametrize("place", ["nothing://a", "simplecache::nothing://a"])
@@ -184,8 +200,7 @@ def test_a_store_that_nobody_knows_is_refused_at_once(place: str) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_fifo_is_no_object(tmp_path: Path) -> None:
+def test_a_fifo_blocks_no_reader(tmp_path: Path) -> None:
     (tmp_path / "g").mkdir()
     os.mkfifo(tmp_path / "g" / "a")
-    with pytest.raises(OSError, match="no plain file"):
-        Folder(tmp_path).read("g/a", 0, 1)
+    assert DeltaStore(str(tmp_path)).fetch("g/a", tmp_path / "b", 10) == 0
