@@ -48,7 +48,7 @@ BENCHMARKS, HISTORY, OPERATIONS = "docs/benchmarks.md", "docs/history.md", "docs
         (BENCHMARKS, "cpu2-delta_format.json", "{rows[7][bytes_share]:.2%} and {rows[8][bytes_share]:.1%}, float32 "),
         (BENCHMARKS, "cpu2-delta_format.json", "and {rows[11][bytes_share]:.1%}; before zstandard"),
         (BENCHMARKS, "cpu2-delta_format.json", "; before zstandard {rows[0][write_cpu_s_per_gib]:.1f} and "),
-        (BENCHMARKS, "cpu2-delta_format.json", "{rows[6][apply_cpu_s_per_gib]:.1f}, {rows[8][write_cpu_s_per_gib]:.1f} and"),
+        (BENCHMARKS, "cpu2-delta_format.json", "{rows[6][apply_cpu_s_per_gib]:.1f}, {rows[8][write_cpu_s_per_gib]:.1f} "),
         (BENCHMARKS, "h200x2-publish.json", "0.5B shape: `publish` blocks {blocked_s[0.5b]:.3f} s, median of "),
         (BENCHMARKS, "h200x2-publish.json", "1.5B shape: {blocked_s[1.5b]:.3f} s, median of "),
         (BENCHMARKS, "h200x2-publish.json", "first {blocked_folder_first_s[0.5b]:.2f} s), {send_s[0.5b]:.3f} s of it"),
