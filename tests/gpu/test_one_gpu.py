@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.deltas import compare
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
 from penstock.records.keys import Keys
@@ -144,6 +145,34 @@ def test_T16_a_version_is_served_from_a_pinned_copy_while_its_folder_waits(
             shown = [("serving", version)]
             await until(lambda at=shown: [(one.state, one.version) for one in trainer.workers()] == at, limit_s=60)
             assert far((await worker.services.engine.score(PROMPT, 3)).logprobs, wanted) < TOLERANCE
+
+    with buffering(config):
+        play(config, body)
+
+
+def test_T16_ten_versions_by_delta_are_served_from_bit_equal_copies(
+    make: Make, gpu_models: list[Path], client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    copies = tmp_path / "copies"
+    sections = {"staleness": {"mode": "async", "bound": 16}, "worker": {"copies_dir": str(copies)}}
+    config = make(sections, transport="delta", anchor_every=4)
+
+    async def body(worker: Worker, trainer: Trainer) -> None:
+        model = load(gpu_models[1])
+        for version in range(1, 11):
+            if version > 1:
+                trainer.commit(await asyncio.to_thread(trainer.next, 60.0))
+                for parameter in model.parameters():
+                    parameter.data += 1e-3 * torch.randn_like(parameter)
+            assert await asyncio.to_thread(trainer.publish, model) == version
+            shown = [("serving", version)]
+            await until(lambda at=shown: [(one.state, one.version) for one in trainer.workers()] == at, limit_s=60)
+            (copy,) = copies.glob(f"v{version:08d}-*")
+            compare(trainer.weights_dir / f"v{version:08d}", copy)
+            assert far((await worker.services.engine.score(PROMPT, 3)).logprobs, expected(model)) < TOLERANCE
+            if version == 1:
+                admit(client, keys, [job(index) for index in range(10)])
+        assert worker.services.tally.weight_copies == {"whole": 1, "deltas": 9, "here": 0}
 
     with buffering(config):
         play(config, body)

@@ -96,12 +96,14 @@ class LocalCopies:
             own_folder(self._folder)
             fetched: Fetched | None = None
             with suppress(OSError, PublishError):  # it is damaged or being deleted: try again under the lock
-                fetched = self._find(publication.index)
+                fetched = self._find(publication.index, repairs=False)
             if fetched is None:
                 with alone_in(self._folder / _LOCK, self._blocked_on, self._stopped):
                     self._remove_leftovers()
-                    fetched = self._find_or_remove(publication.index) or self._make(publication)
-                    self._hold(Hold(fetched.path))
+                    fetched = self._find(publication.index, repairs=True)
+                    if fetched is None:
+                        fetched = self._make(publication)
+                        self._hold(Hold(fetched.path))
         except OSError as exc:
             kind = DiskFull if is_full(exc) else PublishError
             raise kind(f"version {publication.version} cannot be copied to {self._folder}: {exc}.") from exc
@@ -125,27 +127,29 @@ class LocalCopies:
         """Return digest -> folder."""
         return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob(_COPIES)) if _is_own(path)}
 
-    def _find(self, digest: str) -> Fetched | None:
-        """Hold and return a valid copy; None: there is none. Raises PublishError if it is damaged; OSError."""
+    def _find(self, digest: str, *, repairs: bool) -> Fetched | None:
+        """Hold and return a valid copy; None: there is none, or it was damaged and removed.
+
+        Args:
+            repairs: remove a damaged copy, for a caller that has the lock; else raise PublishError.
+
+        Raises OSError, also if the copy is being deleted.
+        """
         if (path := self._copies().get(digest)) is None:
             return None
         hold = Hold(path)
         try:
             prove(path, digest)
             os.utime(path)
-        except BaseException:
+        except BaseException as exc:
             hold.close()
-            raise
+            if not repairs or not isinstance(exc, PublishError):
+                raise
+            log.warning("copy is damaged and made again: %s", exc)
+            self._remove(path)
+            return None
         self._hold(hold)
         return Fetched(path, 0, False, 0, 0.0)
-
-    def _find_or_remove(self, digest: str) -> Fetched | None:
-        try:
-            return self._find(digest)
-        except PublishError as exc:
-            log.warning("copy is damaged and made again: %s", exc)
-            self._remove(self._copies()[digest])
-            return None
 
     def _make(self, publication: Publication) -> Fetched:
         catalog = catalog_of(self._store.names())
@@ -167,12 +171,10 @@ class LocalCopies:
             except _Broken as broken:
                 cause, failure = broken.cause, str(broken.cause).rstrip(".")
                 log.warning("copy of version %d failed, trying another chain: %s", publication.version, cause)
-                if broken.copy is not None:
-                    self._remove(broken.copy)
-                avoid |= broken.groups
+                avoid |= {broken.group}
 
     def _make_by(self, chain: Chain, publication: Publication) -> Fetched:
-        """Make a version by one chain; raise _Broken with the groups or the copy to avoid."""
+        """Make a version by one chain; raise _Broken with the group to avoid."""
         making = self._folder / f"{_MAKING}{os.getpid()}-{publication.version:08d}"
         making.mkdir()
         num_bytes, is_local = 0, chain.start is None
@@ -209,7 +211,7 @@ class LocalCopies:
                 fsync(into)
         except PublishError as exc:
             self._raise_if_stopped(exc)
-            raise _Broken(exc, {anchor.group}) from exc
+            raise _Broken(exc, anchor.group) from exc
         return into, num_bytes
 
     def _patch(self, delta: Delta, at: Path, making: Path, is_local: bool) -> tuple[Path, int]:
@@ -218,9 +220,6 @@ class LocalCopies:
         into.mkdir()
         try:
             base = WeightsFolder(at, delta.base_index)
-        except PublishError as exc:
-            raise _Broken(exc, set() if is_local else {delta.group}, at if is_local else None) from exc
-        try:
             # A delta is at most as large as its base, or it is not worth fetching.
             size = sum(base.index.sizes.values())
             self._make_room(2 * size, at)
@@ -230,8 +229,9 @@ class LocalCopies:
         except PublishError as exc:
             self._raise_if_stopped(exc)
             if is_local and not is_whole(at, delta.base_index):
-                raise _Broken(exc, set(), at) from exc  # the delta itself may be valid
-            raise _Broken(exc, {delta.group}) from exc
+                self._remove(at)  # the delta itself may be valid
+                raise _Broken(exc, "") from exc
+            raise _Broken(exc, delta.group) from exc
         file.unlink()
         return into, num_bytes
 
@@ -275,11 +275,11 @@ class LocalCopies:
 
 
 class _Broken(Exception):
-    """A chain failed; names the groups of the store and the local copy to avoid."""
+    """A chain failed; names the group of the store to avoid, '' if a local copy was damaged and is removed."""
 
-    def __init__(self, cause: PublishError, groups: set[str], copy: Path | None = None) -> None:
+    def __init__(self, cause: PublishError, group: str) -> None:
         super().__init__(str(cause))
-        self.cause, self.groups, self.copy = cause, groups, copy
+        self.cause, self.group = cause, group
 
 
 def _is_own(path: Path) -> bool:
