@@ -23,7 +23,6 @@ SIZES: dict[str, list[str]] = {
     "history": ["--samples", "50000"],
     "history_cost": ["--budget-s", "100", "--window-s", "4"],
     "page": ["--no-browser"],
-    "relay": ["--megabytes", "100", "--rounds", "1"],
     "rewards": ["--checks", "100", "--hang-checks", "60", "--pairs", "2"],
 }
 

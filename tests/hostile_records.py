@@ -54,7 +54,7 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
     prefix = partial_to_bytes(whole)
     whole.append([7], version=6, logprobs=[-0.3])
     publication = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 2**64 - 1})
-    offer = Offer("http://h:1", 3, "a" * 32, 64, [["a", 100], ["b", 0]], bytes(48))
+    offer = Offer("http://h:1", 3, "a" * 32)
     metas = b"".join(meta(k, "token", 3).to_bytes() for k in range(3))
     worker = WorkerPresence(name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")])
     found: dict[str, tuple[bytes, Decode]] = {
@@ -65,7 +65,7 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
         "manifest": (manifest().to_bytes(), lambda data: Manifest.from_bytes(data, "manifest")),
         "publication": (publication.to_bytes(), lambda data: Publication.from_bytes(data, "publication")),
         "whole": (Whole(3, "/w", "a" * 32, 9, 0.5).to_bytes(), lambda data: whole_of(data, 3, "policy")),
-        "offer": (offer.to_bytes(), lambda data: Offer.from_bytes(data, "offer").ranges()),
+        "offer": (offer.to_bytes(), lambda data: Offer.from_bytes(data, "offer").url),
         "partial": (prefix, lambda data: partial_from_bytes(data, JOB, 0)),
         "grown": (prefix + growth_to_bytes(whole, 4), lambda data: partial_from_bytes(data, JOB, 0)),
         "verdict": (Verdict(1.0, {"a": [1]}).to_json().encode(), Verdict.from_json),

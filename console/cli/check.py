@@ -103,7 +103,7 @@ def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> I
         yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
     if "trainer" not in without:
         yield "keys", lambda: [Finding("keys", Level.WARNING, *one) for one in unheeded(config)]
-    yield "ports", partial(_passed, "ports", lambda: check_ports(config, without))
+    yield "ports", partial(_passed, "ports", lambda: check_ports(config))
     yield "placement", partial(_passed, "placement", lambda: place(config, gpus, without))
     if config.prepare is None:
         yield "rows of your own code", lambda: _own_rows(config)

@@ -156,7 +156,7 @@ def launch(
     # A reader that exits (``| head``) stops the run like a closed terminal.
     live = Live(config, console, on_closed=stop.press)
     check_notify(config)
-    check_ports(config, without)
+    check_ports(config)
     with folder.held():
         check(config, without=without)
         resume = _decide(choice, folder, live.console)

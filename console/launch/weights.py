@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,25 +12,19 @@ from penstock.errors import ConfigError, PublishError
 from penstock.system.disk import check_own
 from penstock.text import printable, redact
 from penstock.weights.delta_store import DeltaStore
-from penstock.weights.http.token import client_context, server_context
+from penstock.weights.serving import client_context, server_context
 
 _STORE = "trainer.delta_store"
 #: File that names the run whose trainer deletes in a folder; and the most characters of it that are read.
 _MARKER, _MOST = ".penstock-run", 200
 
 
-def check_ports(config: Config, without: Collection[str] = ()) -> None:
+def check_ports(config: Config) -> None:
     """Raise ConfigError for one port shared by several parts that ``penstock run`` starts on this machine."""
-    several = "and penstock run starts several parts on this machine, each with"
     if config.metrics.port:
         raise ConfigError(
-            f"metrics.port is {config.metrics.port}, {several} metrics of its own: set it to 0, and Prometheus finds "
-            "them by targets.json in the run's folder."
-        )
-    if config.serving.enabled and config.serving.port and not {"trainer", "worker"} & set(without):
-        raise ConfigError(
-            f"serving.port is {config.serving.port}, {several} an address of its own: set it to 0, and they find one "
-            "another by Redis."
+            f"metrics.port is {config.metrics.port}, and penstock run starts several parts on this machine, each with "
+            "metrics of its own: set it to 0, and Prometheus finds them by targets.json in the run's folder."
         )
 
 

@@ -16,7 +16,7 @@ from penstock.consumers.clock import Clock, folder_of
 from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
-from penstock.consumers.weights.http.serving import Serving
+from penstock.consumers.weights.static_files import StaticFiles
 from penstock.errors import ProtocolError, PublishError, WeightsNotFinite
 from penstock.records.codec import LEAST
 from penstock.records.publication import Publication
@@ -51,7 +51,7 @@ class Publications:
         self._progress = progress
         self._tally = tally or Tally()
         self._publisher: Publisher | None = None
-        self._serving: Serving | None = None
+        self._serving: StaticFiles | None = None
         self._behind: Behind | None = None
         #: Publications refused because their weights hold NaN or Inf: total of this process, and consecutive ones.
         self.skipped = self.skipped_in_a_row = 0
@@ -87,9 +87,9 @@ class Publications:
         if (serving := self._served()) is not None and index:
             serving.offer(version, index, Path(path))
 
-    def _served(self) -> Serving | None:
+    def _served(self) -> StaticFiles | None:
         if self._serving is None:
-            self._serving = Serving.of(self._config, self._subscriber)
+            self._serving = StaticFiles.of(self._config, self._subscriber)
         return self._serving
 
     def close(self) -> None:

@@ -330,12 +330,12 @@ class Config(Section):
         name = self.trainer.transport
         if name not in TRANSPORTS:
             return self  # the user's own may read what it likes
+        if name == "delta" and self.serving.enabled:
+            raise ValueError(
+                "serving.enabled serves complete versions over HTTP, and with trainer.transport delta workers read "
+                "trainer.delta_store: give a folder or URL that they see, and remove serving.enabled"
+            )
         for mine, whole in (("copies_dir", "folder"), ("copies_bytes", "max_bytes")):
-            if name == "delta" and not self.serving.is_default(whole):
-                raise ValueError(
-                    f"serving.{whole} is of versions that are fetched whole, and trainer.transport delta keeps what it "
-                    f"fetches as worker.{mine} says: set that, or remove serving.{whole}"
-                )
             if name != "delta" and not self.worker.is_default(mine):
                 raise ValueError(
                     f"worker.{mine} is of trainer.transport delta, and that is {name}: remove it, or set "

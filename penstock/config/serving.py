@@ -75,7 +75,7 @@ def is_token(token: str) -> bool:
 
 class ServingConfig(Section):
     """Weights over HTTP, for workers that do not see the trainer's folder: the trainer serves published versions, and
-    workers fetch them from it and from one another (docs/consumers.md)."""
+    workers fetch them from it (docs/consumers.md)."""
 
     #: Serve and fetch; false: workers must see the folder of published versions.
     enabled: bool = False
@@ -83,34 +83,31 @@ class ServingConfig(Section):
     #: file; it is masked wherever it is shown. None: a random one, created once for the run in the file
     #: ``weights.token`` of its folder, readable by its user alone.
     token: str | None = None
-    #: Address that trainer and workers listen on; 0.0.0.0 or :: for every one of their machine.
+    #: Address that the trainer listens on; 0.0.0.0 or :: for every one of its machine.
     host: str = "127.0.0.1"
-    #: Port of each of them: 0 takes a free one; a number is for a part that is alone on its machine.
+    #: Its port: 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: Name or address by which workers of other machines reach a part; None: ``host``, or the machine's name if that
-    #: means all.
+    #: Name or address by which workers of other machines reach the trainer; None: ``host``, or the machine's name if
+    #: that means all.
     reached_at: str | None = None
-    #: Most open connections of a part; if all have shown the token one more is closed at once, and its client
-    #: tries another part, else the oldest without the token is closed.
+    #: Most open connections of the trainer; if all have shown the token one more waits, else the oldest without the
+    #: token is closed for it.
     max_connections: Annotated[int, Field(gt=0, le=4096)] = 32
     #: A connection without progress for so long is closed, by either side.
     stall_s: Seconds = 20.0
-    #: Least bytes of a range, in which files are fetched and verified; a version has at most 4,096, so those of a large
-    #: one are larger.
-    range_bytes: Annotated[int, Field(ge=64 * 1024, le=1024**3)] = 4 * 1024**2
-    #: Ranges that a worker fetches at once.
+    #: Files that a worker fetches at once.
     fetches: Annotated[int, Field(gt=0, le=64)] = 4
-    #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder. With
-    #: transport delta what is fetched is in ``worker.copies_dir``.
+    #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder.
     folder: Path | None = None
     #: Most bytes of fetched versions on a machine: the oldest is deleted first, but none that a worker uses. A version
-    #: that does not fit beside these is refused. With transport delta ``worker.copies_bytes`` bounds them.
+    #: that does not fit beside these is refused.
     max_bytes: Positive = 1024**4
-    #: Certificate (PEM, with its chain) and key by which parts serve TLS; null: plain HTTP.
+    #: Certificate (PEM, with its chain) and key by which the trainer serves TLS; null: plain HTTP. Workers need it
+    #: too, to know that they are to use TLS.
     tls_cert: Path | None = None
     #: See ``tls_cert``.
     tls_key: Path | None = None
-    #: Certificates (PEM) for verifying those of other parts; null: those of the machine.
+    #: Certificates (PEM) by which workers verify the trainer's; null: those of the machine.
     tls_ca: Path | None = None
 
     @field_validator("token")

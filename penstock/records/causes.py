@@ -801,13 +801,11 @@ class WeightsUnwritten(Cause, kind=WORK, part="trainer", subject="version"):
 
 class WeightsFetched(Cause, kind=WORK, part="worker", subject="version"):
     version: int
-    #: The next step: an offer, the index, or the ranges.
-    step: Literal["offer", "index", "ranges"] = "ranges"
-    #: Ranges that are missing, of all; 0 of 0 before they are known.
+    #: The next step: an offer, the index, or the files.
+    step: Literal["offer", "index", "files"] = "files"
+    #: Bytes that are missing, of all; 0 of 0 before they are known.
     missing: int = 0
-    ranges: int = 0
-    #: Workers that hold the trainer's slots while nothing comes.
-    holders: tuple[str, ...] = ()
+    size: int = 0
     #: Folder that another process of this machine fetches into.
     folder: str = ""
     process: int = 0
@@ -816,10 +814,9 @@ class WeightsFetched(Cause, kind=WORK, part="worker", subject="version"):
         what = f"version {self.version} to be fetched over HTTP"
         if self.folder:
             return f"{what}: {process_name(self.process)} fetches into {self.folder}"
-        left = f": {self.missing} of {self.ranges} ranges are missing" if self.ranges else ""
+        left = f": {self.missing:,} of {self.size:,} bytes are missing" if self.size else ""
         left = {"offer": ": it is not offered yet", "index": ": its index is missing"}.get(self.step, left)
-        held = f"; workers {_listed(self.holders)} hold the trainer's slots" if self.holders else ""
-        return f"{what}{left}{held}"
+        return f"{what}{left}"
 
 
 class CopyMade(Cause, kind=WORK, part="worker", subject="version"):

@@ -88,28 +88,9 @@ class Keys:
     def transfers(self, model: str) -> str:
         return self.of(f"transfers:{model}")
 
-    def relay(self, thing: str) -> str:
-        """Return the key of an object's offer, ``MODEL:OBJECT``; the keys below are derived from it."""
-        return self.of(f"relay:{thing}")
-
-    @property
-    def relay_names(self) -> str:
-        """Names of the offered objects."""
-        return self.of("relay_names")
-
-    def relay_peers(self, thing: str) -> str:
-        return self.of(f"relay_peers:{thing}")
-
-    def relay_have(self, thing: str, worker: str) -> str:
-        return self.of(f"relay_have:{thing}:{worker}")
-
-    def relay_slots(self, thing: str) -> tuple[str, str]:
-        """Keys of the slots for fetching from the trainer."""
-        return self.of(f"relay_slot:{thing}:1"), self.of(f"relay_slot:{thing}:2")
-
-    def relay_taken(self, thing: str) -> str:
-        """Scratch key of ``relay_claim``; it never exists between two verbs."""
-        return self.of(f"relay_taken:{thing}")
+    def offer(self, model: str, version: int, index: str) -> str:
+        """Return the key of a version's offer over HTTP."""
+        return self.of(f"offer:{model}:v{version:08d}-{index}")
 
     def pins(self, model: str) -> str:
         return self.of(f"pins:{model}")

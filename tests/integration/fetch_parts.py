@@ -3,7 +3,6 @@
 import asyncio
 import random
 import sys
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ from penstock.records.offer import Offer
 from penstock.redis.connect import connect
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, digest, index_bytes
-from penstock.workers.weights.fetch.fetcher import Fetcher
+from penstock.workers.weights.download import Download
 from tests.integration import play
 
 TOKEN = "t" * 32
-RANGE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,9 @@ def owner_of(redis_url: str, keys: Keys) -> Owner:
         return Owner(keys, play.join(client, keys).gen)
 
 
-def forge(client: redis.Redis, keys: Keys, thing: str, offer: Offer) -> None:
-    """Put an offer there that no owner said, for so long that it needs not be said anew."""
-    client.set(keys.relay(thing), offer.to_bytes(), px=10**6)
-    client.zadd(keys.relay_names, {thing: time.time() * 1000 + 10**6})
+def forge(client: redis.Redis, keys: Keys, offer: Offer) -> None:
+    """Write an offer that no owner made, for so long that it need not be renewed."""
+    client.set(keys.offer("policy", offer.version, offer.index), offer.to_bytes(), px=10**6)
 
 
 def config_of(
@@ -89,7 +86,7 @@ def config_of(
     **serving: Any,
 ) -> Config:
     """Of a part whose machine has ``folder``."""
-    base = {"enabled": True, "token": TOKEN, "range_bytes": RANGE_BYTES, "stall_s": 1.0}
+    base = {"enabled": True, "token": TOKEN, "stall_s": 1.0}
     if (trainer or {}).get("transport") != "delta":
         base["folder"] = folder / "fetched"
     return Config.model_validate(
@@ -107,12 +104,12 @@ def config_of(
 
 
 def main() -> None:
-    """Fetch one version: REDIS_URL RUN FOLDER NAME VERSION INDEX; prints what came from whom."""
-    url, run, folder, name, version, index = sys.argv[1:]
+    """Fetch one version: REDIS_URL RUN FOLDER VERSION INDEX; prints the number of received bytes."""
+    url, run, folder, version, index = sys.argv[1:]
     keys = Keys(run)
-    with closing(Fetcher(config_of(url, keys, Path(folder)), keys, name)) as fetcher:
-        path = asyncio.run(fetcher.fetch(int(version), index))
-        print(path, fetcher.from_trainer, fetcher.from_peers, flush=True)
+    with closing(Download(config_of(url, keys, Path(folder)), keys)) as download:
+        path = asyncio.run(download.fetch(int(version), index))
+        print(path, download.num_bytes, flush=True)
 
 
 if __name__ == "__main__":

@@ -195,14 +195,13 @@ def whole(
 def offer(
     client: redis.Redis,
     keys: Keys,
-    thing: str,
     record: Offer,
     *,
     ttl_ms: int = scripts.OFFER_MS,
     owner: str = "owner-1",
     gen: int = 0,
 ) -> str:
-    call = scripts.relay_offer(keys, "actor", thing, record, owner=owner, gen=gen, ttl_ms=ttl_ms)
+    call = scripts.offer_weights(keys, "actor", MODEL, record, owner=owner, gen=gen, ttl_ms=ttl_ms)
     return run(client, call)
 
 

@@ -18,10 +18,6 @@ SMALLEST = {
     ),
     "buffer": (["--samples", "1000", "--count", "2"], ["cut_slowdown", "ingest_per_s", "bytes_per_sample"]),
     "balance": ([], ["seconds", "imbalance"]),
-    "relay": (
-        ["--workers", "3", "--megabytes", "4", "--rounds", "1"],
-        ["sent_times", "seconds_last", "seconds_last_direct"],
-    ),
     "rewards": (
         ["--checks", "3", "--quick", "20", "--hang-checks", "11", "--rate", "20", "--pairs", "2"],
         ["pool_overhead_p50_ms", "jail_adds_p50_ms", "hangs_p50_ratio", "hangs_p99_ratio", "hangs_p99_null"],

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
-from penstock.workers.weights import machine_lock
-from penstock.workers.weights.fetch import fetcher as fetcher_module
-from penstock.workers.weights.fetch import partial
-from penstock.workers.weights.fetch.progress import Progress
-from penstock.workers.weights.fetch.store import Store
+from penstock.workers.weights import download, machine_lock
+from penstock.workers.weights.download import Progress
+from penstock.workers.weights.fetched_versions import FetchedVersions
 from tests.integration.fetch_parts import Version
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
 
@@ -35,14 +33,14 @@ async def test_I9_what_is_here_waits_for_nobody_who_fetches(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
-    trainer, has = play.trainer(), play.worker("has", machine="m")
+    trainer, has = play.trainer(), play.worker("m")
     trainer.offer(version.number, version.index, version.folder)
     path = await fetched(has, version)
     with others_fetch(play, "m"):
         assert await fetched(has, version) == path
         has.close()  # as where all workers of the machine are started again
-        assert await fetched(play.worker("proves", machine="m"), version) == path
-        assert trainer.server.sent_bytes == version.num_bytes
+        assert await fetched(play.worker("m"), version) == path
+        assert has.num_bytes == version.num_bytes
 
 
 async def test_what_is_spoilt_here_is_fetched_again_by_who_has_the_lock(
@@ -50,23 +48,23 @@ async def test_what_is_spoilt_here_is_fetched_again_by_who_has_the_lock(
 ) -> None:
     monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
     play.trainer().offer(version.number, version.index, version.folder)
-    first = play.worker("first", machine="m")
+    first = play.worker("m")
     path = await fetched(first, version)
     first.close()
     (path / "config.json").write_text("{ }")
-    worker = play.worker("second", machine="m")
+    worker = play.worker("m")
     with others_fetch(play, "m"), pytest.raises(PublishError, match="process 4711 of this machine holds"):
         await fetched(worker, version)
     assert version.is_at(await fetched(worker, version))
 
 
-@pytest.mark.parametrize("where", ["Partial", "make_room", "prove"])
+@pytest.mark.parametrize("where", ["prepare", "make_room", "differing"])
 async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     play.trainer().offer(version.number, version.index, version.folder)
-    first, second, progress = play.worker("first", machine="m"), play.worker("second", machine="m"), Progress()
-    of: Any = {"Partial": fetcher_module, "make_room": Store, "prove": partial}[where]
+    first, second, progress = play.worker("m"), play.worker("m"), Progress()
+    of: Any = FetchedVersions if where == "make_room" else download
     inside, may_go_on, real = threading.Event(), threading.Event(), getattr(of, where)
 
     def slow(*arguments: Any) -> Any:

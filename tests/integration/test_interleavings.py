@@ -205,12 +205,13 @@ class RandomPlay:
 
     def offered(self) -> None:
         """The newest version is offered, once more, or by a trainer that was rewound: then nothing changes."""
-        thing, late = f"policy:v{self.version:08d}-{'a' * 32}", self.gen > 0 and self.random.random() < 0.3
-        before = self.client.get(self.keys.relay(thing))
-        record = Offer(f"http://{'late' if late else 'h'}:1", self.version, "a" * 32, 10, [["f", 10]], bytes(16))
-        said = play.offer(self.client, self.keys, thing, record, gen=self.gen - late)
+        late = self.gen > 0 and self.random.random() < 0.3
+        key = self.keys.offer("policy", self.version, "a" * 32)
+        before = self.client.get(key)
+        record = Offer(f"http://{'late' if late else 'h'}:1", self.version, "a" * 32)
+        said = play.offer(self.client, self.keys, record, gen=self.gen - late)
         assert said == ("owner" if late else "offered")
-        assert self.client.get(self.keys.relay(thing)) == (before if late else record.to_bytes())
+        assert self.client.get(key) == (before if late else record.to_bytes())
 
     def checkpointed(self) -> None:
         n = self.random.randint(max(0, self.cursor - 2), self.cursor + 1)
@@ -368,24 +369,21 @@ def test_T16_a_folder_is_told_of_by_who_announced_it_and_after_that(client: redi
     assert scripts.read_all_whole(client, keys, play.MODEL)[2].path == "/new"
 
 
-def test_T1_an_object_is_offered_by_the_owner_alone(client: redis.Redis, keys: Keys) -> None:
+def test_T1_a_version_is_offered_by_the_owner_alone(client: redis.Redis, keys: Keys) -> None:
     """A trainer that was taken over must not say where, and what, its successor's versions are."""
-    thing = "policy:v00000001-" + "a" * 32
-    mine, theirs = (Offer(url, 1, "a" * 32, 10, [["f", 10]], bytes(16)) for url in ("http://old:1", "http://new:1"))
-    assert play.offer(client, keys, thing, mine, owner="old") == "owner", "nobody has a subscription yet"
+    mine, theirs = (Offer(url, 1, "a" * 32) for url in ("http://old:1", "http://new:1"))
+    assert play.offer(client, keys, mine, owner="old") == "owner", "nobody has a subscription yet"
     play.subscribe(client, keys)
     assert play.join(client, keys, owner="old").mine
-    assert [play.offer(client, keys, thing, mine, owner="old") for _ in range(2)] == ["offered", "offered"]
+    assert [play.offer(client, keys, mine, owner="old") for _ in range(2)] == ["offered", "offered"]
     client.delete(keys.owner("actor"))
     gen = play.join(client, keys, owner="new").gen
-    assert play.offer(client, keys, thing, theirs, owner="old") == "owner"
-    assert client.get(keys.relay(thing)) == mine.to_bytes(), "until it ends"
+    assert play.offer(client, keys, theirs, owner="old") == "owner"
+    assert client.get(keys.offer("policy", 1, "a" * 32)) == mine.to_bytes(), "until it ends"
     rewound = run(client, scripts.rewind(keys, "actor", owner="new", gen=gen, n=0, model=play.MODEL))
-    assert play.offer(client, keys, thing, theirs, owner="new", gen=gen) == "owner", "of an earlier generation"
-    assert play.offer(client, keys, thing, theirs, owner="new", gen=rewound.gen) == "offered"
-    assert play.offer(client, keys, "policy:other", mine, owner="old") == "owner"
-    assert client.get(keys.relay(thing)) == theirs.to_bytes()
-    assert client.zrange(keys.relay_names, 0, -1) == [thing.encode()]
+    assert play.offer(client, keys, theirs, owner="new", gen=gen) == "owner", "of an earlier generation"
+    assert play.offer(client, keys, theirs, owner="new", gen=rewound.gen) == "offered"
+    assert client.get(keys.offer("policy", 1, "a" * 32)) == theirs.to_bytes()
 
 
 def test_T16_folders_are_forgotten_with_their_publications(client: redis.Redis, keys: Keys) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import redis
 
-from penstock.consumers.weights.http.serving import Serving
+from penstock.consumers.weights.static_files import StaticFiles
 from penstock.protocol.waits import PublishedWaiting, read_waits
 from penstock.records.causes import WeightsFetched
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
-from penstock.workers.weights.fetch.fetcher import Fetcher
-from penstock.workers.weights.fetch.nearby import Nearby
+from penstock.workers.services import Tally
+from penstock.workers.weights.copies import Here
 from tests.integration.fetch_parts import config_of, make_version, owner_of
 from tests.integration.worker_play import until
 
@@ -30,12 +30,14 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
     waiting = PublishedWaiting(client, keys, "worker:w:weights")
     with (
         closing(
-            Serving(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
-        ) as serving,
-        closing(Fetcher(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w")) as fetcher,
+            StaticFiles(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
+        ) as files,
+        closing(Here(config_of(redis_server.url, keys, tmp_path / "w"), keys, waiting, Tally())) as nearby,
+        closing(
+            Here(config_of(redis_server.url, keys, tmp_path / "w", enabled=False), keys, waiting, Tally())
+        ) as without,
     ):
-        nearby, without = Nearby(fetcher, waiting), Nearby(None, waiting)
-        serving.offer(1, version.index, version.folder)
+        files.offer(1, version.index, version.folder)
         assert await nearby.of(seen) is seen
         assert await without.of(unseen) is unseen
         found = await nearby.of(unseen)
@@ -50,18 +52,19 @@ async def test_I8_whoever_is_waited_for_is_named(
     version = make_version(tmp_path / "published")
     unseen = Publication("policy", 1, "disk", "/not/on/this/machine", index=version.index)
     (tmp_path / "w" / "fetched").mkdir(parents=True)
+    waiting = PublishedWaiting(client, keys, "worker:w:weights")
     with (
         closing(
-            Serving(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
-        ) as serving,
-        closing(Fetcher(config_of(redis_server.url, keys, tmp_path / "w"), keys, "w")) as fetcher,
+            StaticFiles(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
+        ) as files,
+        closing(Here(config_of(redis_server.url, keys, tmp_path / "w"), keys, waiting, Tally())) as here,
         (tmp_path / "w" / "fetched" / ".lock").open("w") as lock,
     ):
-        serving.offer(1, version.index, version.folder)
+        files.offer(1, version.index, version.folder)
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("4711")
         lock.flush()
-        coming = asyncio.create_task(Nearby(fetcher, PublishedWaiting(client, keys, "worker:w:weights")).of(unseen))
+        coming = asyncio.create_task(here.of(unseen))
         fetched = WeightsFetched(1, folder=str(tmp_path / "w" / "fetched"), process=4711)
         await until(lambda: [wait.cause for wait in read_waits(client, keys)] == [fetched])
         lock.close()

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.records.offer import Offer
 from penstock.system.disk import free_bytes
 from penstock.weights.delta_store import DeltaStore
-from penstock.workers.weights.fetch.partial import Partial
+from penstock.workers.weights import fetched_versions
 from penstock.workers.weights.local_copies import LocalCopies
 from tests.integration.fetch_parts import make_version
 from tests.integration.small_disk import SmallDisk, small_disk
@@ -46,14 +45,17 @@ async def test_a_version_for_which_there_is_no_room_takes_none(play: Play, tmp_p
     assert free_bytes(disk.path) == before
 
 
-def test_a_disk_that_fills_while_room_is_taken_is_not_left_full(small_disk: Disks) -> None:
-    """As a quota does, of which nobody is told before."""
-    disk = small_disk("w", 8)
+async def test_a_disk_that_fills_meanwhile_is_not_left_full(
+    play: Play, tmp_path: Path, small_disk: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a quota fills, which is not known before."""
+    disk, trainer = small_disk("w", 8), play.trainer()
     before = free_bytes(disk.path)
-    files = [["a", 5_000_000], ["b", 5_000_000]]
-    offer = Offer("http://h:1", 1, "c" * 32, 5_000_000, files, bytes(2 * 16))
-    with pytest.raises(OSError, match="No space left"):
-        Partial(disk.path / "half", offer)
+    monkeypatch.setattr(fetched_versions, "free_bytes", lambda folder: 2**40)
+    worker, version = play.worker("w"), make_version(tmp_path / "published", num_bytes=10_000_000)
+    trainer.offer(1, version.index, version.folder)
+    with pytest.raises(PublishError, match=r"cannot be kept in .*: there is no room"):
+        await fetched(worker, version)
     assert free_bytes(disk.path) == before
 
 

@@ -28,7 +28,7 @@ from penstock.records.codec import copy_plain
 from penstock.records.job import Job, JobFailure
 from penstock.records.sample import Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
-from penstock.weights.http.server import BAD_REQUESTS
+from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Draw, Draws
 from penstock.workers.hooks.open_calls import called

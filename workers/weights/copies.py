@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.waits import Waiting
-from penstock.records.causes import Cause, CopyMade
+from penstock.records.causes import Cause, CopyMade, WeightsFetched
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.weights.delta_store import DeltaStore
 from penstock.weights.file_errors import is_folder
+from penstock.weights.index import read_index
 from penstock.workers.services import Tally
-from penstock.workers.weights.fetch.fetcher import Fetcher
-from penstock.workers.weights.fetch.nearby import Nearby
+from penstock.workers.weights.download import LOOK_S, Download, Progress
 
 if TYPE_CHECKING:
     from penstock.workers.weights.local_copies import LocalCopies
@@ -124,22 +124,44 @@ def _cause_of(exc: Exception) -> Cause | None:
 
 
 class Here:
-    """Provide the folders of publications on this machine for one worker. Raises ConfigError as ``Fetcher``."""
+    """Provide the folders of publications on this machine for one worker. Raises ConfigError as ``Download``."""
 
-    def __init__(self, config: Config, keys: Keys, worker: str, waiting: Waiting, tally: Tally) -> None:
-        self._fetcher = Fetcher(config, keys, worker) if config.serving.enabled else None
+    def __init__(self, config: Config, keys: Keys, waiting: Waiting, tally: Tally) -> None:
+        self._download = Download(config, keys) if config.serving.enabled else None
         self._copies = Copies(config, waiting, tally)
-        self._nearby = Nearby(self._fetcher, waiting)
+        self._waiting = waiting
 
     async def of(self, publication: Publication) -> Publication:
         """Return the publication with a path on this machine. Waits for the folder; the engine keeps running.
 
-        Raises PublishError if it cannot be made or fetched.
+        Raises PublishError if it cannot be made or downloaded.
         """
-        return await self._nearby.of(await self._copies.of(publication))
+        publication = await self._copies.of(publication)
+        if self._download is None or not publication.index or await asyncio.to_thread(_has_index, publication):
+            return publication
+        progress = Progress(WeightsFetched(publication.version))
+        coming = asyncio.ensure_future(self._download.fetch(publication.version, publication.index, progress))
+        try:
+            while not coming.done():
+                self._waiting.blocked_on(progress.cause)
+                await asyncio.wait([coming], timeout=LOOK_S)
+        finally:
+            coming.cancel()
+        path = coming.result()
+        self._waiting.end()
+        return replace(publication, path=str(path))
 
     def close(self) -> None:
-        """Stop fetching and serving, and release all holds. Blocks briefly."""
+        """Stop downloading, and release all holds. Blocks briefly."""
         self._copies.close()
-        if self._fetcher is not None:
-            self._fetcher.close()
+        if self._download is not None:
+            self._download.close()
+
+
+def _has_index(publication: Publication) -> bool:
+    """Return whether the path has this version; an earlier run may have left another one there. Blocks."""
+    try:
+        read_index(Path(publication.path), publication.index)
+    except PublishError:
+        return False
+    return True

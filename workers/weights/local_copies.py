@@ -30,7 +30,7 @@ from penstock.weights.delta_format import WeightsFolder, apply_delta, checked_na
 from penstock.weights.delta_store import DeltaStore
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
-from penstock.workers.weights.fetch.store import Hold, size_of
+from penstock.workers.weights.fetched_versions import Hold, size_of
 from penstock.workers.weights.file_hashes import is_whole, prove
 from penstock.workers.weights.machine_lock import Stopped, alone_in, locks
 

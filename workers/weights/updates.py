@@ -102,7 +102,7 @@ class Updates:
             instead=self._instead,
         )
         #: Fetches folders to this machine, or makes them from deltas.
-        self.here = Here(services.config, services.keys, services.worker, waiting, services.tally)
+        self.here = Here(services.config, services.keys, waiting, services.tally)
         #: Folders that may be written after their announcement.
         self.folders = Folders(
             services.keys,

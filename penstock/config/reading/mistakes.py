@@ -206,6 +206,7 @@ ABSENT = {
     "weight_decay": "it is 0.01, as AdamW has it",
     "warmup_ratio": "set trainer.warmup_steps",
     "logging_steps": "every step is written to steps.jsonl",
+    "range_bytes": "it was removed; serving.fetches says how many files are fetched at once",
     "parameter_server_gpus": "the transport checkpoint_engine was removed; see trainer.transport",
 }
 

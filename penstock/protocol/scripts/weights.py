@@ -1,8 +1,6 @@
 """State of weights: completed folders, offers over HTTP, and which worker loads which version."""
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
 from penstock.records.codec import count_of, name_in, number_in, unpack_map
@@ -13,125 +11,28 @@ from penstock.records.record import readable
 from penstock.redis.call import Call, Value, script, text, version_field
 from penstock.redis.commands import AsyncClient, Client
 
-# Verbs of the relay: workers fetch the ranges of an object from each other, and ranges that none has from its
-# trainer.
-#
-# An object is named ``MODEL:OBJECT`` here, ``OBJECT`` by the digest of its index (penstock/weights/http/blobs.py).
-
 #: Time to live of an offer, and interval of its renewal; in ms, and in seconds.
 OFFER_MS, OFFER_EVERY_S = 30_000, 5.0
-#: Likewise for the ranges of a worker.
-HAVE_MS, HAVE_EVERY_S = 12_000, 3.0
-#: Time to live of a claim that its worker does not renew.
-CLAIM_MS = 10_000
-#: Most names of objects that are read: a trainer offers a few dozen.
-MAX_NAMES = 4096
-#: Most peers of an object that are read.
-MAX_PEERS = 256
-#: Most bytes of a claim that are read.
-_CLAIM_BYTES = 1024
 
 
-def relay_offer(
-    keys: Keys, sub: str, thing: str, offer: Offer, *, owner: str, gen: int, ttl_ms: int = OFFER_MS
+def offer_weights(
+    keys: Keys, sub: str, model: str, offer: Offer, *, owner: str, gen: int, ttl_ms: int = OFFER_MS
 ) -> Call[str]:
-    """Offer an object for ``ttl_ms``: offered | owner (the subscription is not the caller's)."""
-    args: list[Value] = [keys.prefix, owner, gen, offer.to_bytes(), ttl_ms, thing]
-    return Call(script("relay_offer"), [keys.relay(thing), keys.relay_names, keys.sub(sub)], args, text)
+    """Offer a version over HTTP for ``ttl_ms``: offered | owner (the subscription is not the caller's)."""
+    args: list[Value] = [keys.prefix, owner, gen, offer.to_bytes(), ttl_ms]
+    return Call(script("offer_weights"), [keys.offer(model, offer.version, offer.index), keys.sub(sub)], args, text)
 
 
-def relay_have(
-    keys: Keys,
-    thing: str,
-    worker: str,
-    url: str,
-    bitmap: bytes,
-    *,
-    claim: int = -1,
-    ttl_ms: int = HAVE_MS,
-    claim_ms: int = CLAIM_MS,
-) -> Call[int]:
-    """Report the ranges of a worker; all its claims but ``claim`` end.
-
-    Args:
-        bitmap: the first range is the highest bit of the first byte.
-    """
-    names = [keys.relay_peers(thing), keys.relay_have(thing, worker), *keys.relay_slots(thing)]
-    args: list[Value] = [keys.prefix, worker, url, bitmap, ttl_ms, claim, claim_ms]
-    return Call(script("relay_have"), names, args, int)
-
-
-def relay_claim(
-    keys: Keys, thing: str, worker: str, num_ranges: int, *, wanted: int = -1, claim_ms: int = CLAIM_MS
-) -> Call[int]:
-    """Claim a range that this worker may fetch from the trainer; -1: none is free. Repeating it returns the same range.
-
-    Args:
-        wanted: a range that its peers have and failed to send.
-    """
-    names = [keys.relay(thing), keys.relay_peers(thing), *keys.relay_slots(thing), keys.relay_taken(thing)]
-    args: list[Value] = [keys.prefix, thing, worker, claim_ms, num_ranges, wanted]
-    return Call(script("relay_claim"), names, args, int)
-
-
-def bitmap_bytes(num_ranges: int) -> int:
-    """Return the size of the bitmap of an object's ranges."""
-    return -(-num_ranges // 8)
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A worker that has ranges of an object."""
-
-    url: str
-    bitmap: bytes
-
-
-async def read_peers(client: AsyncClient, keys: Keys, thing: str, num_ranges: int) -> dict[str, Peer]:
-    """Read the peers of an object by worker, at most ``MAX_PEERS``, chosen at random. Two round trips.
-
-    Raises:
-        ProtocolError: a worker's name cannot be read. redis' errors.
-    """
-    found = await client.hrandfield(keys.relay_peers(thing), MAX_PEERS)
-    workers = [name_in(name, "A peer") for name in found]
-    if not workers:
-        return {}
-    pipe = client.pipeline(transaction=False)
-    pipe.hmget(keys.relay_peers(thing), workers)
-    for worker in workers:
-        pipe.getrange(keys.relay_have(thing, worker), 0, bitmap_bytes(num_ranges) - 1)
-    urls, *bitmaps = await pipe.execute()
-    peers = zip(workers, urls, bitmaps, strict=True)
-    return {worker: Peer(url.decode(errors="replace"), bitmap) for worker, url, bitmap in peers if url and bitmap}
-
-
-async def read_claims(client: AsyncClient, keys: Keys, thing: str) -> list[tuple[str, int]]:
-    """Read (worker, range) of each slot of the trainer that is taken; -1 if it is invalid. Raises redis' errors."""
-    pipe = client.pipeline(transaction=False)
-    for slot in keys.relay_slots(thing):
-        pipe.getrange(slot, 0, _CLAIM_BYTES - 1)
-    found = [data.decode(errors="replace") for data in await pipe.execute() if data]
-    claims = [re.fullmatch(r"(.*) (\d{1,9})", one, re.DOTALL) for one in found]
-    return [(one[1], int(one[2])) if one else (data, -1) for one, data in zip(claims, found, strict=True)]
-
-
-async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | None:
-    """Read the offer of an object; None if it ended. Raises ProtocolError if it is invalid."""
-    data = await client.get(keys.relay(thing))
+async def read_offer(client: AsyncClient, keys: Keys, model: str, version: int, index: str) -> Offer | None:
+    """Read the offer of a version; None if it ended. Raises ProtocolError if it is invalid."""
+    data = await client.get(keys.offer(model, version, index))
     if data is None:
         return None
-    offer = Offer.from_bytes(data, f"the offer of {thing}")
-    if thing.rpartition("-")[2] != offer.index:
-        raise ProtocolError(f"The offer of {thing} is of another index: no trainer writes it so.")
+    what = f"The offer of version {version}"
+    offer = Offer.from_bytes(data, what)
+    if (offer.version, offer.index) != (version, index):
+        raise ProtocolError(f"{what} is of another version or index: no trainer writes it so.")
     return offer
-
-
-async def read_names(client: AsyncClient, keys: Keys, model: str) -> list[str]:
-    """Read the objects of a model that are offered, or were until half a minute ago. Raises redis' errors."""
-    found = await client.zrange(keys.relay_names, -MAX_NAMES, -1)
-    before = f"{model}:".encode()
-    return [name.removeprefix(before).decode(errors="replace") for name in found if name.startswith(before)]
 
 
 def whole(keys: Keys, sub: str, *, owner: str, gen: int, model: str, told: Whole) -> Call[str]:

@@ -17,9 +17,7 @@ OF_THE_RUN = {
 }  # fmt: skip
 OF_A_SUBSCRIPTION = frozenset(("batches", "columns", "columns_lost", "agree", "sub", "owner", "trained"))
 OF_A_JOB = frozenset(("group", "meta", "partial", "payload", "side"))
-MUST_EXPIRE = frozenset(
-    ("column", "orders", "relay", "relay_names", "relay_peers", "relay_have", "relay_slot", "relay_taken")
-)
+MUST_EXPIRE = frozenset(("column", "orders", "offer"))
 
 #: Growth that is no leak: bytes for each job done (its bit, rounded up well), and in all.
 BYTES_PER_JOB, BYTES_IN_ALL = 16, 256 * 1024

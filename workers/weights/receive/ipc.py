@@ -12,7 +12,7 @@ from penstock.errors import EngineDied
 from penstock.names import new_token
 from penstock.system.processes import is_loopback
 from penstock.text import redact
-from penstock.weights.http.server import BAD_REQUESTS
+from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.weights.receive.arrival import Arrival
 from penstock.workers.weights.receive.receiver import Receiver
 

@@ -134,6 +134,10 @@ def refused(path: Path, *overrides: str) -> str:
             "trainer.parameter_server_gpus=[0]",
             "remove it: the transport checkpoint_engine was removed; see trainer.transport.",
         ),
+        (
+            "serving.range_bytes=1048576",
+            "remove it: it was removed; serving.fetches says how many files are fetched at once.",
+        ),
         ("rollout.update_weights_bucket_megabytes=512", "here it is trainer.bucket_bytes."),
         ("rollout.partial_rollout=true", "here it is worker.apply (in_place and abort continue generated prefixes)."),
         ("use_rollout_routing_replay=true", "here it is rollout.sides: [routed_experts]."),

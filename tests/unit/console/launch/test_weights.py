@@ -32,7 +32,7 @@ def check_weights(made: Config, *, claims: bool = False) -> None:
 
 def test_what_can_work_is_fine_and_nothing_is_made(tmp_path: Path) -> None:
     check_weights(config(tmp_path))
-    check_weights(config(tmp_path, store=str(tmp_path / "there" / "deltas"), serving={"enabled": True}))
+    check_weights(config(tmp_path, store=str(tmp_path / "there" / "deltas")))
     check_weights(config(tmp_path, store="memory://deltas"))
     assert list(tmp_path.iterdir()) == []
 
@@ -40,21 +40,21 @@ def test_what_can_work_is_fine_and_nothing_is_made(tmp_path: Path) -> None:
 def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     tls = {"tls_cert": str(tmp_path / "c.pem"), "tls_key": str(tmp_path / "k.pem")}
     with pytest.raises(ConfigError, match=r"serving\.tls_cert .*c\.pem and .* cannot be used .*No such file"):
-        check_weights(config(tmp_path, serving={"enabled": True, **tls}))
+        check_weights(config(tmp_path, transport="disk", serving={"enabled": True, **tls}))
     check_weights(config(tmp_path, serving={"enabled": False, **tls}))
 
 
 def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
     host = "192.0.2.1"  # of documentation (RFC 5737)
     with pytest.raises(ConfigError, match=rf"serving\.host {host} cannot be listened on \(.+\): give an address of th"):
-        check_weights(config(tmp_path, serving={"enabled": True, "host": host}))
+        check_weights(config(tmp_path, transport="disk", serving={"enabled": True, "host": host}))
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"serving\.port {port} cannot be listened on .*: give another"):
-            check_weights(config(tmp_path, serving={"enabled": True, "port": port}))
+            check_weights(config(tmp_path, transport="disk", serving={"enabled": True, "port": port}))
 
 
 @pytest.mark.parametrize(
@@ -121,18 +121,12 @@ def test_a_folder_of_weights_that_cannot_be_written_is_told_why(
         check_weights(made)
 
 
-@pytest.mark.parametrize("key", ["metrics", "serving"])
-def test_one_port_for_all_parts_of_a_machine_is_refused(tmp_path: Path, key: str) -> None:
-    of = {"serving": {"enabled": True}}
-    check_ports(config(tmp_path, **of))
-    check_ports(config(tmp_path, **of | {key: of.get(key, {}) | {"port": 0}}))
-    one_port = config(tmp_path, **of | {key: of.get(key, {}) | {"port": 9100}})
-    with pytest.raises(ConfigError, match=rf"{key}\.port is 9100, and penstock run starts several parts"):
-        check_ports(one_port)
-    if key == "serving":
-        check_ports(one_port, {"worker"})
-        check_ports(one_port, {"trainer"})
-        check_ports(config(tmp_path, serving={"enabled": False, "port": 9100}))
+def test_one_port_for_the_metrics_of_all_parts_of_a_machine_is_refused(tmp_path: Path) -> None:
+    check_ports(config(tmp_path))
+    check_ports(config(tmp_path, metrics={"port": 0}))
+    check_ports(config(tmp_path, transport="disk", serving={"enabled": True, "port": 9100}))
+    with pytest.raises(ConfigError, match=r"metrics\.port is 9100, and penstock run starts several parts"):
+        check_ports(config(tmp_path, metrics={"port": 9100}))
 
 
 @pytest.mark.parametrize("key", ["delta_store", "weights_dir"])

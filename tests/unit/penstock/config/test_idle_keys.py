@@ -74,9 +74,9 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"hooks": {"rewards": "m:f"}},
     ),
     (
-        {"trainer": {"transport": "delta"}, "serving": {"enabled": True, "max_bytes": 10**9}},
-        r"serving\.max_bytes is of versions that are fetched whole, .* as worker\.copies_bytes says",
-        {"trainer": {"transport": "delta"}, "serving": {"enabled": True}, "worker": {"copies_bytes": 10**9}},
+        {"trainer": {"transport": "delta"}, "serving": {"enabled": True}},
+        r"with trainer\.transport delta workers read trainer\.delta_store: give a folder or URL that they see",
+        {"trainer": {"transport": "delta"}, "worker": {"copies_bytes": 10**9}},
     ),
     (
         {"worker": {"copies_dir": "/copies"}},
@@ -159,9 +159,9 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"hooks": {"generate": "m:f"}},
     ),
     (
-        {"serving": {"host": "0.0.0.0", "range_bytes": 2**20}},
-        r"host, range_bytes say how weights are served, and enabled is not set: set it",
-        {"serving": {"host": "0.0.0.0", "range_bytes": 2**20, "enabled": False}},
+        {"serving": {"host": "0.0.0.0", "fetches": 8}},
+        r"fetches, host say how weights are served, and enabled is not set: set it",
+        {"serving": {"host": "0.0.0.0", "fetches": 8, "enabled": False}},
     ),
     (
         {"serving": {"port": 8080}},

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.records.offer import Offer
-from penstock.workers.weights.fetch.partial import Partial
-from penstock.workers.weights.fetch.store import Store
+from penstock.workers.weights.download import prepare
+from penstock.workers.weights.fetched_versions import FetchedVersions
 from penstock.workers.weights.machine_lock import alone_in
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.workers.weights.test_local_copies import copies_of, get
@@ -31,7 +30,7 @@ async def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
     line = Line(tmp_path)
     line.publish(1)
     get(copies_of(line), line, 1)
-    async with Store(fetched, 2**20).fetching(print):
+    async with FetchedVersions(fetched, 2**20).fetching(print):
         pass
     assert [modes(fetched), modes(copies)] == [["700", "600"], ["700", "600"]]
 
@@ -49,7 +48,7 @@ async def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> 
     with pytest.raises(PublishError, match="is a link, and must be a file of penstock's"):
         copies_of(line, "a").get(line.announced)
     with pytest.raises(PermissionError, match="is a link"):
-        async with Store(tmp_path / "c", 2**20).fetching(print):
+        async with FetchedVersions(tmp_path / "c", 2**20).fetching(print):
             pytest.fail("it went on")
     with pytest.raises(PermissionError, match="is a link"), alone_in(tmp_path / "c" / ".lock"):
         pytest.fail("it went on")
@@ -60,9 +59,15 @@ def test_a_link_in_the_place_of_what_is_fetched_deletes_no_file(tmp_path: Path) 
     theirs = tmp_path / "checkpoints"
     (theirs / "step_9000").mkdir(parents=True)
     (theirs / "notes").touch()
-    at = Store(tmp_path, 2**20).temporary("v1")
+    at = FetchedVersions(tmp_path, 2**20).temporary("v1")
     at.symlink_to(theirs)
-    Partial(at, Offer("http://127.0.0.1:1", 1, "a" * 32, 10, [["f", 10]], bytes(16)))
+    prepare(at, {"f": 10})
     assert sorted(os.listdir(theirs)) == ["notes", "step_9000"]
     assert not at.is_symlink()
-    assert os.listdir(at) == ["f"]
+    (at / "link").symlink_to(theirs / "step_9000")
+    (at / "folder").mkdir()
+    (at / "f").write_bytes(b"12345678901")  # longer than it may be
+    (at / "other").touch()
+    prepare(at, {"f": 10, "link": 0, "folder": 0})
+    assert os.listdir(at) == []
+    assert sorted(os.listdir(theirs)) == ["notes", "step_9000"]

@@ -9,17 +9,16 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.records.causes import LockHolderStalled, WeightsDiskFull, WeightsFetched, WeightsOverLimit
-from penstock.workers.weights import machine_lock
-from penstock.workers.weights.fetch import store as store_module
-from penstock.workers.weights.fetch.progress import Progress
-from penstock.workers.weights.fetch.store import Hold, Store
+from penstock.workers.weights import fetched_versions, machine_lock
+from penstock.workers.weights.download import Progress
+from penstock.workers.weights.fetched_versions import FetchedVersions, Hold
 
 
 async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
-    store, progress, lock = Store(tmp_path, 2**20), Progress(), tmp_path / ".lock"
+    store, progress, lock = FetchedVersions(tmp_path, 2**20), Progress(), tmp_path / ".lock"
     with lock.open("w") as held:  # and nobody says so
         held.write("4711")
         held.flush()
@@ -38,7 +37,7 @@ async def test_I8_a_worker_that_stands_still_in_a_fetch_is_named_and_not_waited_
 
 
 def test_what_is_being_deleted_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, path = Store(tmp_path, 2**20), tmp_path / "v1"
+    store, path = FetchedVersions(tmp_path, 2**20), tmp_path / "v1"
     path.mkdir()
     held = Hold(path)
     assert not store.remove(path), "it is used"
@@ -71,12 +70,12 @@ def test_what_was_deleted_before_it_was_held_is_not_held(tmp_path: Path, monkeyp
 
 def test_weights_that_do_not_fit_carry_the_limit_as_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that `penstock why` names the key to raise, not a version to publish again."""
-    store = Store(tmp_path, 100)
+    store = FetchedVersions(tmp_path, 100)
     with pytest.raises(PublishError, match=r"more than serving\.max_bytes") as caught:
         store.make_room("v2", 101)
     assert caught.value.cause == WeightsOverLimit("serving.max_bytes", str(tmp_path), 101, 0)
 
-    monkeypatch.setattr(store_module, "free_bytes", lambda folder: 7)
+    monkeypatch.setattr(fetched_versions, "free_bytes", lambda folder: 7)
     with pytest.raises(PublishError, match="no room for more than 7 on the disk") as caught:
         store.make_room("v2", 99)
     assert caught.value.cause == WeightsDiskFull(str(tmp_path), 99, 7)

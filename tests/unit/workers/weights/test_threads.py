@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.workers.weights.fetch.fetcher import to_its_end
+from penstock.workers.weights.download import to_thread_shielded
 
 
 def refuse(what: str) -> int:
@@ -13,9 +13,9 @@ def refuse(what: str) -> int:
 
 
 async def test_it_gives_and_raises_what_the_work_does() -> None:
-    assert await to_its_end(int, "7") == 7
+    assert await to_thread_shielded(int, "7") == 7
     with pytest.raises(ValueError, match="no"):
-        await to_its_end(refuse, "no")
+        await to_thread_shielded(refuse, "no")
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -30,7 +30,7 @@ async def test_who_is_cancelled_ends_with_the_work_however_often(fails: bool) ->
         if fails:
             raise ValueError("no")
 
-    task = asyncio.create_task(to_its_end(work))
+    task = asyncio.create_task(to_thread_shielded(work))
     await begun.wait()
     for _ in range(2):
         task.cancel()

@@ -1,25 +1,23 @@
 """Who has the token gets ranges of what is announced; nobody gets anything else, and nobody holds the server."""
 
 import contextlib
-import errno
-import http.client
 import logging
 import os
 import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from penstock.config import ServingConfig
+from penstock.consumers.weights.static_files import FileServer, announced_sizes
 from penstock.errors import ConfigError, PublishError
-from penstock.weights.http.blobs import FileBlob, Read, files_of
-from penstock.weights.http.server import WeightsServer
-from tests.unit.penstock.weights.http.serving_parts import BYTES, OBJECT, TOKEN, ask, serving
+from penstock.weights.index import INDEX_FILE, digest, index_bytes
+from tests.integration.fetch_parts import make_version
+from tests.unit.consumers.weights.serving_parts import BYTES, OBJECT, TOKEN, ask, serving
 
 
 @pytest.fixture
@@ -50,7 +48,6 @@ def test_a_range_is_the_bytes_that_were_asked_for(folder: Path, span: str | None
     assert (found, body) == (status, wanted)
     if status == 206:
         assert headers["Content-Range"].endswith(f"/{len(BYTES)}")
-        assert server.sent_bytes == len(wanted)
 
 
 def test_head_says_how_long_a_file_is(folder: Path) -> None:
@@ -96,14 +93,35 @@ def test_other_methods_are_refused(folder: Path) -> None:
             assert ask(server, f"/{OBJECT}/weights.index", method=method)[0] == 405
 
 
-def test_a_folder_with_a_link_or_a_folder_in_it_is_not_served(folder: Path) -> None:
-    (folder / "link").symlink_to(folder.parent / "secret")
-    with pytest.raises(PublishError, match="'link' in it is no plain file"):
-        files_of(folder)
-    (folder / "link").unlink()
-    (folder / "inner").mkdir()
-    with pytest.raises(PublishError, match="'inner' in it is no plain file"):
-        files_of(folder)
+@pytest.mark.parametrize("how", ["link", "folder", "missing", "size", "index", "hidden"])
+def test_a_folder_that_is_not_what_its_index_says_is_not_served(tmp_path: Path, how: str) -> None:
+    version = make_version(tmp_path)
+    file, index = version.folder / "config.json", version.index
+    if how == "size":
+        file.write_text("{ }")
+    elif how == "index":
+        (version.folder / INDEX_FILE).write_bytes(b"another")
+    elif how == "hidden":
+        (version.folder / ".hidden").write_bytes(b"x")
+        data = index_bytes([], {".hidden": 0}, {".hidden": 1})
+        (version.folder / INDEX_FILE).write_bytes(data)
+        index = digest(data)
+    else:
+        file.unlink()
+    if how == "link":
+        file.symlink_to(version.folder / "LICENSE (é, 50%41 #1?).txt")
+    elif how == "folder":
+        file.mkdir()
+    with pytest.raises(PublishError, match=r"is not what its index says|not the index that was announced"):
+        announced_sizes(1, index, version.folder)
+
+
+def test_what_the_index_does_not_name_is_not_served(tmp_path: Path) -> None:
+    version = make_version(tmp_path)
+    (version.folder / "optimizer.pt").write_bytes(b"secret")
+    sizes = announced_sizes(1, version.index, version.folder)
+    assert sum(sizes.values()) == version.num_bytes
+    assert "optimizer.pt" not in sizes
 
 
 def test_a_file_that_became_a_link_or_another_one_is_not_served(folder: Path) -> None:
@@ -117,22 +135,16 @@ def test_a_file_that_became_a_link_or_another_one_is_not_served(folder: Path) ->
         assert ask(server, f"/{OBJECT}/model.safetensors")[0] == 404
 
 
-def test_what_is_taken_off_the_shelf_is_gone(folder: Path) -> None:
+def test_compressed_files_that_were_not_announced_are_not_served(folder: Path) -> None:
+    """aiohttp serves FILE.gz to clients that accept it."""
     with serving(folder) as server:
-        server.shelf.remove(OBJECT)
-        assert ask(server, f"/{OBJECT}/weights.index")[0] == 404
-        assert server.shelf.names() == []
+        (folder / "weights.index.gz").write_bytes(b"secret")
+        assert ask(server, f"/{OBJECT}/weights.index", **{"Accept-Encoding": "gzip, br"})[0] == 406
+        assert ask(server, f"/{OBJECT}/weights.index", **{"Accept-Encoding": "identity"})[2] == b"index"
+        assert ask(server, f"/{OBJECT}/weights.index.gz")[0] == 404
 
 
-def test_bytes_that_are_not_here_yet_are_not_served(folder: Path) -> None:
-    with serving() as server:
-        path = folder / "model.safetensors"
-        server.shelf.put(OBJECT, {"half": FileBlob(path, len(BYTES), lambda _, end: end <= 100)})
-        assert ask(server, f"/{OBJECT}/half", span="0-99")[2] == BYTES[:100]
-        assert ask(server, f"/{OBJECT}/half", span="0-100")[0] == 404
-
-
-def connected(server: WeightsServer) -> socket.socket:
+def connected(server: FileServer) -> socket.socket:
     at = urlsplit(server.url)
     return socket.create_connection((at.hostname, at.port), timeout=30)
 
@@ -156,12 +168,12 @@ def test_who_has_not_shown_the_token_makes_room(folder: Path) -> None:
         assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
 
         assert all(map(ends, held[:-2])), "the oldest first"
-        assert len(server._places) <= 3
+        assert len(server.connections.open) <= 3
         held[-1].sendall(f"Authorization: Bearer {TOKEN}\r\n\r\n".encode())
         assert held[-1].recv(12) == b"HTTP/1.1 200"
 
 
-def test_who_has_shown_the_token_stays_and_its_place_is_free_again(tmp_path: Path) -> None:
+def test_connections_with_the_token_stay_and_a_new_one_waits_for_a_free_place(tmp_path: Path) -> None:
     size = 256 * 1024**2
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
@@ -172,16 +184,17 @@ def test_who_has_shown_the_token_stays_and_its_place_is_free_again(tmp_path: Pat
             one.sendall(f"GET /{OBJECT}/large HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
             assert one.recv(1)
         with connected(server) as third:
-            assert ends(third)
-        assert len(server._places) == 2
-        held.pop().close()
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
-                break
-            except ConnectionError:
-                assert time.monotonic() < deadline
+            third.sendall(
+                f"GET /{OBJECT}/weights.index HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            third.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                third.recv(1)
+            assert len(server.connections.open) == 2
+            held.pop().close()
+            third.settimeout(30)
+            assert third.recv(12) == b"HTTP/1.1 200"
+        assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
         held.pop().close()
 
 
@@ -207,15 +220,14 @@ def test_a_client_that_takes_nothing_is_cut(tmp_path: Path, caplog: pytest.LogCa
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
     with serving(stall_s=0.5) as server, connected(server) as slow:
-        server.shelf.put(OBJECT, {"large": FileBlob(tmp_path / "large", size)})
+        server.versions[OBJECT] = tmp_path, {"large": size}
         slow.sendall(f"GET /{OBJECT}/large HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         assert slow.recv(1)
         deadline = time.monotonic() + 30
-        while len(server._places) and time.monotonic() < deadline:
+        while len(server.connections.open) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not len(server._places)
+        assert not len(server.connections.open)
         assert ends(slow)
-        assert server.sent_bytes < size
     assert "Traceback" not in caplog.text
 
 
@@ -255,25 +267,9 @@ def test_a_mistake_of_our_own_is_logged(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(folder) as server:
-        monkeypatch.setattr(server, "_find", lambda path: 1 / 0)
+        monkeypatch.setattr(server, "versions", None)
         assert ask(server, f"/{OBJECT}/weights.index")[0] == 500
-    assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_disk_that_fails_while_a_file_is_sent_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Torn(FileBlob):
-        @contextlib.contextmanager
-        def opened(self) -> Iterator[Read]:
-            def read(start: int, num_bytes: int) -> bytes:
-                raise OSError(errno.EIO, "Input/output error")
-
-            yield read
-
-    with serving() as server:
-        server.shelf.put(OBJECT, {"torn": Torn(folder / "weights.index", 5)})
-        with pytest.raises(http.client.IncompleteRead):
-            ask(server, f"/{OBJECT}/torn")
-    assert f"/{OBJECT}/torn is not served to its end: [Errno 5] Input/output error" in caplog.text
+    assert "AttributeError" in caplog.text
 
 
 def test_the_token_is_in_no_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -302,7 +298,7 @@ def test_tls_is_spoken_where_a_certificate_is_named(folder: Path, tmp_path: Path
 
 def test_what_cannot_be_listened_on_is_a_sentence(tmp_path: Path) -> None:
     with serving() as server, pytest.raises(ConfigError, match=r"serving\.port \d+ cannot be listened on"):
-        WeightsServer(ServingConfig(enabled=True, port=urlsplit(server.url).port or 0), TOKEN)
+        FileServer(ServingConfig(enabled=True, port=urlsplit(server.url).port or 0), TOKEN)
     with pytest.raises(ConfigError, match=r"serving\.tls_cert .* cannot be used"):
-        WeightsServer(ServingConfig(enabled=True, tls_cert=tmp_path / "no", tls_key=tmp_path / "no"), TOKEN)
+        FileServer(ServingConfig(enabled=True, tls_cert=tmp_path / "no", tls_key=tmp_path / "no"), TOKEN)
     assert os.listdir(tmp_path) == []

@@ -1,19 +1,25 @@
-"""Manage the folder of fetched versions that the workers of this machine share: locks, holds, deletion."""
+"""Manage the folder of fetched versions that the workers of this machine share: locks, holds, room on the disk."""
 
 import asyncio
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.records.causes import WeightsDiskFull, WeightsOverLimit
 from penstock.system.disk import free_bytes, own_file, own_folder, remove_whole
-from penstock.weights.http.blobs import is_object
+from penstock.weights.serving import is_object
+from penstock.workers.weights.file_hashes import prove
 from penstock.workers.weights.machine_lock import Holder, locks, telling
 
+log = logging.getLogger(__name__)
+
+#: Versions that one engine may have to read: the loaded one, and the next.
+HELD = 2
 #: Prefix of the folder of a fetch in progress.
 FETCHING = ".fetching-"
 _GONE, _LOCK = ".gone-", ".lock"
@@ -27,8 +33,6 @@ class Hold:
     def __init__(self, path: Path) -> None:
         """Hold a folder. Raises OSError if it does not exist, or is being deleted."""
         self.path = path
-        #: Object names under which it is served, the newest last; a tick adds one.
-        self.names: list[str] = []
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -44,15 +48,51 @@ class Hold:
             self._handle = -1
 
 
-class Store:
-    """Store fetched versions under ``folder``, at most ``max_bytes``."""
+class FetchedVersions:
+    """Keep fetched versions under ``folder``, at most ``max_bytes``, for one worker."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
+        #: Versions that the engine may read, the last one held at the end.
+        self._holds: list[Hold] = []
 
-    def path(self, name: str) -> Path:
-        return self.folder / name
+    def hold(self, path: Path) -> None:
+        """Hold a version, and the one that was held before it. Raises OSError if it is being deleted."""
+        hold = next((one for one in self._holds if one.path == path), None) or Hold(path)
+        self._holds = [*(one for one in self._holds if one is not hold), hold]
+        while len(self._holds) > HELD:
+            self._holds.pop(0).close()
+
+    def close(self) -> None:
+        """Release all versions."""
+        while self._holds:
+            self._holds.pop().close()
+
+    def find(self, index: str, *, repairs: bool) -> Path | None:
+        """Return a version fetched before, also under another number (a tick), that passes verification, and hold it.
+
+        Blocks for the disk.
+
+        Args:
+            repairs: delete a damaged one, for a caller that holds the lock; else it is skipped.
+
+        Raises:
+            PublishError: it is damaged, and another engine may read it. OSError: a disk error.
+        """
+        for path in self.of_index(index):
+            try:
+                with closing(Hold(path)):
+                    if not any(hold.path == path for hold in self._holds):
+                        prove(path, index)
+                    self.hold(path)
+                    return path
+            except (PublishError, OSError) as exc:
+                if repairs:
+                    log.warning("%s is fetched again: %s", path.name, exc)
+                    if not self.remove(path):
+                        raise
+        return None
 
     def of_index(self, index: str) -> list[Path]:
         """Return the complete versions with this digest of their index, the newest first.

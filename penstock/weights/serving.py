@@ -1,16 +1,96 @@
-"""Token of a run, which every request for its weights must present, and TLS contexts."""
+"""What a trainer that serves weights over HTTP shares with workers that download them: names, token, TLS, a thread."""
 
+import asyncio
+import concurrent.futures
 import contextlib
 import hmac
+import logging
 import os
+import re
 import secrets
 import ssl
+import threading
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 from penstock.config import Config
 from penstock.config.serving import ServingConfig, is_token
 from penstock.errors import ConfigError
+from penstock.system.disk import MAX_NAME_BYTES
 from penstock.text import MASK, know
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: Name of a version's folder, on the server and on machines that fetched it.
+_OBJECT = re.compile(r"v\d{8,20}-[0-9a-f]{32}")
+
+
+def object_name(version: int, index: str) -> str:
+    """Return the name under which a version is served and stored; it has the digest of its index."""
+    return f"v{version:08d}-{index}"
+
+
+def is_object(name: str) -> bool:
+    return _OBJECT.fullmatch(name) is not None
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a version may have a file of this name: no path, not hidden."""
+    # A printable name has no lone surrogates and can be encoded.
+    is_plain = name.isprintable() and name[:1] not in ("", ".") and not {"/", "\\"} & {*name}
+    return is_plain and len(name.encode()) <= MAX_NAME_BYTES
+
+
+#: Longest wait for cancelled tasks to end.
+END_S = 5.0
+
+
+class LoopThread:
+    """Run coroutines in a thread until ``close``."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        """Start a coroutine in the thread. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel running tasks and end the thread. Blocks for at most twice ``END_S``."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(2 * END_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=END_S))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+
+class BadRequests(logging.LoggerAdapter[logging.Logger]):
+    """Log malformed requests and lost clients at level DEBUG, everything else unchanged."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        from aiohttp.http_exceptions import HttpProcessingError  # the console runs without aiohttp
+
+        is_theirs = isinstance(kwargs.get("exc_info"), HttpProcessingError | ConnectionError | TimeoutError)
+        super().log(logging.DEBUG if is_theirs else level, msg, *args, **kwargs)
+
+
+#: ``logger`` of a server.
+BAD_REQUESTS = BadRequests(log, {})
 
 
 def server_context(config: ServingConfig) -> ssl.SSLContext | None:

@@ -9,7 +9,7 @@ import pytest
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.text import MASK, redact
-from penstock.weights.http.token import TOKEN_FILE, is_authorized, token_of
+from penstock.weights.serving import TOKEN_FILE, is_authorized, token_of
 
 
 def config_in(folder: Path, **serving: object) -> Config:

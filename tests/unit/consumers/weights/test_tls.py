@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.config import ServingConfig
+from penstock.consumers.weights.static_files import FileServer
 from penstock.errors import ConfigError
-from penstock.weights.http.server import WeightsServer
-from penstock.weights.http.token import server_context
-from tests.unit.penstock.weights.http.serving_parts import OBJECT, TOKEN, ask, serving
+from penstock.weights.serving import server_context
+from tests.unit.consumers.weights.serving_parts import OBJECT, TOKEN, ask, serving
 
 PATIENCE_S = 10.0
 
@@ -38,12 +38,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def connected(server: WeightsServer) -> socket.socket:
+def connected(server: FileServer) -> socket.socket:
     at = urlsplit(server.url)
     return socket.create_connection((at.hostname, at.port), timeout=PATIENCE_S)
 
 
-def answers(server: WeightsServer, context: ssl.SSLContext) -> None:
+def answers(server: FileServer, context: ssl.SSLContext) -> None:
     """Wait for a free place, and be served."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -65,7 +65,7 @@ def test_a_connection_counts_before_its_tls_is_agreed_on(folder: Path, pair: tup
         for one in held[:-1]:
             with contextlib.suppress(ConnectionError):
                 assert one.recv(1) == b"", "the oldest make room"
-        assert len(server._places) <= 2
+        assert len(server.connections.open) <= 2
 
 
 def test_who_goes_in_the_middle_leaves_a_free_place(folder: Path, pair: tuple[Path, Path]) -> None:

@@ -1,1 +1,0 @@
-"""Published versions over HTTP: the trainer's side."""

@@ -1,0 +1,349 @@
+"""Serve the folders of announced versions over HTTP, from a thread of the trainer.
+
+    offer(version) ─> its index is the announced one ─> its files can be requested ─> verb offer_weights, repeatedly
+
+GET and HEAD of ``/OBJECT/FILE``, with ranges, for clients with the run's token; no other files can be requested. A
+connection carries one request, and is closed if the client does not present the token, or does not read, for
+``serving.stall_s``.
+
+Training does not wait for it, and its failures do not fail a publication.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from aiohttp import web
+
+from penstock.config import Config
+from penstock.config.serving import ServingConfig, cannot_listen, host_in_url
+from penstock.errors import PenstockError, PublishError
+from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, offer_weights
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
+from penstock.redis.control import AsyncControl
+from penstock.text import format_exc, redact
+from penstock.weights.index import INDEX_FILE, read_index
+from penstock.weights.serving import (
+    BAD_REQUESTS,
+    LoopThread,
+    is_authorized,
+    is_file_name,
+    is_object,
+    object_name,
+    server_context,
+    token_of,
+)
+
+log = logging.getLogger(__name__)
+
+#: Most versions offered at once, the newest ones.
+KEPT = 8
+#: Longest head of a request.
+HEAD_BYTES = 8 * 1024
+#: Longest wait for the port.
+START_S = 10.0
+#: Pause after a failed accept, for instance without a free file handle.
+AGAIN_S = 0.1
+#: ``SO_MAX_PACING_RATE`` of Linux: the kernel limits the rate of a socket, in bytes per second.
+_MAX_PACING_RATE = 47
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class FileServer:
+    """Serve files from a thread until ``close``.
+
+    Args:
+        token: the run's (``token_of``).
+        bytes_per_s: rate limit of all connections together; None: unlimited.
+
+    Raises:
+        ConfigError: the address cannot be bound, or its TLS settings are invalid.
+    """
+
+    def __init__(self, config: ServingConfig, token: str, bytes_per_s: int | None = None) -> None:
+        #: Name of a version -> its folder, and the bytes of each file; changed in the thread only.
+        self.versions: dict[str, tuple[Path, Mapping[str, int]]] = {}
+        self._token, tls = token, server_context(config)
+        self.thread = LoopThread("weights-files")
+        try:
+            port = self.thread.submit(self._start(config, tls, bytes_per_s)).result(START_S)
+        except OSError as exc:
+            self.thread.close()
+            raise cannot_listen("serving", config.host, config.port, exc) from exc
+        #: URL for clients, without a trailing slash.
+        self.url = f"{'http' if tls is None else 'https'}://{host_in_url(config.host, config.reached_at)}:{port}"
+        log.info("weights are served at %s", self.url)
+
+    def close(self) -> None:
+        """Close the server and all connections. Blocks briefly."""
+        self.thread.close()
+
+    async def _start(self, config: ServingConfig, tls: ssl.SSLContext | None, bytes_per_s: int | None) -> int:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listening = socket.create_server(found[0][4], family=found[0][0])
+        listening.setblocking(False)
+        # Inherited by its connections: one whose client reads nothing for so long is closed.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.stall_s * 1000))
+        self.connections = _Connections(self._answer, config, bytes_per_s)
+        self._accepting = loop.create_task(self.connections.accept(listening, tls))
+        return int(listening.getsockname()[1])
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await self._respond(request)
+        response.force_close()
+        return response
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not is_authorized(request.headers.get("Authorization"), self._token):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
+        self.connections.keep(request.protocol)
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        if request.headers.get("Accept-Encoding", "identity") != "identity":
+            return web.Response(status=406)  # FileResponse would look for compressed files, which were not announced
+        # The path as received, without normalization: only names of announced files are found.
+        _, name, file = request.path.split("/") if request.path.count("/") == 2 else ("", "", "")
+        folder, sizes = self.versions.get(name, (Path(), {}))
+        if file not in sizes:
+            return web.Response(status=404)
+        if not await asyncio.to_thread(_is_plain, folder / file, sizes[file]):
+            log.warning("%s is not served: it is not the file any more that was announced", folder / file)
+            return web.Response(status=404)
+        return web.FileResponse(folder / file, headers={"Content-Type": "application/octet-stream"})
+
+
+class _Connection(NamedTuple):
+    plain: socket.socket
+    #: Ends with the TLS handshake.
+    connecting: "asyncio.Task[None]"
+    #: Closes the connection, unless it presents the token before.
+    timer: asyncio.TimerHandle
+    has_token: bool = False
+
+
+class _Connections(web.Server):
+    """Accept at most ``max_connections``: the oldest without the token is closed for a new one; else that waits."""
+
+    def __init__(self, answer: Answer, config: ServingConfig, bytes_per_s: int | None) -> None:
+        super().__init__(
+            answer,
+            handler_cancellation=True,
+            access_log=None,
+            logger=BAD_REQUESTS,
+            lingering_time=0.0,
+            max_line_size=HEAD_BYTES,
+            max_field_size=HEAD_BYTES,
+        )
+        self._config, self._bytes_per_s = config, bytes_per_s
+        #: The oldest first.
+        self.open: dict[web.RequestHandler, _Connection] = {}
+        self._has_ended = asyncio.Event()
+
+    async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Accept connections; each counts from the start of its TLS handshake."""
+        loop, stall_s = asyncio.get_running_loop(), self._config.stall_s
+        with listening:
+            while True:
+                try:
+                    plain, _ = await loop.sock_accept(listening)
+                except OSError as exc:
+                    log.warning("failed to accept a connection: %s", exc)
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                await self._make_room()
+                handler: web.RequestHandler = self()
+                connecting = loop.create_task(self._connect(handler, plain, tls))
+                self.open[handler] = _Connection(plain, connecting, loop.call_later(stall_s, self.close, handler))
+                self._share_rate()
+
+    async def _make_room(self) -> None:
+        while len(self.open) >= self._config.max_connections:
+            if (oldest := next((one for one, about in self.open.items() if not about.has_token), None)) is not None:
+                self.close(oldest)
+            else:
+                self._has_ended.clear()
+                await self._has_ended.wait()
+
+    async def _connect(self, handler: web.RequestHandler, plain: socket.socket, tls: ssl.SSLContext | None) -> None:
+        shake_s = None if tls is None else self._config.stall_s
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: handler, plain, ssl=tls, ssl_handshake_timeout=shake_s
+            )
+        except BaseException as exc:
+            plain.close()
+            self._forget(handler)
+            if not isinstance(exc, OSError):
+                raise
+
+    def keep(self, handler: web.RequestHandler) -> None:
+        """Let a connection that presented the token stay until it ends."""
+        if (one := self.open.get(handler)) is not None:
+            one.timer.cancel()
+            self.open[handler] = one._replace(has_token=True)
+
+    def close(self, handler: web.RequestHandler) -> None:
+        """Close a connection at once."""
+        if (one := self._forget(handler)) is not None:
+            one.connecting.cancel()
+        if handler.transport is not None:
+            handler.transport.abort()
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if handler not in self.open:
+            transport.abort()  # closed during the handshake
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self._forget(handler)
+        super().connection_lost(handler, exc)
+
+    def _forget(self, handler: web.RequestHandler) -> _Connection | None:
+        if (one := self.open.pop(handler, None)) is not None:
+            one.timer.cancel()
+            self._has_ended.set()
+            self._share_rate()
+        return one
+
+    def _share_rate(self) -> None:
+        """Divide ``trainer.serve_bytes_per_s`` among the open connections."""
+        if self._bytes_per_s is not None:
+            each = min(max(1, self._bytes_per_s // max(1, len(self.open))), 2**31 - 1)
+            for one in self.open.values():
+                with suppress(OSError):  # it is being closed
+                    one.plain.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, each)
+
+
+class Owner(Protocol):
+    """Identify the offering process and its subscription, whose generation may rise while it serves."""
+
+    keys: Keys
+    name: str
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def gen(self) -> int: ...
+
+
+class StaticFiles:
+    """Serve versions of one model until ``close``.
+
+    Args:
+        config: with ``redis.url`` set and ``serving.enabled``.
+        owner: of the subscription that publishes; nothing is offered while another trainer has it.
+
+    Raises:
+        ConfigError: the address cannot be bound, there is no token, or the TLS settings are invalid.
+    """
+
+    def __init__(self, config: Config, owner: Owner) -> None:
+        assert config.redis.url is not None
+        self._owner, self._is_owner, self._model = owner, True, config.model.name
+        self._control = AsyncControl(config.redis.url)
+        self._offers: dict[str, Offer] = {}
+        self._turn = asyncio.Lock()
+        self.server = FileServer(config.serving, token_of(config), config.trainer.serve_bytes_per_s)
+        self._renewing = self.server.thread.submit(self._renew_forever())
+
+    @classmethod
+    def of(cls, config: Config, owner: Owner) -> "StaticFiles | None":
+        """Make the server if ``serving.enabled`` is set; raises the errors of the class."""
+        return cls(config, owner) if config.serving.enabled else None
+
+    def offer(self, version: int, index: str, folder: Path) -> None:
+        """Serve an announced version, in the background. Returns at once; errors are logged.
+
+        Args:
+            index: digest of its ``weights.index``.
+        """
+        self.server.thread.submit(self._offer(version, index, folder))
+
+    def close(self) -> None:
+        """Stop serving and close all connections. Blocks briefly."""
+        self.server.close()
+
+    async def _offer(self, version: int, index: str, folder: Path) -> None:
+        async with self._turn:
+            try:
+                sizes = await asyncio.to_thread(announced_sizes, version, index, folder)
+                name = object_name(version, index)
+                self._offers.pop(name, None)
+                self._offers[name] = Offer(self.server.url, version, index)
+                self.server.versions[name] = folder, sizes
+                await self._announce(self._offers[name])
+                for old in list(self._offers)[:-KEPT]:
+                    await self._withdraw(old)
+            except (PenstockError, OSError, ValueError) as exc:  # a path with a NUL is the last
+                _warn(exc)
+
+    async def _renew_forever(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(OFFER_EVERY_S)
+                try:
+                    async with self._turn:
+                        for name, offer in list(self._offers.items()):
+                            is_present = await asyncio.to_thread(_exists, self.server.versions[name][0])
+                            await (self._announce(offer) if is_present else self._withdraw(name))
+                except PenstockError as exc:
+                    _warn(exc)
+        finally:
+            with suppress(Exception):
+                await self._control.close()
+
+    async def _withdraw(self, name: str) -> None:
+        """Stop serving a version; requests that have opened a file may continue."""
+        del self.server.versions[name]
+        await self._announce(self._offers.pop(name), ttl_ms=1)
+
+    async def _announce(self, offer: Offer, ttl_ms: int = OFFER_MS) -> None:
+        by = self._owner
+        call = offer_weights(by.keys, by.name, self._model, offer, owner=by.owner, gen=by.gen, ttl_ms=ttl_ms)
+        was, self._is_owner = self._is_owner, await self._control.call(call) == "offered"
+        if was and not self._is_owner:
+            log.warning("weights over HTTP: nothing is offered while another trainer has subscription %r", by.name)
+
+
+def announced_sizes(version: int, index: str, folder: Path) -> dict[str, int]:
+    """Return the bytes of the files that the announced index names, and its own; raise PublishError, OSError."""
+    if not is_object(object_name(version, index)):
+        raise PublishError(f"version {version} is not offered: {index!r:.100} is no digest of an index.")
+    sizes = read_index(folder, index).sizes
+    sizes = {**sizes, INDEX_FILE: (folder / INDEX_FILE).lstat().st_size}
+    for name, size in sizes.items():
+        if not is_file_name(name) or not _is_plain(folder / name, size):
+            raise PublishError(f"version {version} is not offered: {name!r:.100} is not what its index says.")
+    return sizes
+
+
+def _is_plain(path: Path, size: int) -> bool:
+    """Return whether this is a file of so many bytes, and no link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
+def _exists(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except OSError as exc:
+        return not isinstance(exc, FileNotFoundError)  # a network file system may recover
+    return True
+
+
+def _warn(exc: Exception) -> None:
+    log.warning("weights over HTTP: %s", redact(str(exc) if isinstance(exc, PenstockError) else format_exc(exc)))

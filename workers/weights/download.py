@@ -1,0 +1,414 @@
+"""Download versions whose folder a worker cannot access from their trainer over HTTP, in a thread of its own.
+
+    on this machine? ─no─> wait for an offer ─> lock ─> index ─> room ─> files in parallel ─> verify ─> rename
+
+    FOLDER/v00000042-DIGEST/              a complete version, never changed
+    FOLDER/.fetching-v00000042-DIGEST/    a download in progress, which the next one of this version resumes
+                                          each file has the bytes that came so far, and the rest is requested
+
+Only the announced digest proves the index, and only the index proves files: an offer gives nothing but an address.
+"""
+
+import asyncio
+import io
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, ParamSpec, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from penstock.config import Config
+from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.scripts import OFFER_EVERY_S, read_offer
+from penstock.records.causes import VersionNotServed, WeightsFetched
+from penstock.records.keys import Keys
+from penstock.records.offer import Offer
+from penstock.records.publication import Publication
+from penstock.redis.control import AsyncControl
+from penstock.system.disk import fsync, is_full, remove
+from penstock.text import format_exc
+from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, WeightsIndex, digest, index_in
+from penstock.weights.serving import LoopThread, client_context, is_file_name, is_object, object_name, token_of
+from penstock.workers.weights.fetched_versions import FetchedVersions
+from penstock.workers.weights.file_hashes import differing
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+#: Reads the offer of a version.
+Look = Callable[[], Awaitable[Offer | None]]
+
+#: Longest wait for the offer of a published version, and polling interval.
+OFFER_WAIT_S, LOOK_S = 120.0, 0.2
+#: A download fails if no bytes arrive for this long, or if its version was not offered for ``GONE_S``; received bytes
+#: are kept. A restarted Redis has no offers for a while.
+GIVE_UP_S, GONE_S = 60.0, 3 * OFFER_EVERY_S
+#: Pause after a failed request.
+AGAIN_S = 0.5
+#: Bytes of one request, after which others may have the connection, and of one read.
+REQUEST_BYTES, CHUNK_BYTES = 64 * 1024**2, 256 * 1024
+#: Times that a file with wrong bytes is fetched.
+ATTEMPTS = 2
+
+_URL = re.compile(r"(https?)://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+
+# Remedies, for error messages.
+_BE_RUNNING = "check that its trainer is running"
+_SAME_TOKEN = (
+    "give every part the same (serving.token, or the file weights.token of the run's folder where that is not set)"
+)
+_KNOWN_CERTIFICATE = "set serving.tls_ca to what its certificate is signed with, and serving.reached_at to its name"
+
+
+async def to_thread_shielded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run as ``asyncio.to_thread``, but raise a cancellation only when the work has ended, so that locks stay held."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        working.exception()  # marks it as retrieved
+        raise cancelled
+    return working.result()
+
+
+@dataclass(slots=True)
+class Progress:
+    """Hold the progress of one download: written by the thread that downloads, read by any."""
+
+    #: The version that is fetched, and the cause of the wait.
+    cause: WeightsFetched = field(default_factory=lambda: WeightsFetched(0))
+
+    def blocked_on(self, **fields: Any) -> None:
+        """Set the cause of the wait, as fields of ``WeightsFetched``; no fields: not waiting."""
+        self.cause = WeightsFetched(self.cause.version, **fields)
+
+
+class Download:
+    """Download versions for one worker, until ``close``.
+
+    Args:
+        config: with ``redis.url`` set and ``serving.enabled``.
+
+    Raises:
+        ConfigError: there is no token, or the TLS settings are invalid.
+    """
+
+    def __init__(self, config: Config, keys: Keys) -> None:
+        assert config.redis.url is not None
+        self._config, self._keys, self._model, self._token = config.serving, keys, config.model.name, token_of(config)
+        self._url = config.redis.url
+        self._tls = client_context(config.serving)
+        #: The versions on this machine.
+        self.versions = FetchedVersions(config.serving.folder or config.run_dir / "fetched", config.serving.max_bytes)
+        #: Bytes received so far.
+        self.num_bytes = 0
+        self._thread = LoopThread("weights-download")
+
+    async def fetch(self, version: int, index: str, progress: Progress | None = None) -> Path:
+        """Return the folder of a version on this machine; download it if missing. May be awaited in any event loop.
+
+        A version that exists here is returned without waiting for other workers' downloads. It is not deleted until
+        two others were requested. Received bytes are kept if this is cancelled or killed, and a later call resumes.
+
+        Args:
+            index: digest of its index, from the publication.
+            progress: updated during the download.
+
+        Raises:
+            PublishError: the index is no digest, or the version is not offered, cannot be fetched in time, is not the
+                announced one, or does not fit on the disk.
+        """
+        return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index, progress or Progress())))
+
+    def close(self) -> None:
+        """Stop downloading, and release all versions. Blocks briefly."""
+        self._thread.close()
+        self.versions.close()
+
+    async def _fetch(self, version: int, index: str, progress: Progress) -> Path:
+        if not is_object(object_name(version, index)):
+            # It comes from Redis and is used as a path on this machine.
+            raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
+        control = AsyncControl(self._url)
+        try:
+            if (path := await to_thread_shielded(self.versions.find, index, repairs=False)) is not None:
+                return path
+            look = partial(control.do, lambda client: read_offer(client, self._keys, self._model, version, index))
+            await self._await_offer(control, look, version, progress)
+            async with self.versions.fetching(progress.blocked_on):
+                path = await to_thread_shielded(self.versions.find, index, repairs=True)
+                return path or await self._download(look, version, index, progress)
+        except OSError as exc:
+            why = "there is no room" if is_full(exc) else format_exc(exc)
+            raise PublishError(f"version {version} cannot be kept in {self.versions.folder}: {why}.") from exc
+        except ProtocolError as exc:
+            raise PublishError(str(exc)) from exc
+        finally:
+            await control.close()
+
+    async def _await_offer(self, control: AsyncControl, look: Look, version: int, progress: Progress) -> None:
+        """Wait for an offer, without the lock of this machine. Raises PublishError."""
+        deadline = time.monotonic() + OFFER_WAIT_S
+        while await look() is None:
+            progress.blocked_on(step="offer")
+            if await self._is_superseded(control, version):
+                raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
+            if time.monotonic() > deadline:
+                raise PublishError(
+                    f"version {version} is not offered over HTTP: set serving.enabled for its trainer too, or publish "
+                    "to a folder that this machine sees.",
+                    VersionNotServed(version),
+                )
+            await asyncio.sleep(LOOK_S)
+
+    async def _is_superseded(self, control: AsyncControl, version: int) -> bool:
+        key = self._keys.weights(self._model)
+        entries = await control.do(lambda client: client.xrevrange(key, count=1))
+        newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "the newest publication") if entries else None
+        return newest is not None and newest.version > version
+
+    async def _download(self, look: Look, version: int, index: str, progress: Progress) -> Path:
+        """Download a version and hold it; the caller holds the lock of this machine."""
+        config, name = self._config, object_name(version, index)
+        began, before = time.monotonic(), self.num_bytes
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.stall_s, sock_read=config.stall_s),
+            connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=self._tls or True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=CHUNK_BYTES,
+        ) as session:
+            scheme = "http" if self._tls is None else "https"
+            source = _Source(session, scheme, name, version, look, self._count, asyncio.Semaphore(config.fetches))
+            progress.blocked_on(step="index")
+            data = await source.index(index)
+            record = index_in(data, f"the index of version {version}")
+            sizes = _checked_sizes(record, version)
+            await to_thread_shielded(self.versions.make_room, name, sum(sizes.values()) + len(data))
+            folder = self.versions.temporary(name)
+            try:
+                await self._receive(source, folder, record, index, progress)
+                path = self.versions.folder / name
+                await to_thread_shielded(_finish, folder, data, path)
+            except (PublishError, OSError) as exc:
+                if is_full(exc) or not any(file.stat().st_size for file in folder.glob("*")):
+                    await to_thread_shielded(remove, folder)  # the disk is not left full
+                raise
+        self.versions.hold(path)
+        took_s = time.monotonic() - began
+        log.info("version %d fetched in %.2f s: %s bytes", version, took_s, f"{self.num_bytes - before:,}")
+        return path
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+
+    async def _receive(
+        self, source: "_Source", folder: Path, record: WeightsIndex, index: str, progress: Progress
+    ) -> None:
+        """Receive what is missing of all files, until they have the checksums of the index.
+
+        Raises:
+            PublishError: they do not come, or are other ones. OSError: a disk error.
+        """
+        for _ in range(ATTEMPTS):
+            await to_thread_shielded(prepare, folder, record.sizes)
+            tasks = [asyncio.create_task(source.file(folder / name, size)) for name, size in record.sizes.items()]
+            try:
+                while not all(task.done() for task in tasks):
+                    progress.blocked_on(missing=_missing(folder, record.sizes), size=sum(record.sizes.values()))
+                    done, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
+                    for task in done:
+                        task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                progress.blocked_on()
+            if not (wrong := await to_thread_shielded(differing, folder, record.files, index)):
+                return
+            log.warning("%s is fetched again: %s differ from the index", folder.name, ", ".join(wrong[:8]))
+            for name in wrong:
+                (folder / name).unlink()
+        raise PublishError(
+            f"version {source.version} cannot be fetched: {wrong[0]} is not the file that its index names; publish it "
+            "again."
+        )
+
+
+def prepare(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Make the folder of a download, and delete what cannot be the beginning of a file. Raises OSError."""
+    if folder.is_symlink():
+        folder.unlink()  # do not delete files in its target
+    folder.mkdir(exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.is_symlink() or not entry.is_file() or entry.stat().st_size > sizes.get(entry.name, -1):
+            remove(entry)
+
+
+def _missing(folder: Path, sizes: Mapping[str, int]) -> int:
+    """Return the number of bytes that are missing."""
+    return sum(sizes.values()) - sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _finish(folder: Path, index: bytes, target: Path) -> None:
+    """Add the index, sync all files, and rename the folder to ``target``, which is new. Raises OSError."""
+    (folder / INDEX_FILE).write_bytes(index)
+    for path in (*sorted(folder.iterdir()), folder):
+        fsync(path)
+    folder.rename(target)
+    fsync(target.parent)
+
+
+def _checked_sizes(record: WeightsIndex, version: int) -> dict[str, int]:
+    """Return the bytes of each file of a version but its index. Raises PublishError."""
+    if record.sizes.keys() != record.files.keys():
+        raise PublishError(
+            f"the index of version {version} does not say how large its files are, as an earlier penstock wrote it: "
+            "publish again."
+        )
+    for name, size in record.sizes.items():
+        if not is_file_name(name) or name == INDEX_FILE or type(size) is not int or not 0 <= size < 2**50:
+            raise PublishError(f"the index of version {version} has an invalid file {name!r:.100}: publish again.")
+    return record.sizes
+
+
+class _Failed(Exception):
+    """A request failed; the message says why."""
+
+    def __init__(self, why: str, remedy: str = _BE_RUNNING) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
+class _Source:
+    """Request files of one version from its trainer, which may restart at another address.
+
+    Args:
+        name: of the version, as the server knows it.
+        look: reads the offer of the version.
+        count: called with the number of bytes that arrived.
+        turns: bounds the files requested at once.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        scheme: str,
+        name: str,
+        version: int,
+        look: Look,
+        count: Callable[[int], None],
+        turns: asyncio.Semaphore,
+    ) -> None:
+        self.version = version
+        self._session, self._scheme, self._name, self._look, self._count = session, scheme, name, look, count
+        self._turns, self._url = turns, ""
+        #: Times at which bytes arrived last, and the version was offered (monotonic, s).
+        self._came_at = self._offered_at = time.monotonic()
+
+    async def index(self, wanted: str) -> bytes:
+        """Return the bytes of the index with the digest ``wanted``. Raises PublishError."""
+        received = io.BytesIO()
+        while not await self._request(INDEX_FILE, 0, None, received):
+            received = io.BytesIO()
+        if digest(received.getvalue()) != wanted:
+            raise PublishError(
+                f"version {self.version} cannot be fetched: its trainer sends another index than was announced; "
+                "publish it again."
+            )
+        return received.getvalue()
+
+    async def file(self, path: Path, size: int) -> None:
+        """Append to a file what is missing; retry failures.
+
+        Raises:
+            PublishError: no bytes arrived for ``GIVE_UP_S``, or the version is no longer offered. OSError.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        async with self._turns:
+            with os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0) as file:
+                while (start := os.fstat(file.fileno()).st_size) < size:
+                    await self._request(path.name, start, min(start + REQUEST_BYTES, size), file)
+
+    async def _request(self, file: str, start: int, end: int | None, into: BinaryIO | io.RawIOBase) -> bool:
+        """Request a range of a file (None: to its end) and write what comes of it; return whether all came.
+
+        Waits after a failure. Raises as ``file``.
+        """
+        try:
+            async with aclosing(self._parts(file, start, end)) as parts:
+                async for part in parts:
+                    self._came_at = time.monotonic()
+                    self._count(len(part))
+                    while part:
+                        part = part[into.write(part) or 0 :]
+        except _Failed as exc:
+            await self._await_offer(exc)
+            return False
+        return True
+
+    async def _parts(self, file: str, start: int, end: int | None) -> AsyncGenerator[bytes, None]:
+        """Request and yield bytes; raise _Failed unless all of them come."""
+        if not self._url:
+            await self._await_offer(None)
+        url = _URL.fullmatch(self._url)
+        if url is None or url[1] != self._scheme:
+            raise _Failed(f"{self._url[:200]!r} is no address of {self._scheme}", "give every part the same tls_cert")
+        try:
+            async with self._session.get(
+                URL(f"{self._url}/{self._name}/{quote(file, safe='')}", encoded=True),
+                headers={"Range": f"bytes={start}-{(MAX_INDEX_BYTES if end is None else end) - 1}"},
+                allow_redirects=False,
+            ) as answer:
+                end = _checked_end(answer, start, end)
+                while start < end and (part := await answer.content.read(min(CHUNK_BYTES, end - start))):
+                    start += len(part)
+                    yield part
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            is_unknown = isinstance(exc, aiohttp.ClientSSLError)
+            why = f"{self._url}: {format_exc(exc)}"
+            raise _Failed(why, _KNOWN_CERTIFICATE if is_unknown else _BE_RUNNING) from exc
+        if start < end:
+            raise _Failed(f"{self._url}: the answer ends too early")
+
+    async def _await_offer(self, failed: _Failed | None) -> None:
+        """Read the address again, after a pause if a request failed. Raises PublishError if that is too late."""
+        if failed is not None:
+            await asyncio.sleep(AGAIN_S)
+        offer, now = await self._look(), time.monotonic()
+        if offer is not None:
+            self._url, self._offered_at = offer.url, now
+        why = f"{failed}; {failed.remedy}" if failed is not None else f"it was not offered; {_BE_RUNNING}"
+        if now - self._offered_at > GONE_S:
+            raise PublishError(f"version {self.version} cannot be fetched: its trainer no longer offers it; {why}.")
+        if now - self._came_at > GIVE_UP_S:
+            raise PublishError(f"version {self.version} cannot be fetched: {why}.")
+
+
+def _checked_end(answer: aiohttp.ClientResponse, start: int, end: int | None) -> int:
+    """Return the end of the bytes that an answer has; raise _Failed if they are not the requested ones."""
+    if answer.status == 401:
+        raise _Failed(f"{answer.url.origin()} refuses our token of the run", _SAME_TOKEN)
+    if answer.status != 206:
+        raise _Failed(f"{answer.url.origin()} answers with status {answer.status}")
+    span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))
+    found = (int(span[1]), int(span[2]) + 1) if span is not None else (0, 0)
+    if span is None or found != (start, end if end is not None else int(span[3])):
+        raise _Failed(f"{answer.url.origin()} answers with another range")
+    return found[1]
