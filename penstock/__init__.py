@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.workers.jobs.environments import Observation as Observation
     from penstock.workers.rewards.judges import Judge as Judge
     from penstock.workers.rewards.judges import Judges as Judges
-    from penstock.workers.weights.receive.receiver import Receiver as Receiver
+    from penstock.workers.weights.receive.receive import Receiver as Receiver
 
 #: Public name -> its module.
 _LAZY = {
@@ -79,7 +79,7 @@ _LAZY = {
     "Observation": "penstock.workers.jobs.environments",
     "OwnershipLost": "penstock.errors",
     "PenstockError": "penstock.errors",
-    "Receiver": "penstock.workers.weights.receive.receiver",
+    "Receiver": "penstock.workers.weights.receive.receive",
     "Request": "penstock.consumers.adapters.prompts",
     "Requests": "penstock.consumers.adapters.requests",
     "RolesApart": "penstock.errors",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.config import EngineConfig
 from penstock.config.fleet import MemberConfig
+from penstock.errors import PublishError
 from penstock.model.pictures import Images
 from penstock.protocol.presence import EnginePresence
 from penstock.records.causes import EngineStarting
@@ -25,6 +26,16 @@ ABORT_AGAIN_S = 0.05
 Rows = NDArray[Any]
 #: Called with newly generated tokens: version when the request was sent, ids, logprobs.
 Heard = Callable[[int, list[int], list[float]], None]
+#: Receives weights other than from a folder into a frozen engine. Raises NotBegun, Partial, and EngineDied.
+Receive = Callable[[], Awaitable[None]]
+
+
+class NotBegun(PublishError):
+    """Weights were not sent to this engine, which is unchanged."""
+
+
+class Partial(PublishError):
+    """Weights were sent in part: the engine's are mixed, and it generates nothing until it loads a folder."""
 
 
 class Drafts(NamedTuple):
@@ -254,17 +265,15 @@ class Engine(Protocol):
             files: False for weights that will not come from the disk: then only their index is read.
         """
 
-    async def load(
-        self, publication: Publication, receive: "Callable[[], Awaitable[Publication | None]] | None" = None
-    ) -> float:
+    async def load(self, publication: Publication, receive: Receive | None = None) -> float:
         """Load verified weights; return the seconds it took. The engine must be frozen or idle.
 
         Args:
-            receive: transfers the weights; if it returns a publication (this or a later one), or is None, that is
-                loaded from its folder.
+            receive: transfers the weights; None: they are loaded from their folder.
 
         Raises:
-            PublishError: it refused, or the transfer failed; it keeps the old weights.
+            PublishError: it refused; it keeps the old weights.
+            NotBegun, Partial: as ``receive``.
             EngineDied: it crashed, or did not respond within ``load_timeout_s``.
         """
 

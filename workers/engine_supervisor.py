@@ -19,7 +19,7 @@ from penstock.records.causes import EngineAway, EngineCrashLoop, EngineRestartin
 from penstock.workers.health import Restarts, shorten
 from penstock.workers.jobs.held_job import HeldJob
 from penstock.workers.services import Services
-from penstock.workers.weights.updates import Updates
+from penstock.workers.weights.loop import WeightLoop
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +40,12 @@ class Caretaker:
         held: jobs of this worker, by name.
     """
 
-    def __init__(self, services: Services, updates: Updates, waiting: Waiting, held: Mapping[str, HeldJob]) -> None:
+    def __init__(self, services: Services, updates: WeightLoop, waiting: Waiting, held: Mapping[str, HeldJob]) -> None:
         self._services = services
         self._updates = updates
         self._waiting = waiting
         self._held = held
         self._restarts = Restarts(services.config.engine)
-        updates.let_go = self._hand_back_all
 
     async def first_start(self) -> None:
         """Start the engine with the current weights. Blocks until it serves; failures are retried as after a crash.
@@ -87,6 +86,8 @@ class Caretaker:
             log.error("engine lost: %s", reason)
             services.tally.engine_restarts += 1
             services.lose_engine(services.births, reason)
+            if services.hands_back:
+                await self._hand_back_all()
             last_version = services.engine.version
             await self._restart(reason)
             await self._hand_back_newer(last_version)

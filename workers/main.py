@@ -62,7 +62,7 @@ from penstock.workers.rewards.score import Rewards
 from penstock.workers.router.members import follow_members, make_engine
 from penstock.workers.services import Services
 from penstock.workers.sglang.server import engine_logs
-from penstock.workers.weights.updates import Updates
+from penstock.workers.weights.loop import WeightLoop
 
 if TYPE_CHECKING:
     from penstock.workers.rewards.pool.client import Checks
@@ -103,7 +103,7 @@ class Worker:
         self._gpus = GpuWatch(visible_to(config.engine)) if mine else None
         if self._gpus is not None:
             self.services.gpus = self._gpus.loads
-        self.updates = Updates(self.services, self._reader, self._waiting("weights"))
+        self.updates = WeightLoop(self.services, self._reader, self._waiting("weights"))
         self.metrics = serve(config, "worker", name, WorkerCollector(self.services))
         self.held = HeldJobs(self.services)
         self.heartbeat = self._make_heartbeat(config.redis.url)
@@ -269,7 +269,7 @@ class Worker:
 
     async def _close(self) -> None:
         await self.services.engine.stop()
-        await asyncio.to_thread(self.updates.here.close)
+        await asyncio.to_thread(self.updates.store.close)
         await self.services.rewards.close()
         await self.services.frozen.close()
         await self.services.commits.close()

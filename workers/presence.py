@@ -17,7 +17,7 @@ from penstock.text import redact
 from penstock.workers.jobs.held_job import HeldJob
 from penstock.workers.rewards.keeper import started_pid
 from penstock.workers.services import Services
-from penstock.workers.weights.updates import Updates
+from penstock.workers.weights.loop import WeightLoop
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Presence:
     def __init__(
         self,
         services: Services,
-        updates: Updates,
+        updates: WeightLoop,
         *,
         waits: Mapping[str, Waiting],
         held: Mapping[str, HeldJob],
@@ -203,7 +203,7 @@ class Presence:
             why=services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
             ranks=engine.info.num_ranks,
             layout=self._updates.transfers.layout,
-            awaits=self._updates.folders.awaits,
+            awaits=self._updates.awaits,
             offloaded=sorted(engine.offloaded),
             unwatched=self._updates.memory.unwatched,
             revived_at=self._updates.memory.revived_at,

@@ -147,6 +147,8 @@ class Services:
     sure_birth: int = -1
     #: State of the engine lost last: publication (VERSION-REV, '' for none), name of its start, whether it was sure.
     died: tuple[str, str, bool] = ("", "", True)
+    #: Whether its jobs are handed back before it is replaced: its loss was requested, and is none of theirs.
+    hands_back: bool = False
     #: Whether it was lost during a weight transfer: no job caused that.
     died_receiving: bool = False
     #: Newest version set aside while older weights serve as far as the bound allows; -1: none.
@@ -183,14 +185,17 @@ class Services:
             finally:
                 self.num_running -= 1
 
-    def lose_engine(self, birth: int, reason: str = "") -> None:
+    def lose_engine(self, birth: int, reason: str = "", *, hands_back: bool = False) -> None:
         """Request a restart of the engine of start ``birth``; reports about an earlier engine are ignored.
 
         Requests are blocked at once: jobs not at the engine when it died must not be charged with its crash.
+
+        Args:
+            hands_back: it still runs, and its jobs are handed back before it is stopped.
         """
         if birth == self.births and not self.engine_lost.is_set():
             self._shut.enter_context(self.valves.requests.held(EngineRestarting()))
-            self.loss = reason
+            self.loss, self.hands_back = reason, hands_back
             self.died = self.present()
             self.died_receiving = self.engine.is_receiving
             self.engine_lost.set()

@@ -9,8 +9,7 @@ from safetensors.torch import save_file
 
 from penstock.consumers.weights.transfer import Transfer
 from penstock.consumers.weights.transports.sender import Sender
-from penstock.workers.weights.receive.arrival import Arrival
-from penstock.workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.receive import Arrival, Receiver
 
 SENT = "sent-"
 

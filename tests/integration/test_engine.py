@@ -19,7 +19,7 @@ from penstock.workers.jobs.prefixes import partial_from_bytes, partial_to_bytes
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.sglang.server_info import release_of
-from penstock.workers.weights.apply import Policy, apply_publication
+from penstock.workers.weights.apply import Policy, Updater
 from tests.integration import oracle
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import cpu_engine
@@ -89,12 +89,12 @@ async def test_a_version_that_does_not_come_after_the_loaded_one_is_refused(
     engine: SglangEngine, publications: list[Publication], models: list[Path], policy: Policy
 ) -> None:
     valves = Valves()
-    await apply_publication(engine, valves, publications[3], policy)
+    await Updater(engine, valves).apply(publications[3], policy)
 
     for version in (2, 3):
         with pytest.raises(PublishError, match="never go back"):
-            await apply_publication(engine, valves, publications[version], policy)
-    await apply_publication(engine, valves, publication_of(models[3], 3, rev=1), policy)
+            await Updater(engine, valves).apply(publications[version], policy)
+    await Updater(engine, valves).apply(publication_of(models[3], 3, rev=1), policy)
 
     assert (engine.version, engine.rev) == (3, 1)
     assert valves.cause is None
@@ -113,9 +113,9 @@ async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
     gone = Publication(model="policy", version=2, transport="disk", path=str(tmp_path / "nowhere"))
 
     with pytest.raises(PublishError, match="shape"):
-        await apply_publication(engine, valves, publication_of(tmp_path / "bad", 2), "in_place")
+        await Updater(engine, valves).apply(publication_of(tmp_path / "bad", 2), "in_place")
     with pytest.raises(PublishError, match="no folder"):
-        await apply_publication(engine, valves, gone, "abort")
+        await Updater(engine, valves).apply(gone, "abort")
 
     assert engine.version == 1
     assert (await engine.generate(PROMPT, SHORT, rid="a/0/0/0")).versions == [1] * 12
@@ -135,7 +135,7 @@ async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_re
     await engine.generate(PROMPT, SHORT, rid="a/0/0/1")
 
     with pytest.raises(PublishError, match="keeps 1"):
-        await apply_publication(engine, valves, gone, policy)
+        await Updater(engine, valves).apply(gone, policy)
 
     assert engine.version == 1
     assert not engine.paused
@@ -265,7 +265,7 @@ async def test_many_updates_under_load(engine: SglangEngine, publications: list[
     for number, policy in enumerate(policies):
         target = publications[1 + number % 6]
         renumbered = Publication(**{**_fields(target), "version": 2 + number})
-        await apply_publication(engine, valves, renumbered, policy)
+        await Updater(engine, valves).apply(renumbered, policy)
     stop.set()
     made = [sample for samples in await asyncio.gather(*busy) for sample in samples]
 

@@ -17,7 +17,7 @@ from penstock.records.publication import Publication
 from penstock.records.sample import Sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.weights.apply import apply_publication
+from penstock.workers.weights.apply import Updater
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import command_of, descendants, open_pidfds, wait_gone
@@ -127,7 +127,7 @@ async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
         assert "signal 9" in await asyncio.wait_for(watching, 60)
         valves = Valves()
         with pytest.raises(EngineDied):
-            await apply_publication(engine, valves, publications[6], "in_place")
+            await Updater(engine, valves).apply(publications[6], "in_place")
         assert valves.cause is None
     finally:
         await engine.stop()

@@ -25,7 +25,7 @@ from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.sglang.segment import STALE_PREFIX
-from penstock.workers.weights.apply import apply_publication
+from penstock.workers.weights.apply import Updater
 from tests.integration import oracle, play
 from tests.integration.worker_play import (
     admit,
@@ -144,7 +144,7 @@ async def test_T6_a_new_request_after_a_change_in_place_finds_no_KV_of_older_wei
         return await generate_sample(engine, valves, asked, k, tokenizer=tokenizer, rollout=ROLLOUT)
 
     before = [await draw(0), await draw(1)]
-    await apply_publication(engine, valves, publications[2], "in_place")
+    await Updater(engine, valves).apply(publications[2], "in_place")
     after = [await draw(2), await draw(3)]
 
     assert [sample.cached_tokens > 0 for sample in before + after] == [False, True, False, True]
@@ -167,7 +167,7 @@ async def test_T6_a_request_that_waited_in_the_servers_queue_during_a_change_is_
     waiting = asyncio.create_task(draw(1))
     while not engine.num_running:
         await engine.healthy()
-    await apply_publication(engine, valves, publications[2], "in_place")
+    await Updater(engine, valves).apply(publications[2], "in_place")
     sample = await waiting
 
     assert engine.num_stale_prefixes == 1, STALE_PREFIX

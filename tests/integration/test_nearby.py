@@ -14,7 +14,7 @@ from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.workers.services import Tally
-from penstock.workers.weights.copies import Here
+from penstock.workers.weights.store import WeightStore
 from tests.integration.fetch_parts import config_of, make_version, owner_of
 from tests.integration.worker_play import until
 
@@ -32,18 +32,18 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
         closing(
             StaticFiles(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
         ) as files,
-        closing(Here(config_of(redis_server.url, keys, tmp_path / "w"), keys, waiting, Tally())) as nearby,
+        closing(WeightStore(config_of(redis_server.url, keys, tmp_path / "w"), keys, waiting, Tally())) as nearby,
         closing(
-            Here(config_of(redis_server.url, keys, tmp_path / "w", enabled=False), keys, waiting, Tally())
+            WeightStore(config_of(redis_server.url, keys, tmp_path / "w", enabled=False), keys, waiting, Tally())
         ) as without,
     ):
         files.offer(1, version.index, version.folder)
-        assert await nearby.of(seen) is seen
-        assert await without.of(unseen) is unseen
-        found = await nearby.of(unseen)
+        assert await nearby.fetch(seen) is seen
+        assert await without.fetch(unseen) is unseen
+        found = await nearby.fetch(unseen)
         assert found.id == unseen.id
         assert version.is_at(Path(found.path))
-        assert (await nearby.of(left)).path == found.path, "an earlier run had a folder of that name"
+        assert (await nearby.fetch(left)).path == found.path, "an earlier run had a folder of that name"
 
 
 async def test_I8_whoever_is_waited_for_is_named(
@@ -57,14 +57,14 @@ async def test_I8_whoever_is_waited_for_is_named(
         closing(
             StaticFiles(config_of(redis_server.url, keys, tmp_path / "t"), owner_of(redis_server.url, keys))
         ) as files,
-        closing(Here(config_of(redis_server.url, keys, tmp_path / "w"), keys, waiting, Tally())) as here,
+        closing(WeightStore(config_of(redis_server.url, keys, tmp_path / "w"), keys, waiting, Tally())) as here,
         (tmp_path / "w" / "fetched" / ".lock").open("w") as lock,
     ):
         files.offer(1, version.index, version.folder)
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("4711")
         lock.flush()
-        coming = asyncio.create_task(here.of(unseen))
+        coming = asyncio.create_task(here.fetch(unseen))
         fetched = WeightsFetched(1, folder=str(tmp_path / "w" / "fetched"), process=4711)
         await until(lambda: [wait.cause for wait in read_waits(client, keys)] == [fetched])
         lock.close()

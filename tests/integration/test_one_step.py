@@ -14,7 +14,7 @@ from penstock.protocol.scripts import run, version_field
 from penstock.records.causes import CohortRunning, VersionDraining
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
-from penstock.workers.weights import choice
+from penstock.workers.weights import loop
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import matches, waits
 from tests.integration.test_late_folders import bare, write
@@ -72,7 +72,7 @@ async def test_T5_an_engine_that_died_goes_on_with_what_its_cohort_is_drawn_unde
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A hiccup of the disk does not keep it from that."""
-    monkeypatch.setattr(choice, "RETRY_S", 0.0)
+    monkeypatch.setattr(loop, "RETRY_S", 0.0)
     jobs = admit(client, keys, [job(0), job(1)])
     fake.held = (jobs[1],)
     async with working(config(staleness=ONE_STEP)), tended(client, keys):
@@ -108,7 +108,7 @@ async def test_T5_an_engine_whose_memory_comes_back_goes_on_with_what_its_cohort
     assert drawn(client, keys, jobs) == [{1}]
 
 
-@pytest.mark.parametrize(("hiccups", "version"), [(choice.TRIES - 1, 2), (choice.TRIES, 3)], ids=["a hiccup", "broken"])
+@pytest.mark.parametrize(("hiccups", "version"), [(loop.TRIES - 1, 2), (loop.TRIES, 3)], ids=["a hiccup", "broken"])
 async def test_T5_a_cohort_behind_the_one_that_runs_has_its_version_too(
     client: redis.Redis,
     keys: Keys,
@@ -120,7 +120,7 @@ async def test_T5_a_cohort_behind_the_one_that_runs_has_its_version_too(
     version: int,
 ) -> None:
     """A version that cannot be loaded is tried again, and then passed over; records of others' are left out."""
-    monkeypatch.setattr(choice, "RETRY_S", 0.0)
+    monkeypatch.setattr(loop, "RETRY_S", 0.0)
     for key in (keys.loading("policy"), keys.workers, keys.cohorts):
         client.hset(key, "x", "no record")
     jobs = admit(client, keys, [job(0)])

@@ -309,7 +309,9 @@ def test_a_damaged_or_missing_manifest_is_an_error_not_a_wait(config: Config, cl
 
 
 @pytest.mark.usefixtures("buffer")
-def test_T13_tick_moves_the_clock_with_the_same_weights(config: Config, client: redis.Redis, keys: Keys) -> None:
+def test_T2_T13_tick_moves_the_clock_with_the_same_weights_and_ages_samples(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
     with Trainer(config) as trainer:
         begin(trainer, client, keys, 2)
         before = client.xrevrange(keys.weights("policy"), count=1)[0][1][b"p"]
@@ -320,6 +322,7 @@ def test_T13_tick_moves_the_clock_with_the_same_weights(config: Config, client: 
             for raw in (before, client.xrevrange(keys.weights("policy"), count=1)[0][1][b"p"])
         )
         assert (new.path, new.checksums, new.version, new.through) == (old.path, old.checksums, 2, 1)
+        assert not client.hget(keys.sub("actor"), "repeats"), "versions that age nothing"
         with pytest.raises(PublishError, match="a version consumed it already"):
             trainer.tick()
 

@@ -22,7 +22,7 @@ from penstock.workers.jobs.environments import Observation
 from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.weights.apply import Policy, apply_publication
+from penstock.workers.weights.apply import Policy, Updater
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, up
 from tests.integration.workload import (
@@ -113,7 +113,7 @@ async def test_T6_drain(
         ]
         # The samples are inside before the publication asks for the drain.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await apply_publication(engine, valves, publications[version], "drain")
+        await Updater(engine, valves).apply(publications[version], "drain")
         assert all(task.done() for task in tasks)
         return [task.result() for task in tasks]
 
@@ -272,7 +272,7 @@ async def test_T6_T8_two_turns_with_an_observation(
         for index in range(16)
     ]
     await second_turn.wait()
-    await apply_publication(engine, valves, publications[2], policy)
+    await Updater(engine, valves).apply(publications[2], policy)
     published.set()
     samples = await asyncio.gather(*tasks)
 

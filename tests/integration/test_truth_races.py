@@ -25,7 +25,7 @@ from penstock.workers.engine import Segment
 from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.main import Worker
-from penstock.workers.weights.apply import apply_publication
+from penstock.workers.weights.apply import Updater
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.parts import buffering
@@ -86,7 +86,7 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
                 more.cancel()
             await engine.abort_all()
             if engine.version < 4:
-                await apply_publication(engine, valves, publications[engine.version + 1], "abort")
+                await Updater(engine, valves).apply(publications[engine.version + 1], "abort")
         return [task.result() for task in tasks]
 
     samples: list[Sample] = []

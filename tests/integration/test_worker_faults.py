@@ -8,7 +8,7 @@ import dataclasses
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from penstock.records.causes import (
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.workers.main import Worker
-from penstock.workers.weights import updates
+from penstock.workers.weights import loop
+from penstock.workers.weights.select import View
 from tests.integration import play, worker_parts
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine
 from tests.integration.parts import waits
@@ -412,6 +413,16 @@ async def test_workers_share_by_pulling(
 # --- Redis --------------------------------------------------------------------------------------------------------
 
 
+def with_newest(read: Callable[..., Awaitable[View]], newest: Publication) -> Callable[..., Awaitable[View]]:
+    """Views in which a publication is announced."""
+
+    async def announced(*args: Any) -> View:
+        view = await read(*args)
+        return dataclasses.replace(view, published=(newest, *view.published))
+
+    return announced
+
+
 async def test_a_full_redis_is_waited_for_with_the_samples_in_hand(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
 ) -> None:
@@ -423,7 +434,8 @@ async def test_a_full_redis_is_waited_for_with_the_samples_in_hand(
         try:
             fake.open.set()
             await until(lambda: is_blocked(client, keys, "commit", RedisFull))
-            worker.updates.newest = publications[2]  # nobody can announce it now
+            views = worker.updates._views  # a full Redis takes no announcement
+            views.read = with_newest(views.read, publications[2])  # type: ignore[method-assign]
             await until(lambda: fake.version == "2")
             await until(lambda: presence(client, keys)["held"] == 8)
             assert metas(client, keys, jobs[0]) == []
@@ -631,7 +643,7 @@ async def test_a_broken_publication_is_named_and_the_old_version_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(updates, "RETRY_S", 0.05)
+    monkeypatch.setattr(loop, "RETRY_S", 0.05)
     os.mkfifo(tmp_path / "weights.index")
     async with working(config()):
         jobs = admit(client, keys, [job(0)])
@@ -731,8 +743,8 @@ async def test_T12_jobs_held_through_a_restart_with_older_weights_are_handed_bac
     async with working(config(rollout={"n": 4})) as worker:
         await until(lambda: fake.num_running == 8)
         client.sadd(keys.paused, "resume", "suspect")
-        worker.updates.newest = worker.updates.loaded = None
-        worker.updates._last = "2-0"
+        client.delete(keys.weights("policy"))
+        worker.updates.loaded = None
         fake.die()
         await until(lambda: fake.deaths == 1 and not worker.held)
         await until(lambda: not worker.services.engine_lost.is_set())

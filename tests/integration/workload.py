@@ -14,7 +14,7 @@ from penstock.workers.engine import Segment
 from penstock.workers.jobs.generate import generate_sample
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.weights.apply import ApplyReport, Policy, apply_publication
+from penstock.workers.weights.apply import ApplyReport, Policy, Updater
 from tests.integration import oracle
 from tests.tiny_model import ALPHABET
 
@@ -95,7 +95,7 @@ async def _round(
     for num_done in (1, NUM_SAMPLES * 2 // 5):
         while sum(task.done() for task in tasks) < num_done:
             await asyncio.wait({task for task in tasks if not task.done()}, return_when=asyncio.FIRST_COMPLETED)
-        reports.append(await apply_publication(engine, valves, publications[engine.version + 1], policy))
+        reports.append(await Updater(engine, valves).apply(publications[engine.version + 1], policy))
     return await asyncio.gather(*tasks), reports
 
 

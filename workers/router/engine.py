@@ -27,7 +27,7 @@ from typing import Any
 from penstock.errors import EngineDied, EngineError, EngineRefused, MemberDied, PublishError
 from penstock.protocol.presence import EngineState
 from penstock.records.publication import Publication
-from penstock.workers.engine import Heard
+from penstock.workers.engine import Heard, Receive
 from penstock.workers.router.process import dropped_fields
 from penstock.workers.router.tended_engines import TendedEngines
 from penstock.workers.sglang.engine import SglangEngine
@@ -123,20 +123,16 @@ class RoutedEngine(TendedEngines):
                 self.is_away = True
                 return f"no engine behind the router can answer: {self.missing}"
 
-    async def load(
-        self, publication: Publication, receive: Callable[[], Awaitable[Publication | None]] | None = None
-    ) -> float:
+    async def load(self, publication: Publication, receive: Receive | None = None) -> float:
         """Load weights from disk into every serving server; see :meth:`SglangClient.load`. A failed one is removed.
 
         Args:
-            receive: transfers weights to one engine, so it is never used here.
+            receive: transfers weights to one engine, so it is always None here.
 
         Raises:
             PublishError: all refused; they keep the old weights.
             EngineDied: no server has the new weights.
         """
-        if receive is not None:
-            await self.verify(publication)
         async with self._change:
             members = self._serving()
             self.newest = publication.version

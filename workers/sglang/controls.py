@@ -10,7 +10,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,11 @@ from penstock.records.publication import Publication
 from penstock.records.sample import LogprobKind
 from penstock.text import MAX_SAID, safe_repr, utf8_safe
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
+from penstock.workers.engine import NotBegun, Receive
 from penstock.workers.sglang.http import EngineHttp
 from penstock.workers.sglang.routed_experts import Routing
 from penstock.workers.sglang.server_info import ServerInfo
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
-from penstock.workers.weights.folders import FolderToCome
 from penstock.workers.weights.verify import verify_publication
 
 #: A request is reported as hanging if nothing arrived for this long, and it is this many times as old as an answer of
@@ -282,37 +282,32 @@ class SglangControls(ABC):
             verify_publication, publication, self._reference, tied=has_tied_embeddings(folder), files=files
         )
 
-    async def load(
-        self, publication: Publication, receive: Callable[[], Awaitable[Publication | None]] | None = None
-    ) -> float:
+    async def load(self, publication: Publication, receive: Receive | None = None) -> float:
         """Load verified weights from disk; returns the seconds it took.
 
         Args:
-            receive: transfers the weights without the disk; if it returns a publication, this or a later one, that is
-                loaded from disk after all.
+            receive: transfers the weights without the disk.
 
         The server must be frozen or idle. Never lets the server flush its cache: with requests running (or the last
         answer just leaving) that ends its scheduler.
 
         Raises:
-            PublishError: the engine refused, or the transfer failed; it keeps the old weights.
+            PublishError: the engine refused; it keeps the old weights.
+            NotBegun, Partial: as ``receive``.
             EngineDied: it crashed, or did not respond within ``load_timeout_s``.
         """
         started = time.perf_counter()
         self.newest = publication.version
         self.loading = True
         try:
-            from_disk = publication if receive is None else await receive()
-            if from_disk is not None:
-                publication, self.newest = from_disk, from_disk.version
-                if receive is not None:
-                    await self.verify(publication)
-            answer = {"success": True} if from_disk is None else await self._load_folder(publication)
-        except FolderToCome:
+            if receive is None:
+                answer = await self._load_folder(publication)
+            else:
+                await receive()
+                answer = {"success": True}
+        except NotBegun:
             self.newest = self.version
             raise
-        except PublishError as exc:
-            raise EngineDied(f"the engine's weights are mixed and cannot be restored; restart it: {exc}") from exc
         except EngineDied:
             raise
         except EngineError as exc:

@@ -8,90 +8,120 @@
 
 Under every policy the publication is verified before the engine is touched, and no request is sent while the weights
 load. The prefix cache is not flushed: a flush takes longer than a load, kills a server that is not idle, and is useless
-because each load has its own cache namespace.
-
-A publication of the weights that the engine already has is adopted, not loaded (:class:`Adoption`).
+because each load has its own cache namespace. A publication of the weights that the engine has is adopted, not loaded.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.records.causes import VersionDraining, VersionLoading
 from penstock.records.publication import Publication
-from penstock.workers.engine import ABORT_AGAIN_S, Engine
+from penstock.workers.engine import ABORT_AGAIN_S, Engine, NotBegun, Partial, Receive
 from penstock.workers.jobs.valves import Valves
-from penstock.workers.services import Services
-from penstock.workers.weights.folders import Folders, FolderToCome
-from penstock.workers.weights.receive.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
+Policy = Literal["in_place", "abort", "drain"]
+T = TypeVar("T")
+#: Agrees with the trainer on a transfer; returns None if it sends nothing to this engine.
+Prepare: TypeAlias = Callable[[Publication], Awaitable[Receive | None]]
 
-class Adoption:
-    """Make one engine adopt publications of the weights that it already has; nothing is verified or loaded.
 
-    These are ticks, the first publication of a restored trainer, and steps that changed nothing. Requests continue
-    under every policy, and find the prefixes that were cached before. Two publications have the same weights if the
-    digests of their indexes are equal; the engine still has the loaded weights if its server reports their version.
+@dataclass(frozen=True, slots=True)
+class ApplyReport:
+    """Cost of an update."""
+
+    version: int
+    policy: Policy
+    #: Seconds without generation.
+    pause_s: float
+    #: Seconds the engine took to load; part of ``pause_s``.
+    load_s: float
+    #: Seconds of waiting for running samples (drain), or for aborted requests to return (abort).
+    wait_s: float
+    #: Requests that were aborted and resume.
+    num_aborted: int
+
+
+class Updater:
+    """Change the weights of one engine. One change at a time, and none beside a start of the engine.
+
+    A cancellation during a change waits for its end, so that ``engine.version`` is always what the server has.
+
+    Args:
+        prepare: for weights that the trainer may send.
     """
 
-    def __init__(self, services: Services, folders: Folders) -> None:
-        self._services = services
-        self._folders = folders
-        #: Folder on this machine that the engine's weights were loaded from, if that is not the announced one; else ''.
-        self._local_path = ""
+    def __init__(self, engine: Engine, valves: Valves, prepare: Prepare | None = None) -> None:
+        self._engine, self._valves, self._prepare = engine, valves, prepare
+        #: Keeps an engine with partly received weights from generating.
+        self._mixed, self._mixed_since = ExitStack(), 0.0
 
-    def note_loaded(self, publication: Publication, here: Publication) -> None:
-        """Record what the engine has; ``here``: with its folder on this machine."""
-        self._local_path = here.path if here.path != publication.path else ""
+    def reset(self) -> None:
+        """Record that the engine is replaced by a new one, whose weights are complete."""
+        self._mixed.close()
 
-    def with_folder(self, publication: Publication) -> Publication:
-        """Return a publication of the weights that the engine has, with its folder on this machine."""
-        return replace(publication, path=self._local_path or publication.path)
-
-    async def is_due(self, publication: Publication, loaded: Publication | None) -> bool:
-        """Return whether ``publication`` is newer and proven to have the engine's weights. Blocks for a round trip.
-
-        False if a rewind abandoned the engine's version: its running requests must not continue (T1).
+    async def apply(self, publication: Publication, policy: Policy, *, is_sent: bool = False) -> ApplyReport:
+        """Load a publication. Blocks until it is loaded; ``drain`` blocks for the running samples.
 
         Args:
-            loaded: what the engine has, or had when it was lost.
+            is_sent: receive it from the trainer if that sends it to this engine; else from its folder.
+
+        Raises:
+            PublishError: the version is not newer, incomplete, does not fit the model, or the engine refused it; the
+                engine serves the old weights.
+            NotBegun: the weights were not sent to this engine and have no folder yet.
+            Partial: they were sent in part: :meth:`complete` has to follow, or a new engine.
+            EngineDied: the engine was lost; restart it with a publication.
         """
-        engine = self._services.engine
-        if loaded is None or (engine.version, engine.rev) != (loaded.version, loaded.rev) or not publication.index:
-            return False
-        if publication.version <= engine.version or publication.abandons(engine.version):
-            return False
-        if engine.offloaded or engine.is_receiving:
-            return False
-        found = await self._folders.there(loaded)
-        return found is not None and found.index == publication.index
+        engine, samples = self._engine, self._valves.samples
+        async with self._valves.applying:
+            _refuse_backwards(engine, publication)
+            if not is_sent:
+                await engine.verify(publication)
+            elif publication.is_whole:
+                await engine.verify(publication, files=False)
+            if policy != "drain":
+                return await self._receive_or_load(publication, policy, is_sent, 0.0)
+            started = time.perf_counter()
+            with samples.held(VersionDraining(publication.version)):
+                await samples.empty()
+                waited = time.perf_counter() - started
+                return await self._receive_or_load(publication, policy, is_sent, waited)
 
-    async def take(self, publication: Publication, loaded: Publication | None) -> bool:
-        """Make the engine adopt a publication that is due. Blocks for a few round trips.
+    async def complete(self, publication: Publication) -> ApplyReport:
+        """Load a folder into an engine with partly received weights.
 
-        A cancellation waits for the end of the change, so that ``engine.version`` is what the server reports.
+        Raises:
+            EngineDied: it was lost, or the folder cannot be loaded: its weights stay mixed.
+        """
+        async with self._valves.applying:
+            try:
+                await self._engine.verify(publication)
+                report = await _to_the_end(self._complete(publication))
+            except PublishError as exc:
+                raise EngineDied(f"the engine's weights are mixed and cannot be restored; restart it: {exc}") from exc
+            self._mixed.close()
+            return report
 
-        Args:
-            publication: with its folder on this machine; the engines of a router that join later load that.
-            loaded: as of :meth:`is_due`.
+    async def adopt(self, publication: Publication) -> bool:
+        """Make the engine take the number of a publication whose weights it has. Blocks for a few round trips.
 
         Returns:
-            False: it has to be loaded; the engine has other weights, or its server cannot change its number.
+            False: its server cannot change its number.
 
         Raises:
             EngineDied: the engine was lost, or has other weights than were loaded into it.
         """
-        services = self._services
-        async with services.valves.applying:
-            if services.engine_lost.is_set() or not await self.is_due(publication, loaded):
-                return False
-            task = asyncio.create_task(services.engine.adopt(publication))
+        async with self._valves.applying:
+            _refuse_backwards(self._engine, publication)
+            task = asyncio.create_task(self._engine.adopt(publication))
             try:
                 await asyncio.shield(task)
             except EngineDied:
@@ -105,78 +135,77 @@ class Adoption:
         log.info("version %d has the weights that are loaded: the engine took its number", publication.version)
         return True
 
+    async def _receive_or_load(
+        self, publication: Publication, policy: Policy, is_sent: bool, waited: float
+    ) -> ApplyReport:
+        if is_sent and self._prepare is not None:
+            receive = await self._prepare(publication)
+            if receive is not None:
+                try:
+                    return await self._change(publication, policy, waited, receive)
+                except NotBegun:
+                    if not publication.is_whole:
+                        raise
+            elif not publication.is_whole:
+                raise NotBegun(f"version {publication.version} was not sent to this engine, and has no folder yet")
+            await self._engine.verify(publication)
+        return await self._change(publication, policy, waited)
 
-Policy = Literal["in_place", "abort", "drain"]
-T = TypeVar("T")
-#: Loads into a paused or idle engine; returns the seconds it took.
-Load: TypeAlias = Callable[[], Awaitable[float]]
+    async def _change(
+        self, publication: Publication, policy: Policy, waited: float, receive: Receive | None = None
+    ) -> ApplyReport:
+        change = self._load_frozen if policy == "in_place" else self._load_idle
+        return await _to_the_end(change(publication, policy, waited, () if receive is None else (receive,)))
 
-
-@dataclass(frozen=True, slots=True)
-class ApplyReport:
-    """Cost of an update."""
-
-    #: Version that was loaded: the publication's, or a later one if the transfer failed halfway.
-    version: int
-    policy: Policy
-    #: Seconds without generation.
-    pause_s: float
-    #: Seconds the engine took to load; part of ``pause_s``.
-    load_s: float
-    #: Seconds of waiting for running samples (drain), or for aborted requests to return (abort).
-    wait_s: float
-    #: Requests that were aborted and resume.
-    num_aborted: int
-
-
-async def apply_publication(
-    engine: Engine, valves: Valves, publication: Publication, policy: Policy, transfers: Transfers | None = None
-) -> ApplyReport:
-    """Load ``publication`` into ``engine``. Blocks until it is loaded; ``drain`` blocks for the running samples.
-
-    A cancellation during the change waits for its end, so that ``engine.version`` is always the loaded version.
-
-    Raises:
-        PublishError: the version is not newer, incomplete, does not fit the model, or the engine refused it; the engine
-            serves the old weights. FolderToCome: the weights were not sent to this engine and have no folder yet.
-        EngineDied: the engine was lost; restart it with a publication.
-    """
-    async with valves.applying:
-        _refuse_backwards(engine, publication)
-        by_disk = transfers is None or not transfers.may_take(publication)
-        if by_disk and not publication.is_whole:
-            raise _to_come(publication)
-        if by_disk:
-            await engine.verify(publication)
-        elif publication.is_whole:
-            await engine.verify(publication, files=False)
-        if policy == "drain":
+    async def _load_frozen(
+        self, publication: Publication, policy: Policy, waited: float, receive: Sequence[Receive]
+    ) -> ApplyReport:
+        engine = self._engine
+        with ExitStack() as hold:
+            self._shut(publication, hold)
             started = time.perf_counter()
-            with valves.samples.held(VersionDraining(publication.version)):
-                await valves.samples.empty()
-                waited = time.perf_counter() - started
-                load = await _prepare(engine, publication, None if by_disk else transfers)
-                return await _to_the_end(_load_idle(engine, valves, publication, policy, waited, load))
-        load = await _prepare(engine, publication, None if by_disk else transfers)
-        if policy == "abort":
-            return await _to_the_end(_load_idle(engine, valves, publication, policy, 0.0, load))
-        return await _to_the_end(_load_frozen(engine, valves, publication, load))
+            await engine.pause()
+            try:
+                load_s = await engine.load(publication, *receive)
+            except Partial:
+                self._mixed, self._mixed_since = hold.pop_all(), started
+                raise
+            except PublishError:
+                await engine.resume()
+                raise
+            await engine.resume()
+            return ApplyReport(publication.version, policy, time.perf_counter() - started, load_s, waited, 0)
 
+    async def _load_idle(
+        self, publication: Publication, policy: Policy, waited: float, receive: Sequence[Receive]
+    ) -> ApplyReport:
+        engine = self._engine
+        with ExitStack() as hold:
+            self._shut(publication, hold)
+            started = time.perf_counter()
+            before = engine.num_aborted
+            await return_all(engine, self._valves)
+            num_aborted = engine.num_aborted - before
+            returned = time.perf_counter()
+            try:
+                load_s = await engine.load(publication, *receive)
+            except Partial:
+                self._mixed, self._mixed_since = hold.pop_all(), started
+                raise
+            ended = time.perf_counter()
+        wait_s = waited if policy == "drain" else returned - started
+        return ApplyReport(publication.version, policy, ended - started, load_s, wait_s, num_aborted)
 
-async def _prepare(engine: Engine, publication: Publication, transfers: Transfers | None) -> Load:
-    """Return the call that loads the weights: by the transfer agreed with the trainer, or from the verified folder."""
-    receive = await transfers.prepare(publication) if transfers is not None else None
-    if receive is None:
-        if not publication.is_whole:
-            raise _to_come(publication)
-        if transfers is not None:
-            await engine.verify(publication)
-        return lambda: engine.load(publication)
-    return lambda: engine.load(publication, receive)
+    async def _complete(self, publication: Publication) -> ApplyReport:
+        load_s = await self._engine.load(publication)
+        if self._engine.paused:
+            await self._engine.resume()
+        pause_s = time.perf_counter() - self._mixed_since
+        return ApplyReport(publication.version, "in_place", pause_s, load_s, 0.0, 0)
 
-
-def _to_come(publication: Publication) -> FolderToCome:
-    return FolderToCome(f"version {publication.version} was not sent to this engine, and its folder is still to come")
+    def _shut(self, publication: Publication, hold: ExitStack) -> None:
+        hold.enter_context(self._valves.requests.held(VersionLoading(publication.version)))
+        hold.enter_context(self._engine.unwatched())
 
 
 def _refuse_backwards(engine: Engine, publication: Publication) -> None:
@@ -186,34 +215,6 @@ def _refuse_backwards(engine: Engine, publication: Publication) -> None:
             f"version {new[0]} (rev {new[1]}) does not come after {old[0]} (rev {old[1]}), which engine {engine.name} "
             "has loaded: versions never go back; publish under the next number."
         )
-
-
-async def _load_frozen(engine: Engine, valves: Valves, publication: Publication, load: Load) -> ApplyReport:
-    with valves.requests.held(VersionLoading(publication.version)), engine.unwatched():
-        started = time.perf_counter()
-        await engine.pause()
-        try:
-            load_s = await load()
-        except PublishError:
-            await engine.resume()
-            raise
-        await engine.resume()
-        return ApplyReport(engine.version, "in_place", time.perf_counter() - started, load_s, 0.0, 0)
-
-
-async def _load_idle(
-    engine: Engine, valves: Valves, publication: Publication, policy: Policy, waited: float, load: Load
-) -> ApplyReport:
-    with valves.requests.held(VersionLoading(publication.version)), engine.unwatched():
-        started = time.perf_counter()
-        before = engine.num_aborted
-        await return_all(engine, valves)
-        num_aborted = engine.num_aborted - before
-        returned = time.perf_counter()
-        load_s = await load()
-        ended = time.perf_counter()
-    wait_s = waited if policy == "drain" else returned - started
-    return ApplyReport(engine.version, policy, ended - started, load_s, wait_s, num_aborted)
 
 
 async def return_all(engine: Engine, valves: Valves) -> None:

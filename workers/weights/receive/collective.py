@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.weights.index import TensorEntry, in_buckets, read_index
 from penstock.workers.engine import Engine
-from penstock.workers.weights.receive.arrival import Arrival
-from penstock.workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.receive import Arrival, Receiver
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from penstock.names import new_token
 from penstock.system.processes import is_loopback
 from penstock.text import redact
 from penstock.weights.serving import BAD_REQUESTS
-from penstock.workers.weights.receive.arrival import Arrival
-from penstock.workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.receive import Arrival, Receiver
 
 #: Path of SGLang's server.
 PATH = "/update_weights_from_tensor"

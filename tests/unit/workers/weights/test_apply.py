@@ -9,7 +9,7 @@ from penstock.errors import EngineDied, EngineError
 from penstock.records.publication import Publication
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.weights.apply import apply_publication
+from penstock.workers.weights.apply import Updater
 
 
 class _Deaf(SglangEngine):
@@ -42,4 +42,4 @@ async def test_an_engine_that_does_not_go_through_a_change_is_lost(deaf_to: str,
     engine = _Deaf(deaf_to, tmp_path)
     publication = Publication(model="policy", version=1, transport="disk", path=str(tmp_path))
     with pytest.raises(EngineDied, match=f"did not answer {deaf_to}"):
-        await apply_publication(engine, Valves(), publication, "in_place")
+        await Updater(engine, Valves()).apply(publication, "in_place")

@@ -16,7 +16,7 @@ from penstock.records.causes import Cause, CopyMade, FolderLocked
 from penstock.records.publication import Publication
 from penstock.workers.services import Tally
 from penstock.workers.weights import machine_lock
-from penstock.workers.weights.copies import Copies
+from penstock.workers.weights.store import Copies
 from tests.unit.consumers.weights.test_deltas import Line
 
 

@@ -13,7 +13,7 @@ from penstock.consumers.weights.transports.sender import Sender, sender_of
 from penstock.errors import ConfigError
 from penstock.hooks.user_imports import named
 from penstock.records.publication import Publication
-from penstock.workers.weights.receive.receiver import Receiver, receiver_of
+from penstock.workers.weights.receive.receive import Receiver, receiver_of
 
 
 class Own(Sender):
@@ -58,7 +58,7 @@ def test_what_is_no_sender_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["penstock.consumers.weights.transports.sender", "penstock.workers.weights.receive.receiver"]
+    "module", ["penstock.consumers.weights.transports.sender", "penstock.workers.weights.receive.receive"]
 )
 def test_looking_one_up_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"

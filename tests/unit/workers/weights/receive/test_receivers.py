@@ -1,5 +1,6 @@
 """What each receiver asks of its engine, and what it hears from the trainer; a GPU has the rest."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,9 +8,8 @@ import pytest
 from penstock.protocol.transfers import Decision
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
-from penstock.workers.weights.receive.arrival import Arrival, NotSent
 from penstock.workers.weights.receive.ipc import CudaIpc
-from penstock.workers.weights.receive.receiver import Receiver
+from penstock.workers.weights.receive.receive import Arrival, NotSent, Receiver
 
 
 class FromFolder(Receiver):
@@ -51,12 +51,12 @@ class Engine:
 
 def receiving(kind: type[Receiver], redis: Redis, timeout_s: float = 1.0) -> tuple[Receiver, Arrival, Engine]:
     engine: Any = Engine()
-    control: Any = redis
+    trainer = SimpleNamespace(transfer_timeout_s=timeout_s)
+    services: Any = SimpleNamespace(
+        worker="w", engine=engine, keys=Keys("run"), control=redis, config=SimpleNamespace(trainer=trainer)
+    )
     publication = Publication(model="policy", version=4, transport="any", path="/weights")
-    arrival = Arrival(
-        publication, Decision("4-0", {"w": 0}, "any"), worker="w", engine=engine, keys=Keys("run"), control=control,
-        timeout_s=timeout_s,
-    )  # fmt: skip
+    arrival = Arrival(services, publication, Decision("4-0", {"w": 0}, "any"))
     return kind(engine, lambda: 0), arrival, engine
 
 

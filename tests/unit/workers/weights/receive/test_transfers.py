@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, EngineError, ProtocolError, PublishError
-from penstock.protocol.transfers import Decision
-from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, layout_digest
-from penstock.workers.weights.folders import FolderToCome
-from penstock.workers.weights.receive.arrival import NotBegun, NotSent
-from penstock.workers.weights.receive.receiver import Receiver
-from penstock.workers.weights.receive.transfers import Transfers, take
+from penstock.workers.engine import NotBegun, Partial
+from penstock.workers.weights.receive.receive import NotSent, Receiver, Transfers, receive
 
 
 class Takes(Receiver):
@@ -39,19 +35,12 @@ class SendsToNobody:
 
 def transfers(named: str, num_ranks: int = 0) -> Transfers:
     any_: Any = None
-    engine: Any = SimpleNamespace(info=SimpleNamespace(num_ranks=num_ranks))
-    return Transfers(
-        engine,
-        Keys("run"),
-        "w",
-        named=named,
-        control=any_,
-        reader=any_,
-        waiting=any_,
-        timeout_s=1.0,
-        birth=lambda: 0,
-        instead=any_,
+    services: Any = SimpleNamespace(
+        engine=SimpleNamespace(info=SimpleNamespace(num_ranks=num_ranks)),
+        config=SimpleNamespace(trainer=SimpleNamespace(transport=named)),
+        births=0,
     )
+    return Transfers(services, any_, any_)
 
 
 def by(transport: str) -> Publication:
@@ -93,70 +82,61 @@ def test_a_sender_without_its_other_side_is_refused_at_the_start(attribute: str,
 
 WHOLE = Publication(model="policy", version=1, transport="mine:Own", path="/weights", index="i")
 BARE = Publication(model="policy", version=1, transport="mine:Own", path="", layout="l")
-LATER = Publication(model="policy", version=2, transport="mine:Own", path="/later", index="j")
 
 
-async def taken(publication: Publication, receive: Callable[[Any], Awaitable[str]]) -> tuple[Any, list[str], bool]:
-    """What has to be loaded, what the trainer learned, and whether the engine's weights may be partly new."""
+async def received(receive_weights: Callable[[Any], Awaitable[str]]) -> tuple[type[Exception] | None, list[str], bool]:
+    """What the loop learns, what the trainer learns, and whether the engine's weights may be partly new."""
 
     class Made(Receiver):
         async def receive(self, arrival: Any) -> str:
             assert engine.is_receiving
-            return await receive(arrival)
+            return await receive_weights(arrival)
 
     answers: list[str] = []
 
     async def answer(why: str) -> None:
         answers.append(why)
 
-    async def instead(asked: Publication) -> Publication:
-        return asked if asked.is_whole else LATER
-
     any_: Any = None
     engine: Any = SimpleNamespace(is_receiving=False)
-    arrival: Any = SimpleNamespace(
-        decision=Decision("1-0", {"w": 0}, "mine:Own"), publication=publication, answer=answer
-    )
+    arrival: Any = SimpleNamespace(publication=WHOLE, answer=answer)
     try:
-        found: Any = await take(Made(any_, lambda: 0), arrival, instead, engine)
-    except FolderToCome as exc:
-        found = exc
-    return found, answers, engine.is_receiving
+        await receive(Made(any_, lambda: 0), arrival, engine)
+    except (NotBegun, Partial) as exc:
+        return type(exc), answers, engine.is_receiving
+    return None, answers, engine.is_receiving
 
 
 @pytest.mark.parametrize("kind", [ValueError, PublishError, EngineError, ProtocolError])
-@pytest.mark.parametrize(("publication", "loaded"), [(WHOLE, WHOLE), (BARE, LATER)])
-async def test_whatever_a_receiver_raises_the_trainer_learns_why_and_a_folder_is_loaded(
-    kind: type[Exception], publication: Publication, loaded: Publication
+async def test_whatever_a_receiver_raises_the_trainer_learns_why_and_the_weights_count_as_mixed(
+    kind: type[Exception],
 ) -> None:
     async def broken(_: Any) -> str:
         raise kind("the wire is broken")
 
-    found, answers, is_mixed = await taken(publication, broken)
-    assert found == loaded
-    assert is_mixed
-    assert len(answers) == 1
+    found, answers, is_mixed = await received(broken)
+    assert (found, is_mixed, len(answers)) == (Partial, True, 1)
     assert "the wire is broken" in answers[0]
 
 
-@pytest.mark.parametrize(("publication", "loaded"), [(WHOLE, WHOLE), (BARE, FolderToCome)])
-async def test_an_engine_to_which_nothing_was_sent_has_what_it_had(publication: Publication, loaded: Any) -> None:
+@pytest.mark.parametrize(("has_begun", "kind"), [(True, Partial), (False, NotBegun)])
+async def test_an_engine_to_which_nothing_was_sent_has_what_it_had(has_begun: bool, kind: type[Exception]) -> None:
     async def silent(_: Any) -> str:
-        raise NotBegun("the trainer did not send it in time")
+        raise NotSent("the trainer fell silent", has_begun=has_begun)
 
-    found, answers, is_mixed = await taken(publication, silent)
-    assert found == loaded or type(found) is loaded
-    assert is_mixed == (publication is WHOLE)
-    assert answers == ["the trainer did not send it in time"]
+    assert await received(silent) == (kind, ["the trainer fell silent"], has_begun)
 
 
-@pytest.mark.parametrize("publication", [WHOLE, BARE])
-async def test_an_engine_that_was_sent_half_loads_a_folder(publication: Publication) -> None:
-    async def half(_: Any) -> str:
-        raise NotSent("the trainer fell silent")
+async def test_a_refused_bucket_leaves_mixed_weights_and_an_engine_that_has_all_is_done() -> None:
+    async def refused(_: Any) -> str:
+        return "bucket 2 of 3: out of memory"
 
-    found, *_ = await taken(publication, half)
-    assert found == (WHOLE if publication is WHOLE else LATER)
+    async def complete(_: Any) -> str:
+        return ""
+
+    assert await received(refused) == (Partial, ["bucket 2 of 3: out of memory"], True)
+    found, answers, _ = await received(complete)
+    assert (found, answers) == (None, [""])
 
 
 async def test_only_what_is_known_is_taken_without_a_folder(tmp_path: Path) -> None:

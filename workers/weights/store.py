@@ -123,19 +123,52 @@ def _cause_of(exc: Exception) -> Cause | None:
     return exc.cause if isinstance(exc, PublishError) else None
 
 
-class Here:
-    """Provide the folders of publications on this machine for one worker. Raises ConfigError as ``Download``."""
+class WeightStore:
+    """Provide the folders of publications on this machine for one worker. Raises ConfigError as ``Download``.
+
+    One fetch runs at a time: of the version to load, or, while that has to wait, ahead of it.
+    """
 
     def __init__(self, config: Config, keys: Keys, waiting: Waiting, tally: Tally) -> None:
+        self._waiting, self._progress = waiting, Waiting()
         self._download = Download(config, keys) if config.serving.enabled else None
-        self._copies = Copies(config, waiting, tally)
-        self._waiting = waiting
+        self._copies = Copies(config, self._progress, tally)
+        self._is_delta = config.trainer.transport == "delta"
+        #: The publication that is fetched, or was fetched ahead, and its fetch.
+        self._task: tuple[str, asyncio.Task[Publication]] | None = None
 
-    async def of(self, publication: Publication) -> Publication:
-        """Return the publication with a path on this machine. Waits for the folder; the engine keeps running.
+    async def fetch(self, publication: Publication) -> Publication:
+        """Return the publication with a path on this machine; wait, and report the wait. The engine keeps running.
 
-        Raises PublishError if it cannot be made or downloaded.
+        Raises:
+            PublishError: it cannot be made or fetched.
         """
+        while not self.prefetch(publication):
+            await self._wait()
+        assert self._task is not None
+        _, task = self._task
+        try:
+            await self._wait()
+            return task.result()
+        finally:
+            self._task = None
+            task.cancel()
+
+    def prefetch(self, publication: Publication) -> bool:
+        """Begin to fetch a publication; return False while a copy is made of another one, which is not interrupted."""
+        if self._task is not None:
+            id_, task = self._task
+            if id_ == publication.id:
+                return True
+            if self._is_delta and not task.done():
+                return False
+            task.cancel()
+        task = asyncio.ensure_future(self._fetch(publication))
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self._task = publication.id, task
+        return True
+
+    async def _fetch(self, publication: Publication) -> Publication:
         publication = await self._copies.of(publication)
         if self._download is None or not publication.index or await asyncio.to_thread(_has_index, publication):
             return publication
@@ -143,13 +176,21 @@ class Here:
         coming = asyncio.ensure_future(self._download.fetch(publication.version, publication.index, progress))
         try:
             while not coming.done():
-                self._waiting.blocked_on(progress.cause)
+                self._progress.blocked_on(progress.cause)
                 await asyncio.wait([coming], timeout=LOOK_S)
         finally:
             coming.cancel()
-        path = coming.result()
+        self._progress.end()
+        return replace(publication, path=str(coming.result()))
+
+    async def _wait(self) -> None:
+        """Wait until the fetch ends."""
+        assert self._task is not None
+        while not self._task[1].done():
+            if self._progress.cause is not None:
+                self._waiting.blocked_on(self._progress.cause)
+            await asyncio.wait([self._task[1]], timeout=LOOK_S)
         self._waiting.end()
-        return replace(publication, path=str(path))
 
     def close(self) -> None:
         """Stop downloading, and release all holds. Blocks briefly."""
