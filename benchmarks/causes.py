@@ -23,10 +23,10 @@ import torch
 
 from benchmarks.common import patched
 from benchmarks.engine_overhead import Penstock
-from penstock.consumers.weights import publish
+from penstock.consumers.weights import write
 from penstock.consumers.weights.copies import Arena, Copy
+from penstock.consumers.weights.sender import TransferFailed
 from penstock.consumers.weights.sources import State, buckets
-from penstock.consumers.weights.transfer import TransferFailed
 from penstock.errors import WaitTimeout
 from penstock.protocol.engine_http import fetch
 from penstock.protocol.presence import read_workers
@@ -57,8 +57,8 @@ class Causes:
     def __init__(self, penstock: Penstock, model: Any, folder: Path, pause_s: float) -> None:
         self._penstock, self._model, self._folder, self._pause_s = penstock, model, folder, pause_s
         trainer = penstock.trainer
-        self._trainer, self._publications = trainer, trainer.session.publications
-        self._config = publish.require_config(Path(trainer.config.model.path))
+        self._trainer, self._publisher = trainer, trainer.publisher
+        self._config = write.require_config(Path(trainer.config.model.path))
         self._arena = Arena()
         self._written = 0
         #: Of the event that is on, or was the last.
@@ -81,7 +81,7 @@ class Causes:
 
     def has(self, name: str) -> bool:
         """Whether there is such a leg in this run: nothing is sent by disk."""
-        return name in self._all and (name != "send" or self._publications.publisher.sender is not None)
+        return name in self._all and (name != "send" or self._publisher.sender is not None)
 
     def bring(self, name: str) -> None:
         """Let it happen. Blocks until it is over. RuntimeError where a version went another way than it should."""
@@ -124,36 +124,27 @@ class Causes:
     def _write(self, source: "Copy | State") -> None:
         self._written += 1
         with self._span("folder"):
-            publish.write_weights(source, self._trainer.config.model.path, self._folder, self._written, keep=1)
+            write.write_weights(source, self._trainer.config.model.path, self._folder, self._written, keep=1)
 
     def _send(self) -> None:
-        behind = self._publications.behind
+        writer = self._publisher.writer
         # The next version has a folder of its own: the writer leaves out what lies between.
-        with (
-            patched(behind, take=lambda source: self._copy),
-            patched(behind.writer, put=lambda publication, copy: None),
-        ):
+        with patched(writer, copy=lambda source: self._copy, put=lambda version, copy: None):
             self._publish()
 
     def _behind(self) -> None:
-        behind = self._publications.behind
-        with (
-            patched(behind, take=self._timed("copy", behind.take)),
-            patched(behind.writer, _write=self._timed("folder", behind.writer._write)),
-        ):
+        writer = self._publisher.writer
+        with patched(writer, copy=self._timed("copy", writer.copy), _write=self._timed("folder", writer._write)):
             self._publish()
-            behind.rest()
+            writer.rest()
 
     def _first(self) -> None:
-        publisher = self._publications.publisher
-        with (
-            patched(self._publications, _sends_first=lambda: False),
-            patched(publisher, write=self._timed("folder", publisher.write)),
-        ):
+        publisher = self._publisher
+        with patched(publisher, _sends_first=lambda: False, _write=self._timed("folder", publisher._write)):
             self._publish()
 
     def _publish(self) -> None:
-        publisher = self._publications.publisher
+        publisher = self._publisher
         publisher.last = None
         began_s = time.monotonic()
         version = self._trainer.publish(self._model)

@@ -32,6 +32,7 @@ from urllib.error import URLError
 
 import torch
 import typer
+from penstock.consumers.weights.publish import write_weights
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, patched, redis_server, versions
@@ -44,7 +45,6 @@ from benchmarks.policy import Policy
 from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
-from penstock.consumers.weights.publish import write_weights
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
 from penstock.records.job import Job
@@ -108,7 +108,7 @@ class Line:
 
     def _publish(self, trainer: Trainer) -> None:
         """The folder is written while the engine loads the version before; the announcement waits for that load."""
-        store, waited_s = trainer.publisher.store_deltas, 0.0
+        store, waited_s = trainer.publisher._store_deltas, 0.0
 
         def when_loaded(*args: Any) -> None:
             nonlocal waited_s
@@ -119,7 +119,7 @@ class Line:
             store(*args)
 
         began_s = time.monotonic()
-        with patched(trainer.publisher, store_deltas=when_loaded):
+        with patched(trainer.publisher, _store_deltas=when_loaded):
             version = trainer.publish(self._policy.model, step=len(self.rows))
         put = trainer.publisher.deltas.last if trainer.publisher.deltas is not None else None
         if put is None:

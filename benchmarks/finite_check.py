@@ -40,10 +40,10 @@ def weights_of(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, torch
 
 
 class NoCheck(FiniteCheck):
-    """Copies as a trainer did before there was a check."""
+    """Accepts all weights."""
 
-    def copy(self, name: str, tensor: torch.Tensor, place: torch.Tensor) -> None:
-        place.copy_(tensor, non_blocking=True)
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        pass
 
 
 def timed_ms(work: Callable[[], object], device: str) -> float:

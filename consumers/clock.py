@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.config import Config
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights.claim import claim, claimed
 from penstock.errors import ProtocolError, PublishError
@@ -248,3 +249,8 @@ def folder_of(weights: Path, version: int) -> Path:
 def versions_in(folder: Path) -> list[int]:
     """Return the complete versions under a folder, ascending."""
     return sorted(int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())
+
+
+def weights_dir_of(config: Config) -> Path:
+    """Return the folder of a run's published versions."""
+    return Path(config.trainer.weights_dir or config.run_dir / "weights").absolute()

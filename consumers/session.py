@@ -2,7 +2,7 @@
 
     subscriber     its subscription                 reader        makes batches of manifests
     progress       batches trained and committed    clock         the versions that it drives
-    publications   publishes weights                engines       commands to engines
+    publisher      publishes weights                engines       commands to engines
 
 ``Trainer`` reads the batches that are cut for it; ``Requests`` reads the answers to its own prompts.
 """
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.config.staleness import Mode
@@ -19,7 +19,7 @@ from penstock.config.subscription import Definition
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import BatchReader
 from penstock.consumers.batch.stream import Stream
-from penstock.consumers.clock import Clock
+from penstock.consumers.clock import Clock, weights_dir_of
 from penstock.consumers.grpo.trackers.trackers import check_trackers
 from penstock.consumers.metrics.recorder import LatestRecord
 from penstock.consumers.metrics.steps import StepRecorder, plain_figure, steps_file
@@ -31,7 +31,6 @@ from penstock.consumers.subscription.evaluation_reader import EvaluationReader
 from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.rank import Seat
 from penstock.consumers.subscription.subscriber import Subscriber
-from penstock.consumers.weights.publications import Publications, weights_dir_of
 from penstock.errors import ConfigError, ProtocolError
 from penstock.metrics.server import Exporter
 from penstock.metrics.telemetry import NoSpans, Spans, open_spans
@@ -40,6 +39,9 @@ from penstock.protocol.memory_control import change, check_tags, revive, watch
 from penstock.protocol.presence import WorkerPresence, live_workers
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
+
+if TYPE_CHECKING:
+    from penstock.consumers.weights.publisher import Publisher
 
 
 class Engines:
@@ -141,7 +143,7 @@ class Session:
         self.tally = Tally()
         #: Records a row per committed batch, in the leading process.
         self.steps = self._recorder(url, definition, records)
-        self.publications = Publications(config, self.subscriber, self.clock, self.progress, self.tally)
+        self._publisher: Publisher | None = None
         self.engines = Engines(self.subscriber, model)
         self.evaluations = Evaluations(config, self.clock, is_read=reads_evaluations and publishes and seat.leads)
         self.evaluations.listeners.append(self.steps.evaluated)
@@ -187,11 +189,26 @@ class Session:
             ends.callback(self._spans.close)
             ends.callback(self.reader.close)
             ends.callback(self.subscriber.leave)
-            ends.callback(self.publications.close)
+            if self._publisher is not None:
+                ends.callback(self._publisher.close)
             if self._exporter is not None:
                 ends.callback(self._exporter.close)
             ends.callback(self.steps.close, finished=finished)
             ends.callback(self._evaluation_reader.stop)
+
+    @property
+    def publisher(self) -> "Publisher":
+        """Return the publisher, created at first use; imports torch."""
+        if self._publisher is None:
+            from penstock.consumers.weights.publisher import Publisher
+
+            self._publisher = Publisher(self.config, self.subscriber, self.clock, self.progress, self.tally)
+        return self._publisher
+
+    def settle(self) -> None:
+        """Wait until the newest version has its folder. Raises PublishError if it will have none."""
+        if self._publisher is not None:
+            self._publisher.writer.settle()
 
     def stream(self, prefetch: int = 0) -> Stream:
         """Return the batches of this rank in order, ``prefetch`` of them read ahead."""
@@ -282,6 +299,7 @@ class Session:
         """
         if self.seat.leads and self.publishes:
             self.clock.check_lost(self.clock.read())
-            self.publications.keep()
+            if self._publisher is not None:
+                self._publisher.writer.keep()
             staleness = self.config.staleness
             self.clock.announce_again(staleness.bound if staleness.mode is Mode.ASYNC else 0)

@@ -21,6 +21,7 @@ from penstock.config.staleness import Mode
 from penstock.config.subscription import Definition, SubscriptionConfig
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import check_reading
+from penstock.consumers.clock import weights_dir_of
 from penstock.consumers.session import Session
 from penstock.consumers.subscription.manifests import check_groups, with_groups
 from penstock.consumers.subscription.progress import batch_of
@@ -275,17 +276,17 @@ class Trainer:
         ``onload_engines`` raise PublishError, each time, and retry afterwards.
         """
         with self.session.steps.publishing():
-            return self.session.publications.publish(weights, step=step, timeout_s=timeout)
+            return self.session.publisher.publish(weights, step=step, timeout_s=timeout)
 
     @property
     def publisher(self) -> "Publisher":
         """Return the publisher, which writes and sends weights; imports torch at its first use."""
-        return self.session.publications.publisher
+        return self.session.publisher
 
     def tick(self, *, step: int | None = None, timeout: float = 600.0) -> int:
         """Publish the next version with unchanged weights: a step without update, as in a critic's warm-up (T13)."""
         with self.session.steps.publishing():
-            return self.session.publications.tick(step=step, timeout_s=timeout)
+            return self.session.publisher.tick(step=step, timeout_s=timeout)
 
     def tell_wait(self, what: str | Cause | None) -> None:
         """Show in `penstock why` what the caller waits for outside of these calls; '' ends it. Returns at once."""
@@ -307,7 +308,7 @@ class Trainer:
 
         Blocks as :meth:`offload_engines`.
         """
-        self.session.publications.settle()
+        self.session.settle()
         self.session.engines.onload(tags, timeout)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
@@ -340,16 +341,16 @@ class Trainer:
 
         Raises PublishError if it does not exist any more. Blocks for one round trip.
         """
-        return self.session.publications.pin(version, name)
+        return self.session.publisher.pin(version, name)
 
     def unpin(self, name: str) -> None:
         """Remove the pin ``name``, so that its folder may be deleted."""
-        self.session.publications.unpin(name)
+        self.session.publisher.unpin(name)
 
     @property
     def weights_dir(self) -> Path:
         """Return the folder of published versions."""
-        return self.session.publications.folder
+        return weights_dir_of(self.config)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in the trainer's own checkpoint; equal on all ranks (T15)."""

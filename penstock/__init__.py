@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from penstock.consumers.scorer import Scorer as Scorer
     from penstock.consumers.scorer import score as score
     from penstock.consumers.trainer import Trainer as Trainer
+    from penstock.consumers.weights.sender import Sender as Sender
     from penstock.consumers.weights.sources import Shards as Shards
     from penstock.consumers.weights.sources import concatenated as concatenated
-    from penstock.consumers.weights.transports.sender import Sender as Sender
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import DataEnded as DataEnded
     from penstock.errors import JudgeError as JudgeError
@@ -91,7 +91,7 @@ _LAZY = {
     "SampleHook": "penstock.hooks.signatures",
     "Score": "penstock.consumers.scorer",
     "Scorer": "penstock.consumers.scorer",
-    "Sender": "penstock.consumers.weights.transports.sender",
+    "Sender": "penstock.consumers.weights.sender",
     "Shards": "penstock.consumers.weights.sources",
     "Trackers": "penstock.consumers.grpo.trackers.trackers",
     "Trainer": "penstock.consumers.trainer",

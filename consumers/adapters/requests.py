@@ -23,6 +23,7 @@ from penstock.consumers.adapters.rows import RowArrays, rows_of
 from penstock.consumers.batch import behaviour
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.reader import check_reading
+from penstock.consumers.clock import weights_dir_of
 from penstock.consumers.session import Session
 from penstock.consumers.subscription.rank import job_of
 from penstock.consumers.subscription.subscriber import ALONE
@@ -185,7 +186,7 @@ class Requests:
             # To Redis this looks like a trainer restored to its current position.
             self.session.go_back(self._published, self.session.clock.seen)
         with self.session.steps.publishing():
-            version = self.session.publications.publish(weights, step=step, timeout_s=timeout)
+            version = self.session.publisher.publish(weights, step=step, timeout_s=timeout)
         self._published = self.session.progress.position
         return version
 
@@ -199,7 +200,7 @@ class Requests:
 
     def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
         """Restore GPU memory of the engines, see ``Trainer.onload_engines``."""
-        self.session.publications.settle()
+        self.session.settle()
         self.session.engines.onload(tags, timeout)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
@@ -216,16 +217,16 @@ class Requests:
 
     def pin(self, version: int, name: str) -> Path:
         """Keep a version's folder, see ``Trainer.pin``."""
-        return self.session.publications.pin(version, name)
+        return self.session.publisher.pin(version, name)
 
     def unpin(self, name: str) -> None:
         """Remove a pin, see ``Trainer.unpin``."""
-        self.session.publications.unpin(name)
+        self.session.publisher.unpin(name)
 
     @property
     def weights_dir(self) -> Path:
         """Return the folder of published versions."""
-        return self.session.publications.folder
+        return weights_dir_of(self.config)
 
     def tell_wait(self, what: str | Cause | None) -> None:
         """Report what the caller is blocked on, see ``Trainer.tell_wait``."""

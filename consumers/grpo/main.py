@@ -16,7 +16,7 @@ from torch import multiprocessing
 
 from penstock.config import Config
 from penstock.consumers.grpo.loop import make_loop
-from penstock.consumers.weights.transports.sender import sender_of
+from penstock.consumers.weights.sender import sender_of
 from penstock.errors import EXIT_CONFIG, EXIT_INTERRUPT, ConfigError, PenstockError
 from penstock.system.logs import set_up
 from penstock.system.out_of_memory import trainer_error

@@ -79,7 +79,8 @@ class Arena:
             for name, tensor in bucket if failure is None else ():
                 try:
                     place = places.of(tensor)
-                    check.copy(name, tensor.detach(), place)
+                    place.copy_(tensor.detach(), non_blocking=True)
+                    check.add(name, tensor.detach())
                 except (RuntimeError, MemoryError, OSError) as exc:
                     failure = exc
                     break

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from penstock.config import Config
-from penstock.consumers.weights.publish import Written
+from penstock.consumers.weights.write import Written
 from penstock.errors import DiskFull, PublishError
 from penstock.records.causes import Cause
 from penstock.records.publication import Publication, is_abandoned

@@ -1,7 +1,7 @@
 """The transports of weights: names, modules of both sides, and requirements.
 
-The trainer's classes are in ``consumers/weights/transports``, the workers' in ``workers/weights/receive``; both are
-imported at first use. A user's own transport is named by the import path of its trainer's class, ``module:Class``,
+The trainer's classes are in ``consumers/weights``, the workers' in ``workers/weights/receive``; both are imported at
+first use. A user's own transport is named by the import path of its trainer's class, ``module:Class``,
 which names the worker's class; its requirements are unknown.
 """
 

@@ -53,7 +53,7 @@ async def publish_spoilt(trainer: Trainer, model: Any, version: int) -> list[flo
     assert await asyncio.to_thread(trainer.publish, model) == version
     for parameter in model.parameters():
         parameter.data.zero_()
-    copies = [arena.copy for arena in trainer.session.publications.behind._arenas if arena.copy is not None]
+    copies = [arena.copy for arena in trainer.session.publisher.writer._arenas if arena.copy is not None]
     assert all(one.is_pinned() for copy in copies for _, one in copy.tensors({}))
     return wanted
 
@@ -67,7 +67,7 @@ async def check_was_sent(trainer: Trainer, worker: Worker, version: int, wanted:
 
 
 async def check_folder(trainer: Trainer, version: int, tensors: dict[str, torch.Tensor]) -> None:
-    await asyncio.to_thread(trainer.session.publications.settle)
+    await asyncio.to_thread(trainer.session.settle)
     files = (trainer.weights_dir / f"v{version:08d}").glob("*.safetensors")
     written = {name: one for file in files for name, one in load_file(file).items()}
     assert len(written) > 10

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.consumers.clock import Clock
 from penstock.consumers.trainer import Trainer
-from penstock.consumers.weights import publish as files
+from penstock.consumers.weights import write as files
 from penstock.errors import PublishError
 from tests.integration.parts import publish
 

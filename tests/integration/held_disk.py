@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.consumers.weights import publish as files
+from penstock.consumers.weights import write as files
 from tests.integration.parts import PATIENCE_S
 
 

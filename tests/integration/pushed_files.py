@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from penstock.consumers.weights.transfer import Bucket
-from penstock.consumers.weights.transports.ipc import CudaIpc
+from penstock.consumers.weights.ipc import CudaIpc
+from penstock.consumers.weights.sender import Bucket
 from penstock.errors import EngineError
 from penstock.protocol.engine_http import fetch
 

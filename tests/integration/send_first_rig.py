@@ -29,7 +29,7 @@ RUN = "actor"
 #: What the processes of these tests import, which takes them more than all else that they do.
 IMPORTS = (
     "penstock.console.cli.part", "penstock.workers.main", "penstock.consumers.weights.publisher",
-    "penstock.consumers.weights.behind",
+    "penstock.consumers.weights.checkpoint_writer",
     "transformers.models.auto.tokenization_auto", "tests.integration.sent_files", "tests.integration.test_transfers",
     "tests.integration.worker_parts",
 )  # fmt: skip

@@ -12,22 +12,22 @@ from typing import Any
 
 from penstock.consumers.clock import Clock
 from penstock.consumers.trainer import Trainer
-from penstock.consumers.weights.behind import Behind, FolderWriter
-from penstock.consumers.weights.transfer import Transfer
+from penstock.consumers.weights.checkpoint_writer import CheckpointWriter
+from penstock.consumers.weights.sender import Transfer
 from tests.integration.test_transfers import load
 
 #: Point -> what is called there, and whether that is done before.
 POINTS: dict[str, tuple[type, str, bool]] = {
-    "copied": (Behind, "take", True),
+    "copied": (CheckpointWriter, "copy", True),
     "claimed": (Clock, "claim", True),
     "announced": (Clock, "announce", True),
     "decided": (Transfer, "await_held", False),
     "held": (Transfer, "await_held", True),
     "nothing sent": (Transfer, "tell", False),
     "half sent": (Transfer, "await_received", False),
-    "sent": (FolderWriter, "put", False),
-    "folder written, nobody told": (Behind, "_announce", False),
-    "whole": (Behind, "_announce", True),
+    "sent": (CheckpointWriter, "put", False),
+    "folder written, nobody told": (CheckpointWriter, "_announce", False),
+    "whole": (CheckpointWriter, "_announce", True),
 }
 
 
@@ -55,7 +55,7 @@ def main(config: str, first: str, second: str, point: str, how: str = "SIGKILL")
             time.sleep(0.02)
         at(point, lambda: os.kill(os.getpid(), signal.Signals[how]))
         trainer.publish(load(second))
-        trainer.session.publications.settle()
+        trainer.session.settle()
 
 
 if __name__ == "__main__":

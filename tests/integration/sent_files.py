@@ -7,8 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from penstock.consumers.weights.transfer import Transfer
-from penstock.consumers.weights.transports.sender import Sender
+from penstock.consumers.weights.sender import Sender, Transfer
 from penstock.workers.weights.receive.receive import Arrival, Receiver
 
 SENT = "sent-"

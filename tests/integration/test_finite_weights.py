@@ -66,7 +66,7 @@ def test_T16_nan_is_never_announced_and_the_run_goes_on_with_the_weights_before(
     assert skipped.samples[0].value == 2
 
     assert train(trainer, GOOD) == 5
-    assert trainer.session.publications.skipped_in_a_row == 0
+    assert trainer.session.publisher.skipped_in_a_row == 0
     assert second.version == 2
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from penstock.config import Config
 from penstock.consumers.clock import versions_in
 from penstock.consumers.trainer import Trainer
-from penstock.consumers.weights import publish as files
+from penstock.consumers.weights import write as files
 from penstock.consumers.weights.claim import claimed
 from penstock.errors import DiskFull
 from penstock.records.keys import Keys

@@ -10,7 +10,7 @@ import redis
 from safetensors.torch import load_file
 
 from penstock.config import Config
-from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.write import write_weights
 from penstock.records.causes import WeightsUnwritten
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication, Whole

@@ -94,11 +94,11 @@ async def test_what_is_whole_is_loaded_where_the_newest_is_not(
                 await until(lambda: has.version == 1)
                 disk.may_write.clear()
                 assert await step(trainer, models[2]) == 2
-                behind = trainer.session.publications.behind
-                await until(lambda: behind.writer._writing is not None)
+                writer = trainer.publisher.writer
+                await until(lambda: writer._writing is not None)
                 assert await step(trainer, models[3]) == 3
                 await until(lambda: worker_play.is_blocked(client, keys, "weights", WeightsUnwritten, version=3))
-                real, held = behind._announce, threading.Event()
+                real, held = writer._announce, threading.Event()
 
                 def tell(control: Any, told: Any) -> None:
                     real(control, told)
@@ -106,7 +106,7 @@ async def test_what_is_whole_is_loaded_where_the_newest_is_not(
                         disk.may_write.clear()
                     held.set()
 
-                behind._announce = tell  # type: ignore[method-assign]
+                writer._announce = tell  # type: ignore[method-assign]
                 disk.may_write.set()
                 await until(held.is_set)
                 await until(lambda: has.version == 2, limit_s=10)

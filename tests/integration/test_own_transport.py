@@ -35,7 +35,7 @@ Make = Callable[..., Config]
 KILLED = """
 import os, signal, sys, time
 from penstock.consumers.trainer import Trainer
-from penstock.consumers.weights.transfer import Transfer
+from penstock.consumers.weights.sender import Transfer
 from tests.integration.test_transfers import load
 with Trainer(sys.argv[1]) as trainer:
     again = {"run": trainer.config.run, "subscription": trainer.name, "batch": 0}

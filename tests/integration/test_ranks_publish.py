@@ -123,7 +123,7 @@ def test_T16_every_rank_has_the_verdict_of_rank_0_on_weights_that_are_not_finite
         assert other.stdout.readline() == "published 1\n"
 
         # A new version needs a batch that both ranks committed, which is not the subject here.
-        monkeypatch.setattr(trainer.session.publications, "_announce_again", lambda *_: 1)
+        monkeypatch.setattr(trainer.session.publisher, "_announce_again", lambda *_: 1)
         assert trainer.publish(bad) == 1
         assert other.stdout.readline() == "published 1\n"
 

@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_next_version_is_folder_
 ) -> None:
     disk.failure = PublishError("the disk is broken.")
     step(trainer)
-    until(lambda: trainer.session.publications.behind.writer.owes)
+    until(lambda: trainer.session.publisher.writer.owes)
     with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, because .*the disk is broken"):
         trainer.session._keep_announced()
     with pytest.raises(PublishError, match="Version 2 is announced"):
@@ -225,9 +225,9 @@ def test_what_is_left_is_written_at_the_end(
             disk.may_write.clear()
             step(trainer)
             until(lambda: disk.begun == [1, 2])
-            writer = trainer.session.publications.behind.writer
+            writer = trainer.session.publisher.writer
             join = writer.close
-            monkeypatch.setattr(writer, "close", lambda tell: (disk.may_write.set(), join(tell)))
+            monkeypatch.setattr(writer, "close", lambda: (disk.may_write.set(), join()))
             assert told(client, keys) == []
         assert told(client, keys) == [2]
         assert folders(trainer) == [1, 2]
@@ -239,7 +239,7 @@ def test_a_folder_that_failed_is_tried_again_where_nothing_can_be_published(
     """A trainer that waits for a batch has nothing new to publish: the words must not be its end."""
     for _ in range(7):
         step(trainer)
-    trainer.session.publications.settle()
+    trainer.session.settle()
     disk.failure = PublishError("the disk is broken.")
     step(trainer)
     until(lambda: disk.begun[-1] == 9)

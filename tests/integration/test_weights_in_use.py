@@ -7,7 +7,7 @@ import torch
 from penstock.config import ModelConfig
 from penstock.consumers.clock import versions_in
 from penstock.consumers.trainer import Trainer
-from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.write import write_weights
 from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until

@@ -35,8 +35,8 @@ from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig  # noqa: E402
 
 from penstock.consumers.weights.converter import megatron_places, megatron_to_hf  # noqa: E402
-from penstock.consumers.weights.publish import write_weights  # noqa: E402
 from penstock.consumers.weights.sources import Shards  # noqa: E402
+from penstock.consumers.weights.write import write_weights  # noqa: E402
 
 # 0.16.1 without TransformerEngine: it is taken for installed here, and looked for by a name that is not defined there.
 multi_latent_attention.HAVE_TE = False

@@ -262,7 +262,7 @@ STEPS: dict[tuple[str, str], Hook] = {
     # A trainer says so once its weights have seen the batch.
     ("penstock.consumers.session", "Session.commit"): Hook("train", _batch, _done),
     # What is announced without a folder is what was copied last.
-    ("penstock.consumers.weights.behind", "Behind.take"): Hook("copy", lambda args: {}, _copy),
+    ("penstock.consumers.weights.checkpoint_writer", "CheckpointWriter.copy"): Hook("copy", lambda args: {}, _copy),
     ("penstock.workers.jobs.sampling", "sampling_for"): Hook(
         "sampling",
         lambda args: {"job": args["job"].id},

@@ -8,7 +8,7 @@ import pytest
 from penstock.consumers.session import Session
 
 
-@pytest.mark.parametrize("failing", ["evaluations", "steps", "publications", "subscription", "reader", "spans"])
+@pytest.mark.parametrize("failing", ["evaluations", "steps", "publisher", "subscription", "reader", "spans"])
 def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     """The subscription above all: its heartbeat would hold it, and the next trainer would be refused."""
     ended: list[str] = []
@@ -24,7 +24,7 @@ def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     session: Any = Session.__new__(Session)
     session._exporter = None
     session.steps = SimpleNamespace(close=ending("steps"))
-    session.publications = SimpleNamespace(close=ending("publications"))
+    session._publisher = SimpleNamespace(close=ending("publisher"))
     session.subscriber = SimpleNamespace(leave=ending("subscription"))
     session.reader = SimpleNamespace(close=ending("reader"))
     session._spans = SimpleNamespace(close=ending("spans"))
@@ -34,4 +34,4 @@ def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     with pytest.raises(RuntimeError, match=failing):
         session.close()
 
-    assert ended == ["evaluations", "steps", "publications", "subscription", "reader", "spans"]
+    assert ended == ["evaluations", "steps", "publisher", "subscription", "reader", "spans"]

@@ -114,16 +114,16 @@ def test_a_copy_its_announcement_and_its_folder_have_one_name_and_other_weights_
 import contextlib, pathlib
 from types import SimpleNamespace
 from safetensors.torch import load_file
-from penstock.consumers.weights.behind import Behind
-from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.checkpoint_writer import CheckpointWriter
+from penstock.consumers.weights.write import write_weights
 from penstock.consumers.weights.sources import as_source
 from penstock.records.publication import Whole
 model = pathlib.Path({str(model)!r})
 config = SimpleNamespace(model=SimpleNamespace(path=str(model)))
-behind = Behind(config, None, None, in_use=None, offer=None)
+writer = CheckpointWriter(config, None, None)
 weights = load_file(model / "model.safetensors")
 for version in (1, 2):
-    copy = behind.take(as_source(weights))
+    copy = writer.copy(as_source(weights))
     one = Publication("m", version, "disk", "", through=version, layout=copy.layout_digest)
     how = dict(owner="o", gen=2, model="m", version=version, through=version, step=1, record=one.to_bytes())
     scripts.publish(keys, "actor", **how).parse([b"published", version])

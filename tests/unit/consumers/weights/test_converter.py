@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen2Config, Qwen3MoeConfig
 
 from penstock.consumers.weights.converter import megatron_places, megatron_to_hf
-from penstock.consumers.weights.publish import write_weights
 from penstock.consumers.weights.sources import concatenated, load_converter
+from penstock.consumers.weights.write import write_weights
 from penstock.errors import ConfigError, PublishError
 
 DATA = Path(__file__).parents[3] / "data"

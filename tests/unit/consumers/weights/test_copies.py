@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from penstock.consumers.weights import copies
 from penstock.consumers.weights.claim import claim, claimed
 from penstock.consumers.weights.copies import ALIGN_BYTES, Arena
-from penstock.consumers.weights.publish import write_weights
 from penstock.consumers.weights.sources import as_source
+from penstock.consumers.weights.write import write_weights
 from penstock.errors import PublishError
 from penstock.weights.index import layout_digest, read_index
 

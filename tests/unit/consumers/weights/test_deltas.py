@@ -9,7 +9,7 @@ import pytest
 
 from penstock.consumers.clock import versions_in
 from penstock.consumers.weights.deltas import Deltas
-from penstock.consumers.weights.publish import Written
+from penstock.consumers.weights.write import Written
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
 from penstock.weights.delta_chain import Catalog, catalog_of, find_chains

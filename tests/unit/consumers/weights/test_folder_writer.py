@@ -2,15 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.consumers.weights.behind import FolderWriter, Task
+from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, _Task
 from penstock.consumers.weights.copies import Copy
 from penstock.errors import DiskFull, PublishError
 from penstock.records.causes import Cause
-from penstock.records.publication import Publication
 
 PATIENCE_S = 60.0
 
@@ -25,13 +25,24 @@ class Disk:
         self.may_go_on = threading.Event()
         self.failure: Exception | None = None
 
-    def write(self, task: Task, gives_up: Callable[[], bool]) -> None:
-        self.begun.append(task.publication.version)
+    def write(self, task: _Task) -> None:
+        self.begun.append(task.version)
         self.is_begun.set()
         assert self.may_go_on.wait(PATIENCE_S)
         if self.failure is not None:
             raise self.failure
-        self.done.append(task.publication.version)
+        self.done.append(task.version)
+
+
+class Writer(CheckpointWriter):
+    """Writes to a ``Disk``; keeps the causes of its waits."""
+
+    def __init__(self, write: Callable[[_Task], None]) -> None:
+        self.causes: list[Cause | None] = []
+        subscriber: Any = SimpleNamespace(waiting=SimpleNamespace(blocked_on=self.causes.append))
+        config: Any = None
+        super().__init__(config, subscriber, None)
+        self._write = write  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -40,40 +51,39 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def writer(disk: Disk) -> Iterator[FolderWriter]:
-    made = FolderWriter(disk.write)
+def writer(disk: Disk) -> Iterator[Writer]:
+    made = Writer(disk.write)
     yield made
     disk.may_go_on.set()
     made.close()
 
 
-def put(writer: FolderWriter, version: int) -> Copy:
+def put(writer: Writer, version: int) -> Copy:
     copy = Copy([])
-    writer.put(Publication("policy", version, "disk", ""), copy)
+    writer.put(version, copy)
     return copy
 
 
-def test_what_is_begun_is_ended_and_of_what_waits_the_newest_is_next(disk: Disk, writer: FolderWriter) -> None:
+def test_what_is_begun_is_ended_and_of_what_waits_the_newest_is_next(disk: Disk, writer: Writer) -> None:
     first = put(writer, 1)
     assert disk.is_begun.wait(PATIENCE_S)
     put(writer, 2)
-    assert writer.drop() is first, "its copy must not be touched"
+    assert writer._drop_waiting() is first, "its copy must not be touched"
     assert writer.owes
     put(writer, 3)
     assert not writer.owes
     disk.may_go_on.set()
-    told: list[Cause | None] = []
-    writer.settle(told.append)
+    writer.settle()
     assert disk.done == disk.begun == [1, 3]
-    assert told[-1] is None
-    assert writer.drop() is None
+    assert writer.causes[-1] is None
+    assert writer._drop_waiting() is None
 
 
-def test_a_version_whose_copy_went_is_owed_until_another_is_there(disk: Disk, writer: FolderWriter) -> None:
+def test_a_version_whose_copy_went_is_owed_until_another_is_there(disk: Disk, writer: Writer) -> None:
     put(writer, 1)
     assert disk.is_begun.wait(PATIENCE_S)
     put(writer, 2)
-    writer.drop()
+    writer._drop_waiting()
     disk.may_go_on.set()
     with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder.*publish again"):
         writer.settle()
@@ -82,9 +92,7 @@ def test_a_version_whose_copy_went_is_owed_until_another_is_there(disk: Disk, wr
 
 
 @pytest.mark.parametrize("failure", [PublishError("the disk is broken."), DiskFull("no room."), ZeroDivisionError()])
-def test_a_folder_that_is_not_written_is_said_in_every_call(
-    disk: Disk, writer: FolderWriter, failure: Exception
-) -> None:
+def test_a_folder_that_is_not_written_is_said_in_every_call(disk: Disk, writer: Writer, failure: Exception) -> None:
     disk.failure = failure
     disk.may_go_on.set()
     put(writer, 4)
@@ -103,7 +111,7 @@ def test_a_folder_that_is_not_written_is_said_in_every_call(
     assert disk.done == [4, 5]
 
 
-def test_what_is_tried_once_more_is_owed_and_not_said_meanwhile(disk: Disk, writer: FolderWriter) -> None:
+def test_what_is_tried_once_more_is_owed_and_not_said_meanwhile(disk: Disk, writer: Writer) -> None:
     disk.failure = PublishError("the disk is broken.")
     disk.may_go_on.set()
     put(writer, 4)
@@ -122,11 +130,11 @@ def test_what_is_tried_once_more_is_owed_and_not_said_meanwhile(disk: Disk, writ
     assert disk.begun == [4, 4]
 
 
-def test_of_two_without_a_folder_the_newest_is_named(disk: Disk, writer: FolderWriter) -> None:
+def test_of_two_without_a_folder_the_newest_is_named(disk: Disk, writer: Writer) -> None:
     put(writer, 1)
     assert disk.is_begun.wait(PATIENCE_S)
     put(writer, 2)
-    writer.drop()
+    writer._drop_waiting()
     disk.failure = PublishError("the disk is broken.")
     disk.may_go_on.set()
     with pytest.raises(PublishError, match=r"Version 2 is announced and has no folder, because its copy .*: publish"):
@@ -136,35 +144,35 @@ def test_of_two_without_a_folder_the_newest_is_named(disk: Disk, writer: FolderW
 def test_at_the_end_nothing_is_promised(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     disk.failure = PublishError("the disk is broken.")
     disk.may_go_on.set()
-    writer = FolderWriter(disk.write)
+    writer = Writer(disk.write)
     put(writer, 4)
     writer.close()
     assert caplog.messages[-1].startswith("Version 4 is announced and has no folder")
     assert caplog.messages[-1].endswith("the disk is broken: publish again.")
 
 
-def test_what_failed_is_not_tried_again_when_its_copy_is_gone(disk: Disk, writer: FolderWriter) -> None:
+def test_what_failed_is_not_tried_again_when_its_copy_is_gone(disk: Disk, writer: Writer) -> None:
     disk.failure = PublishError("the disk is broken.")
     disk.may_go_on.set()
     put(writer, 4)
     writer.rest()
-    writer.drop()
+    writer._drop_waiting()
     for _ in range(2):
         with pytest.raises(PublishError, match=r"Version 4 is announced and has no folder.*: publish again"):
             writer.settle()
     assert disk.begun == [4]
 
 
-def test_a_failure_of_what_is_not_the_newest_keeps_nobody(disk: Disk, writer: FolderWriter) -> None:
+def test_a_failure_of_what_is_not_the_newest_keeps_nobody(disk: Disk, writer: Writer) -> None:
     put(writer, 1)
     assert disk.is_begun.wait(PATIENCE_S)
     disk.failure = PublishError("gone")
     put(writer, 2)
 
-    def write(task: Task, gives_up: Callable[[], bool]) -> None:
-        if task.publication.version == 1:
-            assert gives_up(), "a newer one has its folder instead"
-        disk.done.append(task.publication.version)
+    def write(task: _Task) -> None:
+        if task.version == 1:
+            assert writer._is_room_unneeded(), "a newer one has its folder instead"
+        disk.done.append(task.version)
 
     writer._write = write  # type: ignore[method-assign]
     disk.may_go_on.set()
@@ -173,7 +181,7 @@ def test_a_failure_of_what_is_not_the_newest_keeps_nobody(disk: Disk, writer: Fo
 
 
 def test_the_end_waits_for_what_was_put(disk: Disk) -> None:
-    writer = FolderWriter(disk.write)
+    writer = Writer(disk.write)
     put(writer, 1)
     assert disk.is_begun.wait(PATIENCE_S)
     put(writer, 2)
@@ -189,4 +197,4 @@ def test_no_thread_is_made_for_nothing() -> None:
     def never(*_: Any) -> None:
         raise AssertionError
 
-    FolderWriter(never).close()
+    Writer(never).close()

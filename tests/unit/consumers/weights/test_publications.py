@@ -1,5 +1,6 @@
 """What a trainer says of a version is what workers read, or nothing is written and announced."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.consumers.clock import Clock
-from penstock.consumers.weights.publications import Publications, _whole
+from penstock.consumers.weights.publisher import Publisher, _whole
 from penstock.errors import ProtocolError, PublishError
 from penstock.records.publication import Publication
 
@@ -19,22 +20,25 @@ class Untouched:
         raise AssertionError(name)
 
 
-def publications() -> Publications:
-    config: Any = SimpleNamespace(trainer=SimpleNamespace(weights_dir="/weights"))
-    subscriber: Any = SimpleNamespace(seat=SimpleNamespace(drives=True, leads=True))
+def publisher(tmp_path: Path) -> Publisher:
+    config: Any = SimpleNamespace(
+        model=SimpleNamespace(name="policy"),
+        trainer=SimpleNamespace(weights_dir=str(tmp_path), transport="disk", rank_timeout_s=1.0),
+        serving=SimpleNamespace(enabled=False),
+    )
+    untouched, seat = Untouched(), SimpleNamespace(drives=True, leads=True)
+    subscriber: Any = SimpleNamespace(keys=None, control=untouched, waiting=untouched, model="policy", seat=seat)
     clock: Any = SimpleNamespace(must_publish=False)
-    made = Publications(config, subscriber, clock, Untouched())  # type: ignore[arg-type]
-    made._publisher = SimpleNamespace(begin=lambda *_: None, failed=lambda *_: None)  # type: ignore[assignment]
-    return made
+    return Publisher(config, subscriber, clock, untouched)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step", [1.0, "1", 2**63, -(2**63) - 1, np.float32(1)])
-def test_a_step_that_no_worker_could_read_is_refused_before_anything_is_written(step: Any) -> None:
+def test_a_step_that_no_worker_could_read_is_refused_before_anything_is_written(tmp_path: Path, step: Any) -> None:
     source: Any = SimpleNamespace(is_sharded=False, tensors=lambda config: iter(()))
     with pytest.raises(PublishError, match="step"):
-        publications().publish(source, step=step, timeout_s=1)
+        publisher(tmp_path).publish(source, step=step, timeout_s=1)
     with pytest.raises(PublishError, match="step"):
-        publications().tick(step=step, timeout_s=1)
+        publisher(tmp_path).tick(step=step, timeout_s=1)
 
 
 def test_steps_of_any_kind_of_integer_are_taken() -> None:

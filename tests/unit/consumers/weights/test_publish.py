@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from penstock.consumers.clock import versions_in
-from penstock.consumers.weights import publish
-from penstock.consumers.weights.publish import Written, write_weights
+from penstock.consumers.weights import write
+from penstock.consumers.weights.write import Written, write_weights
 from penstock.errors import PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.weights.index import INDEX_FILE, in_buckets, read_index
@@ -149,7 +149,7 @@ def test_T16_what_reads_back_different_is_never_a_version(
 ) -> None:
     into = tmp_path / "weights"
     write_weights(tiny_model(), source, into, 1)
-    monkeypatch.setattr(publish, "save", damage(kind))
+    monkeypatch.setattr(write, "save", damage(kind))
     with pytest.raises(PublishError, match=sentence):
         write_weights(tiny_model(1), source, into, 2)
     assert [path.name for path in into.iterdir()] == ["v00000001"]
@@ -162,7 +162,7 @@ def test_a_kill_before_the_rename_leaves_no_version_and_the_next_one_cleans_up(
     child = os.fork()
     if not child:  # as by kill -9: no handler runs
         try:
-            monkeypatch.setattr(publish, "_put_in_place", lambda *_: os._exit(9))
+            monkeypatch.setattr(write, "_put_in_place", lambda *_: os._exit(9))
             write_weights({"a": torch.ones(3)}, source, into, 1)
         finally:
             os._exit(0)

@@ -7,8 +7,7 @@ import pytest
 
 from penstock.config import Config, TrainerConfig
 from penstock.consumers.weights import publisher
-from penstock.consumers.weights.transfer import Transfer
-from penstock.consumers.weights.transports.sender import Sender
+from penstock.consumers.weights.sender import Sender, Transfer
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
@@ -32,9 +31,11 @@ def test_a_sender_sets_its_process_up_before_it_is_made(monkeypatch: pytest.Monk
     monkeypatch.setattr(publisher, "sender_of", lambda name: {"nccl": Own}[name])
     values = {"run": "x", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
     config = Config.model_validate(values | {"trainer": {"transport": "nccl", "device": "cuda"}})
-    unused: Any = SimpleNamespace(keys=Keys("x"), control=None, waiting=None)
+    unused: Any = SimpleNamespace(
+        keys=Keys("x"), control=None, waiting=None, model="policy", seat=SimpleNamespace(leads=False)
+    )
 
-    made = publisher.Publisher(config, unused)
+    made = publisher.Publisher(config, unused, unused, unused)
 
     assert isinstance(made.sender, Own)
     assert did == ["set up", "made"]
@@ -47,8 +48,8 @@ def test_a_sender_that_cannot_end_keeps_nobody_from_it() -> None:
         def abandon(self) -> None:
             raise RuntimeError("the device is gone")
 
-    made = publisher.Publisher.__new__(publisher.Publisher)
-    made.sender = Stuck(TrainerConfig())
+    made: Any = publisher.Publisher.__new__(publisher.Publisher)
+    made.sender, made.writer, made._serving = Stuck(TrainerConfig()), SimpleNamespace(close=lambda: None), None
     made.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.consumers.weights.deltas import Deltas
-from penstock.consumers.weights.publish import Written
+from penstock.consumers.weights.write import Written
 from penstock.errors import PublishError
 from penstock.records.causes import Cause, ObjectStoreFailing
 from penstock.records.publication import Publication

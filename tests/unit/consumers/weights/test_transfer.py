@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from penstock.config import TrainerConfig
-from penstock.consumers.weights.publisher import deliver
-from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
-from penstock.consumers.weights.transports.sender import Sender
+from penstock.consumers.weights.sender import Bucket, Sender, Transfer, TransferFailed, deliver
 from penstock.errors import EngineError, ProtocolError, PublishError, QueueUnavailable
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.records.keys import Keys
@@ -48,7 +46,7 @@ def a_transfer(redis: Redis, walk: Iterator[Bucket] | None = None) -> Transfer:
     control: Any = redis
     waiting: Any = SimpleNamespace(end=lambda: None)
     transfer = Transfer(
-        publication, TrainerConfig(), lambda: walk or iter(()), keys=Keys("run"), control=control, waiting=waiting
+        publication, TrainerConfig(), walk or iter(()), keys=Keys("run"), control=control, waiting=waiting
     )
     transfer.workers = {name: Enrollment(name, "http://127.0.0.1:1", 1) for name in ("a", "b")}
     return transfer

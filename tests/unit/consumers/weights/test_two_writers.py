@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from penstock.consumers.weights.claim import claim, claimed
-from penstock.consumers.weights.publish import write_weights
+from penstock.consumers.weights.write import write_weights
 from penstock.errors import PublishError
 
 PATIENCE_S = 60.0

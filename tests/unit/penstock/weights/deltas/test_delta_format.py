@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.consumers.weights.publish import Written
+from penstock.consumers.weights.write import Written
 from penstock.errors import PublishError
 from penstock.weights import delta_format
 from penstock.weights.delta_format import MAGIC, WeightsFolder, apply_delta, write_delta

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.consumers.weights.publish import Written, write_weights
+from penstock.consumers.weights.write import Written, write_weights
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8, torch.int64, torch.float64]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from penstock.config import TrainerConfig
-from penstock.consumers.weights.transfer import Bucket, TransferFailed
-from penstock.consumers.weights.transports import ipc
+from penstock.consumers.weights import ipc
+from penstock.consumers.weights.sender import Bucket, TransferFailed
 from penstock.protocol.transfers import Enrollment
 
 #: What becomes of the engine that does not hold still.

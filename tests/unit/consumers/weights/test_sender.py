@@ -8,8 +8,7 @@ import pytest
 from penstock.config import Config, TrainerConfig
 from penstock.config.transport import TRANSPORTS
 from penstock.consumers.weights.copies import Copy
-from penstock.consumers.weights.transfer import Transfer
-from penstock.consumers.weights.transports.sender import Sender, sender_of
+from penstock.consumers.weights.sender import Sender, Transfer, sender_of
 from penstock.errors import ConfigError
 from penstock.hooks.user_imports import named
 from penstock.records.publication import Publication
@@ -57,9 +56,7 @@ def test_what_is_no_sender_is_refused(name: str) -> None:
         sender_of(name)
 
 
-@pytest.mark.parametrize(
-    "module", ["penstock.consumers.weights.transports.sender", "penstock.workers.weights.receive.receive"]
-)
+@pytest.mark.parametrize("module", ["penstock.consumers.weights.sender", "penstock.workers.weights.receive.receive"])
 def test_looking_one_up_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
-from penstock.consumers.weights.transports.sender import Sender, trainers_device
+from penstock.consumers.weights.sender import Bucket, Sender, Transfer, TransferFailed, trainers_device
 from penstock.errors import EngineError
 from penstock.protocol.engine_http import fetch
 from penstock.system.processes import is_loopback

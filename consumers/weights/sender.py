@@ -1,12 +1,20 @@
-"""Coordinate the transfer of one version to the ready workers, on rank 0 (penstock/protocol/transfers.py)."""
+"""Interface of a transport on the trainer's side, and the transfer of one version that a transport carries out.
+
+    transfer_open ─> workers enroll ─> Sender.send: decide ─> workers freeze their engines ─> weights ─> end
+
+Messages to and from workers go through Redis (penstock/protocol/transfers.py).
+"""
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from penstock.config import TrainerConfig
-from penstock.errors import PublishError
+from penstock.config.transport import TRANSPORTS, transport
+from penstock.errors import ConfigError, Fenced, PublishError, QueueFull, QueueUnavailable
 from penstock.protocol import transfers
 from penstock.protocol.transfers import Decision, Enrollment, Word
 from penstock.protocol.waits import Waiting
@@ -15,16 +23,20 @@ from penstock.records.codec import name_shown
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.redis.control import Control
+from penstock.system.user_code import find
+from penstock.text import format_exc
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+
+    from penstock.consumers.weights.copies import Copy
 
 log = logging.getLogger(__name__)
 
 #: Tensors by the names that the engine loads; at most ``trainer.bucket_bytes``, or one tensor.
-Bucket: TypeAlias = "list[tuple[str, Tensor]]"
+Bucket: TypeAlias = "list[tuple[str, torch.Tensor]]"
 
-_LOOK_S = 0.003
+_POLL_S = 0.003
 #: Polling interval for the workers that will be ready soon.
 _EXPECT_S = 0.5
 
@@ -39,14 +51,14 @@ class Transfer:
     Each of its waits blocks for at most ``timeout_s``, and is reported by `penstock why`.
 
     Args:
-        walk: begins to gather the weights again, bucket by bucket; every rank of a sharded source takes part.
+        walk: gathers the weights, bucket by bucket, from its first item on; every rank of a sharded source takes part.
     """
 
     def __init__(
         self,
         publication: Publication,
         config: TrainerConfig,
-        walk: Callable[[], Iterator[Bucket]],
+        walk: Iterator[Bucket],
         *,
         keys: Keys,
         control: Control,
@@ -61,8 +73,7 @@ class Transfer:
         self.timeout_s, self.bucket_bytes = config.transfer_timeout_s, config.bucket_bytes
         self._deadline = time.monotonic() + self.timeout_s
         self._keys, self._control, self._waiting = keys, control, waiting
-        self._begin_walk = walk
-        self._walk: Iterator[Bucket] | None = None
+        self._walk, self._is_walking = walk, False
         #: Error of the source that aborted the walk.
         self._source_failure: Exception | None = None
         self._is_decided = False
@@ -90,7 +101,7 @@ class Transfer:
             if not missing or not self.left_s:
                 break
             self._waiting.blocked_on(WorkerNotReady(min(missing), self.publication.version, "enroll"))
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         self._waiting.end()
         if missing := wanted - self.workers.keys():
             version = self.publication.version
@@ -114,7 +125,15 @@ class Transfer:
 
     def buckets(self) -> Iterator[Bucket]:
         """Yield full tensors in buckets, on the device where they were gathered. Blocks for the other ranks."""
-        while (bucket := self._next()) is not None:
+        self._is_walking = True
+        while True:
+            try:  # not ``yield from``, which would end the walk if the caller stops early
+                bucket = next(self._walk, None)
+            except Exception as exc:
+                self._source_failure = exc
+                raise
+            if bucket is None:
+                return
             yield bucket
 
     def await_held(self) -> dict[str, str]:
@@ -161,18 +180,9 @@ class Transfer:
                 self.end(worker, failure)
         if self._source_failure is not None:
             raise self._source_failure
-        if self._walk is not None:
+        if self._is_walking:
             for _ in self._walk:
                 pass
-
-    def _next(self) -> "Bucket | None":
-        if self._walk is None:
-            self._walk = self._begin_walk()
-        try:
-            return next(self._walk, None)
-        except Exception as exc:
-            self._source_failure = exc
-            raise
 
     def _decide(self, decision: Decision) -> bool:
         self._is_decided = True
@@ -200,6 +210,111 @@ class Transfer:
             if not missing or time.monotonic() > deadline or (stop_at_failure and any(reports.values())):
                 break
             self._waiting.blocked_on(WorkerNotReady(min(missing), self.publication.version, step))
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         self._waiting.end()
         return reports
+
+
+def trainers_device(config: TrainerConfig) -> "torch.device":
+    """Return ``trainer.device``; for "cuda" the current one, because each rank has its own."""
+    import torch
+
+    is_present = config.device == "cuda"
+    return torch.device("cuda", torch.cuda.current_device()) if is_present else torch.device(config.device)
+
+
+class Sender(ABC):
+    """Send weights to ready engines. Every rank of the trainer has one for its lifetime; rank 0 uses it.
+
+    A version is announced before :meth:`send` is called, and its folder exists or is written later, so an error costs
+    only time: waiting workers are notified and load the folder.
+    """
+
+    #: True: the folder is complete before ``begin``, and named in ``publication.path``, regardless of
+    #: ``trainer.folder_first``.
+    needs_folder: bool = False
+
+    #: ``module:Class`` of the worker's side of a user's own transport.
+    receiver: ClassVar[str] = ""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.config = config
+
+    @classmethod  # noqa: B027
+    def set_up(cls) -> None:
+        """Configure each process of the trainer before it creates a process group."""
+
+    def begin(self, publication: Publication) -> None:  # noqa: B027
+        """Prepare a version that is about to be announced, without any worker; return at once.
+
+        Errors abort ``Trainer.publish``: the version is not announced.
+        """
+
+    def begin_copy(self, publication: Publication, copy: "Copy") -> None:
+        """Prepare, instead of :meth:`begin`, a version that is sent first, with its weights in ``copy``."""
+        self.begin(publication)
+
+    def leave_copies(self) -> None:  # noqa: B027
+        """Wait until no process reads the copies, whose memory is about to be reused. Blocks."""
+
+    @abstractmethod
+    def send(self, transfer: Transfer) -> None:
+        """Send to ``transfer.workers``, at least one: decide on the recipients, then send. Blocks.
+
+        Raises:
+            TransferFailed, or anything else: recipients that were not notified of the end load the folder.
+        """
+
+    def abandon(self) -> None:  # noqa: B027
+        """Discard a failed transfer, so that no process waits in it and the next one starts anew.
+
+        Errors are logged.
+        """
+
+    def close(self) -> None:
+        """Close at the trainer's end. Errors are logged."""
+        self.abandon()
+
+
+def sender_of(name: str) -> type[Sender] | None:
+    """Return the class of ``trainer.transport``; None if nothing is sent. Imports its module; raises ConfigError."""
+    path = transport(name).sender
+    if name in TRANSPORTS:
+        module, _, attribute = path.partition(":")
+        return getattr(import_module(f"penstock.consumers.weights.{module}"), attribute) if path else None
+    found = find(path, "trainer.transport")
+    if not (isinstance(found, type) and issubclass(found, Sender)):
+        raise ConfigError(f"trainer.transport {name} is not a sender: derive its class from penstock.Sender.")
+    return found
+
+
+def deliver(sender: Sender, transfer: Transfer) -> str:
+    """Send the weights; return '' or the error, after which workers load the folder.
+
+    Raises:
+        QueueUnavailable, QueueFull, Fenced: workers cannot be notified.
+    """
+    try:
+        sender.send(transfer)
+    except TransferFailed as exc:
+        failure = str(exc)
+    except (QueueUnavailable, QueueFull, Fenced):
+        quietly(sender.abandon)
+        raise
+    except Exception as exc:  # out of device memory, or any error of a user's sender
+        failure = f"the weights could not be sent ({exc!r})"
+        log.debug("a sender raised", exc_info=True)
+    else:
+        return ""
+    log.warning("transfer of version %d failed, workers load its folder: %s", transfer.publication.version, failure)
+    quietly(sender.abandon)
+    return failure
+
+
+def quietly(end: Callable[[], None]) -> None:
+    """Call a sender's cleanup; log and ignore its errors, as it may be a user's, or its device may be lost."""
+    try:
+        end()
+    except Exception as exc:
+        log.warning("failed to clean up a transfer of weights: %s", format_exc(exc))
+        log.debug("a sender raised", exc_info=True)

@@ -18,8 +18,7 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from penstock.config import TrainerConfig
-from penstock.consumers.weights.transfer import Bucket, Transfer, TransferFailed
-from penstock.consumers.weights.transports.sender import Sender, trainers_device
+from penstock.consumers.weights.sender import Bucket, Sender, Transfer, TransferFailed, trainers_device
 from penstock.names import new_token
 
 log = logging.getLogger(__name__)
