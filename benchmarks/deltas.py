@@ -32,7 +32,6 @@ from urllib.error import URLError
 
 import torch
 import typer
-from penstock.consumers.weights.publish import write_weights
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, patched, redis_server, versions
@@ -45,6 +44,7 @@ from benchmarks.policy import Policy
 from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
+from penstock.consumers.weights.write import write_weights
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
 from penstock.records.job import Job

@@ -39,6 +39,7 @@ from penstock.protocol.memory_control import change, check_tags, revive, watch
 from penstock.protocol.presence import WorkerPresence, live_workers
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
+from penstock.system.extras import needed
 
 if TYPE_CHECKING:
     from penstock.consumers.weights.publisher import Publisher
@@ -198,10 +199,12 @@ class Session:
 
     @property
     def publisher(self) -> "Publisher":
-        """Return the publisher, created at first use; imports torch."""
+        """Return the publisher, created at first use; imports torch. Raises ConfigError if a package is missing."""
         if self._publisher is None:
-            from penstock.consumers.weights.publisher import Publisher
-
+            try:
+                from penstock.consumers.weights.publisher import Publisher
+            except ModuleNotFoundError as exc:
+                raise ConfigError(f"Publishing weights needs {needed(exc.name or '', trains=True)}") from exc
             self._publisher = Publisher(self.config, self.subscriber, self.clock, self.progress, self.tally)
         return self._publisher
 

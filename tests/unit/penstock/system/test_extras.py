@@ -56,10 +56,19 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     assert needed("other.part") == "other, which is not installed here: pip install other."
 
 
-def test_a_name_of_the_trainers_client_is_installed_with_the_trainers_extra() -> None:
+@pytest.mark.parametrize("package", ["aiohttp", "torch"])
+def test_what_publishing_lacks_is_installed_with_the_trainers_extra(package: str) -> None:
     """Workers need aiohttp, too, but their extra lacks what the trainer needs next."""
-    done = run("import sys; sys.modules['aiohttp'] = None; from penstock import Trainer")
-    wanted = "penstock.Trainer needs aiohttp, which is not installed here: pip install 'penstock[trainer]'."
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from penstock.consumers.session import Session
+session = Session.__new__(Session)
+session._publisher = None
+session.publisher
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    wanted = f"Publishing weights needs {package}, which is not installed here: pip install 'penstock[trainer]'."
     assert wanted in done.stderr
 
 
