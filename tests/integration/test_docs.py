@@ -56,7 +56,7 @@ LISTED = {
     "docs/tracing.md: penstock trace digits/0/17": "needs what a run leaves: test_trace.py",
     "docs/tracing.md: job   ": "a diagram",
     "docs/protocol.md: copy -> claim v": "a diagram",
-    "docs/protocol.md: announce v, send": "a diagram",
+    "docs/protocol.md: on this machine?": "a diagram",
     "docs/operations.md: 2026-01-31 12:00:00.123+01:00": "an entry of a log",
     "docs/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
     "docs/metrics.md: scrape_configs:": "settings of Prometheus: tests/wide has such",
