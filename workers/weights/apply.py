@@ -154,47 +154,35 @@ class Updater:
     async def _change(
         self, publication: Publication, policy: Policy, waited: float, receive: Receive | None = None
     ) -> ApplyReport:
-        change = self._load_frozen if policy == "in_place" else self._load_idle
-        return await _to_the_end(change(publication, policy, waited, () if receive is None else (receive,)))
+        return await _to_the_end(self._load(publication, policy, waited, () if receive is None else (receive,)))
 
-    async def _load_frozen(
+    async def _load(
         self, publication: Publication, policy: Policy, waited: float, receive: Sequence[Receive]
     ) -> ApplyReport:
-        engine = self._engine
+        engine, is_frozen = self._engine, policy == "in_place"
         with ExitStack() as hold:
-            self._shut(publication, hold)
-            started = time.perf_counter()
-            await engine.pause()
+            hold.enter_context(self._valves.requests.held(VersionLoading(publication.version)))
+            hold.enter_context(engine.unwatched())
+            started, aborted = time.perf_counter(), engine.num_aborted
+            if is_frozen:
+                await engine.pause()
+            else:
+                await return_all(engine, self._valves)
+            returned, num_aborted = time.perf_counter(), engine.num_aborted - aborted
             try:
                 load_s = await engine.load(publication, *receive)
             except Partial:
                 self._mixed, self._mixed_since = hold.pop_all(), started
                 raise
             except PublishError:
+                if is_frozen:
+                    await engine.resume()
+                raise
+            if is_frozen:
                 await engine.resume()
-                raise
-            await engine.resume()
-            return ApplyReport(publication.version, policy, time.perf_counter() - started, load_s, waited, 0)
-
-    async def _load_idle(
-        self, publication: Publication, policy: Policy, waited: float, receive: Sequence[Receive]
-    ) -> ApplyReport:
-        engine = self._engine
-        with ExitStack() as hold:
-            self._shut(publication, hold)
-            started = time.perf_counter()
-            before = engine.num_aborted
-            await return_all(engine, self._valves)
-            num_aborted = engine.num_aborted - before
-            returned = time.perf_counter()
-            try:
-                load_s = await engine.load(publication, *receive)
-            except Partial:
-                self._mixed, self._mixed_since = hold.pop_all(), started
-                raise
-            ended = time.perf_counter()
-        wait_s = waited if policy == "drain" else returned - started
-        return ApplyReport(publication.version, policy, ended - started, load_s, wait_s, num_aborted)
+            pause_s = time.perf_counter() - started
+        wait_s = waited if policy == "drain" else returned - started if policy == "abort" else 0.0
+        return ApplyReport(publication.version, policy, pause_s, load_s, wait_s, num_aborted)
 
     async def _complete(self, publication: Publication) -> ApplyReport:
         load_s = await self._engine.load(publication)
@@ -202,10 +190,6 @@ class Updater:
             await self._engine.resume()
         pause_s = time.perf_counter() - self._mixed_since
         return ApplyReport(publication.version, "in_place", pause_s, load_s, 0.0, 0)
-
-    def _shut(self, publication: Publication, hold: ExitStack) -> None:
-        hold.enter_context(self._valves.requests.held(VersionLoading(publication.version)))
-        hold.enter_context(self._engine.unwatched())
 
 
 def _refuse_backwards(engine: Engine, publication: Publication) -> None:

@@ -31,7 +31,6 @@ from penstock.workers.weights.memory import Memory
 from penstock.workers.weights.receive.receive import Transfers
 from penstock.workers.weights.select import (
     Adopt,
-    By,
     Decision,
     Keep,
     Load,
@@ -130,8 +129,8 @@ class WeightLoop:
         if isinstance(decision, Load | Adopt | Wait) and target is not None and await self._note_intent(target):
             return 0.0
         match decision:
-            case Load(publication, by):
-                return await self._load(view, publication, by)
+            case Load(publication, is_sent):
+                return await self._load(view, publication, is_sent=is_sent)
             case Adopt(publication):
                 return await self._adopt(publication)
             case Wait(cause, ahead):
@@ -145,7 +144,7 @@ class WeightLoop:
                 return LOOK_S
         return IDLE_S
 
-    async def _load(self, view: View, publication: Publication, by: By) -> float:
+    async def _load(self, view: View, publication: Publication, *, is_sent: bool) -> float:
         services, birth = self._services, self._services.births
         try:
             self.transfers.check(publication)
@@ -155,7 +154,7 @@ class WeightLoop:
             if view.engine.partial >= 0:
                 change = self._updater.complete(here)
             else:
-                change = self._updater.apply(here, self.policy, is_sent=by is By.SEND)
+                change = self._updater.apply(here, self.policy, is_sent=is_sent)
             report = await unless_lost(services.engine_lost, change)
         except NotBegun as exc:
             log.info("%s", exc)

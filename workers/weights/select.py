@@ -23,15 +23,6 @@ class Purpose(StrEnum):
     MEMORY = auto()
 
 
-class By(StrEnum):
-    """Source of weights that are loaded."""
-
-    #: The trainer, over the network or shared memory.
-    SEND = auto()
-    #: A folder on this machine.
-    STORE = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """The state of one engine."""
@@ -93,10 +84,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load these weights."""
+    """Load these weights: from the trainer, over the network or shared memory, or from a folder on this machine."""
 
     publication: Publication
-    by: By
+    is_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +129,7 @@ def select_version(view: View) -> Decision:
         return Keep()
     # An engine that starts needs weights that are complete now (I9).
     if view.purpose is Purpose.START:
-        return next((Load(one, By.STORE) for one in _to_start(view, newest)), Keep())
+        return next((Load(one) for one in _to_start(view, newest)), Keep())
     # Engines crash on these weights.
     if engine.id in view.set_aside:
         return Restart(f"publication {engine.id} was set aside")
@@ -160,7 +151,7 @@ def select_version(view: View) -> Decision:
     if _is_same(view, newest, target):
         return Adopt(target)
     # A send needs no disk. Trainers send the newest alone.
-    return Load(target, By.SEND if view.is_sendable and target is newest else By.STORE)
+    return Load(target, is_sent=view.is_sendable and target is newest)
 
 
 def _is_behind(view: View, newest: Publication) -> bool:
@@ -225,7 +216,7 @@ def _complete(view: View) -> Decision:
             and one.id not in view.set_aside
             and not newest.abandons(one.version)
         ):
-            return Load(one, By.STORE)
+            return Load(one)
     if view.is_late:
         return Restart(f"the engine's weights are mixed (version {partial} was sent in part), and no folder was found")
     return Wait(WeightsUnwritten(partial))

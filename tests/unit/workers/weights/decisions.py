@@ -67,8 +67,8 @@ def view_from_json(found: dict[str, Any]) -> View:
 def decision_to_json(decision: Decision) -> list[str]:
     """Return a decision: its kind, and what it is about."""
     match decision:
-        case Load(publication, by):
-            return ["load", publication.id, str(by)]
+        case Load(publication, is_sent):
+            return ["load", publication.id, "send" if is_sent else "store"]
         case Adopt(publication):
             return ["adopt", publication.id]
         case Wait(cause):

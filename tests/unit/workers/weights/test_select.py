@@ -11,7 +11,6 @@ from penstock.records.causes import CohortRunning, EvaluationRunning, WeightsUnw
 from penstock.records.publication import Publication
 from penstock.workers.weights.select import (
     Adopt,
-    By,
     Decision,
     EngineView,
     Load,
@@ -62,8 +61,8 @@ def view_of(
 def said(decision: Decision) -> Any:
     """A decision in short: what is loaded, what is waited for."""
     match decision:
-        case Load(one, by):
-            return one.version if by is By.STORE else ("send", one.version)
+        case Load(one, is_sent):
+            return ("send", one.version) if is_sent else one.version
         case Adopt(one):
             return ("adopt", one.version)
         case Wait(cause):
@@ -322,7 +321,7 @@ def test_whatever_the_view_no_version_is_loaded_that_may_not_be(view: View) -> N
         assert loaded.id not in view.failed
     elif view.purpose is Purpose.RUN and engine.partial < 0:
         assert loaded.version > engine.version, "versions only increase"
-    if isinstance(decision, Load) and decision.by is By.STORE:
+    if isinstance(decision, Load) and not decision.is_sent:
         assert loaded.is_whole
     if engine.partial >= 0 and view.purpose is not Purpose.START:
         assert loaded.version >= engine.partial
