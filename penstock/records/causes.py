@@ -739,7 +739,7 @@ class WeightsOverLimit(Cause, kind=END, part="worker", subject="limit folder", a
 
 class WeightsDiskFull(Cause, kind=END, part="worker", subject="folder", about=About.REFUSAL):
     text = "room for {num_bytes:,} bytes of weights on the disk of {folder}, which has {free:,}"
-    action = "make room there, or set serving.folder to another disk"
+    action = "make room there, or set serving.folder or worker.copies_dir to another disk"
     folder: str
     num_bytes: int
     free: int

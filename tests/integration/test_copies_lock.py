@@ -15,7 +15,7 @@ from penstock.errors import PublishError
 from penstock.records.causes import FolderLocked
 from penstock.records.publication import Publication
 from penstock.weights.delta_store import DeltaStore
-from penstock.workers.weights import local_copies, machine_lock
+from penstock.workers.weights import machine_lock, version_folders
 from penstock.workers.weights.local_copies import LocalCopies
 from penstock.workers.weights.machine_lock import alone_in
 from tests.integration.parts import PATIENCE_S, until
@@ -63,7 +63,7 @@ def is_held(folder: Path) -> bool:
 
 
 def test_what_is_here_waits_for_nobody_who_makes_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, kept, prove = Line(tmp_path), list[bool](), local_copies.prove
+    line, kept, prove = Line(tmp_path), list[bool](), version_folders.prove
     line.publish(1)
     assert line.announced is not None
     one = LocalCopies(tmp_path / "copies", DeltaStore(str(tmp_path / "store")), 2**30)
@@ -74,7 +74,7 @@ def test_what_is_here_waits_for_nobody_who_makes_a_copy(tmp_path: Path, monkeypa
         kept.append(is_held(folder))
         prove(folder, digest)
 
-    monkeypatch.setattr(local_copies, "prove", proven)
+    monkeypatch.setattr(version_folders, "prove", proven)
     monkeypatch.setattr(machine_lock, "STILL_S", 0.2)
     with (tmp_path / "copies" / ".lock").open("w") as lock:
         lock.write("4711")

@@ -53,7 +53,7 @@ def test_I9_a_worker_that_is_killed_in_a_download_resumes_it_and_follows_a_train
         return ""
 
     def came() -> int:
-        return sum(file.stat().st_size for file in fetched.glob(".fetching-*/*"))
+        return sum(file.stat().st_size for file in fetched.glob(".making-*/*"))
 
     with rig(
         server,

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.workers.weights import download, machine_lock
 from penstock.workers.weights.download import Progress
-from penstock.workers.weights.fetched_versions import FetchedVersions
+from penstock.workers.weights.version_folders import VersionFolders
 from tests.integration.fetch_parts import Version
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
 
@@ -64,7 +64,7 @@ async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
 ) -> None:
     play.trainer().offer(version.number, version.index, version.folder)
     first, second, progress = play.worker("m"), play.worker("m"), Progress()
-    of: Any = FetchedVersions if where == "make_room" else download
+    of: Any = VersionFolders if where == "make_room" else download
     inside, may_go_on, real = threading.Event(), threading.Event(), getattr(of, where)
 
     def slow(*arguments: Any) -> Any:
@@ -85,4 +85,4 @@ async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
     finally:
         may_go_on.set()
     assert version.is_at(await asyncio.wait_for(coming, PATIENCE_S))
-    assert not list((play.folder / "m" / "fetched").glob(".fetching-*"))
+    assert not list((play.folder / "m" / "fetched").glob(".making-*"))

@@ -307,7 +307,7 @@ async def test_what_came_before_the_trainer_went_is_kept_and_nothing_keeps_no_ro
     play.client.delete(play.key(version))
     with pytest.raises(PublishError, match="its trainer no longer offers it"):
         await coming
-    (half,) = worker.versions.folder.glob(".fetching-*")
+    (half,) = worker.versions.folder.glob(".making-*")
     came = sum(file.stat().st_size for file in half.iterdir())
     assert came > 0
     before = worker.num_bytes
@@ -412,7 +412,7 @@ async def test_old_versions_make_room_but_for_those_that_are_used(play: Play, tm
     assert held == ["v00000003", "v00000005"], "an engine that went back to 3 has it still"
     small = play.worker("a", max_bytes=int(2.5 * made[0].num_bytes))
     trainer.offer(made[5].number, made[5].index, made[5].folder)
-    with pytest.raises(PublishError, match=r"what engines use here .* serving\.max_bytes"):
+    with pytest.raises(PublishError, match=r"that engines use in .* are more than serving\.max_bytes"):
         await fetched(small, made[5])
     tiny = play.worker("c", max_bytes=1000)
     with pytest.raises(PublishError, match=r"more than serving\.max_bytes \(1,000\)"):
@@ -423,7 +423,7 @@ def killed_in_the_middle(store: Path, version: Version, *arguments: str) -> None
     """Fetch a version in a process that is killed when half of it has come."""
     process = subprocess.Popen([sys.executable, "-m", "tests.integration.fetch_parts", *arguments])
     try:
-        until(lambda: sum(file.stat().st_size for file in store.glob(".fetching-*/*")) > version.num_bytes // 2)
+        until(lambda: sum(file.stat().st_size for file in store.glob(".making-*/*")) > version.num_bytes // 2)
     finally:
         process.kill()
         process.wait()
@@ -440,7 +440,7 @@ async def test_I4_a_worker_that_is_killed_in_the_middle_resumes_with_what_came(
     arguments = [redis_server.url, keys.run, str(tmp_path / "w"), str(version.number), version.index]
     await asyncio.to_thread(killed_in_the_middle, store, version, *arguments)
     assert [name for name in os.listdir(store) if not name.startswith(".")] == []
-    came = sum(file.stat().st_size for file in store.glob(".fetching-*/*"))
+    came = sum(file.stat().st_size for file in store.glob(".making-*/*"))
     assert version.num_bytes // 2 < came < version.num_bytes
     second = play.worker("w")
     path = await fetched(second, version)
@@ -462,7 +462,7 @@ async def test_a_fetch_that_is_cancelled_keeps_what_came_and_lets_another_versio
     assert progress.cause.step == "files"
     coming.cancel()
     await asyncio.gather(coming, return_exceptions=True)
-    came = sum(file.stat().st_size for file in worker.versions.folder.glob(".fetching-*/*"))
+    came = sum(file.stat().st_size for file in worker.versions.folder.glob(".making-*/*"))
     other = play.worker("a")
     assert first.is_at(await fetched(other, first))
     assert other.num_bytes <= first.num_bytes - 200_000

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import PublishError
 from penstock.system.disk import free_bytes
 from penstock.weights.delta_store import DeltaStore
-from penstock.workers.weights import fetched_versions
+from penstock.workers.weights import version_folders
 from penstock.workers.weights.local_copies import LocalCopies
 from tests.integration.fetch_parts import make_version
 from tests.integration.small_disk import SmallDisk, small_disk
@@ -51,7 +51,7 @@ async def test_a_disk_that_fills_meanwhile_is_not_left_full(
     """As a quota fills, which is not known before."""
     disk, trainer = small_disk("w", 8), play.trainer()
     before = free_bytes(disk.path)
-    monkeypatch.setattr(fetched_versions, "free_bytes", lambda folder: 2**40)
+    monkeypatch.setattr(version_folders, "free_bytes", lambda folder: 2**40)
     worker, version = play.worker("w"), make_version(tmp_path / "published", num_bytes=10_000_000)
     trainer.offer(1, version.index, version.folder)
     with pytest.raises(PublishError, match=r"cannot be kept in .*: there is no room"):

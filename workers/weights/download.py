@@ -2,9 +2,7 @@
 
     on this machine? ─no─> wait for an offer ─> lock ─> index ─> room ─> files in parallel ─> verify ─> rename
 
-    FOLDER/v00000042-DIGEST/              a complete version, never changed
-    FOLDER/.fetching-v00000042-DIGEST/    a download in progress, which the next one of this version resumes
-                                          each file has the bytes that came so far, and the rest is requested
+A download in progress has the bytes of each file that came so far; the next download of this version requests the rest.
 
 Only the announced digest proves the index, and only the index proves files: an offer gives nothing but an address.
 """
@@ -16,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,8 +36,9 @@ from penstock.system.disk import fsync, is_full, remove
 from penstock.text import format_exc
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, WeightsIndex, digest, index_in
 from penstock.weights.serving import LoopThread, client_context, is_file_name, is_object, object_name, token_of
-from penstock.workers.weights.fetched_versions import FetchedVersions
 from penstock.workers.weights.file_hashes import differing
+from penstock.workers.weights.machine_lock import MachineLock
+from penstock.workers.weights.version_folders import VersionFolders, size_of
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,9 @@ class Download:
         self._url = config.redis.url
         self._tls = client_context(config.serving)
         #: The versions on this machine.
-        self.versions = FetchedVersions(config.serving.folder or config.run_dir / "fetched", config.serving.max_bytes)
+        self.versions = VersionFolders(
+            config.serving.folder or config.run_dir / "fetched", config.serving.max_bytes, "serving.max_bytes"
+        )
         #: Bytes received so far.
         self.num_bytes = 0
         self._thread = LoopThread("weights-download")
@@ -150,7 +151,11 @@ class Download:
                 return path
             look = partial(control.do, lambda client: read_offer(client, self._keys, self._model, version, index))
             await self._await_offer(control, look, version, progress)
-            async with self.versions.fetching(progress.blocked_on):
+            with closing(MachineLock(self.versions.lock_file())) as lock:
+                while not lock.try_acquire():
+                    progress.blocked_on(folder=str(self.versions.folder), process=lock.holder)
+                    await asyncio.sleep(LOOK_S)
+                await to_thread_shielded(self.versions.remove_leftovers, object_name(version, index))
                 path = await to_thread_shielded(self.versions.find, index, repairs=True)
                 return path or await self._download(look, version, index, progress)
         except OSError as exc:
@@ -200,17 +205,17 @@ class Download:
             data = await source.index(index)
             record = index_in(data, f"the index of version {version}")
             sizes = _checked_sizes(record, version)
-            await to_thread_shielded(self.versions.make_room, name, sum(sizes.values()) + len(data))
-            folder = self.versions.temporary(name)
+            folder, size = self.versions.temporary(name), sum(sizes.values()) + len(data)
             try:
+                await to_thread_shielded(prepare, folder, sizes)
+                await to_thread_shielded(self.versions.make_room, size, size_of(folder))
                 await self._receive(source, folder, record, index, progress)
-                path = self.versions.folder / name
-                await to_thread_shielded(_finish, folder, data, path)
+                await to_thread_shielded(_finish, folder, data)
+                path = await to_thread_shielded(self.versions.add, folder, name)
             except (PublishError, OSError) as exc:
                 if is_full(exc) or not any(file.stat().st_size for file in folder.glob("*")):
                     await to_thread_shielded(remove, folder)  # the disk is not left full
                 raise
-        self.versions.hold(path)
         took_s = time.monotonic() - began
         log.info("version %d fetched in %.2f s: %s bytes", version, took_s, f"{self.num_bytes - before:,}")
         return path
@@ -227,7 +232,6 @@ class Download:
             PublishError: they do not come, or are other ones. OSError: a disk error.
         """
         for _ in range(ATTEMPTS):
-            await to_thread_shielded(prepare, folder, record.sizes)
             tasks = [asyncio.create_task(source.file(folder / name, size)) for name, size in record.sizes.items()]
             try:
                 while not all(task.done() for task in tasks):
@@ -263,16 +267,14 @@ def prepare(folder: Path, sizes: Mapping[str, int]) -> None:
 
 def _missing(folder: Path, sizes: Mapping[str, int]) -> int:
     """Return the number of bytes that are missing."""
-    return sum(sizes.values()) - sum(file.stat().st_size for file in folder.iterdir())
+    return sum(sizes.values()) - size_of(folder)
 
 
-def _finish(folder: Path, index: bytes, target: Path) -> None:
-    """Add the index, sync all files, and rename the folder to ``target``, which is new. Raises OSError."""
+def _finish(folder: Path, index: bytes) -> None:
+    """Add the index, and sync all files. Raises OSError."""
     (folder / INDEX_FILE).write_bytes(index)
     for path in (*sorted(folder.iterdir()), folder):
         fsync(path)
-    folder.rename(target)
-    fsync(target.parent)
 
 
 def _checked_sizes(record: WeightsIndex, version: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
@@ -31,15 +31,77 @@ class Stopped(PublishError):
     """The worker stops: no alternative is tried."""
 
 
+class MachineLock:
+    """The lock of ``file``, created if missing; this process holds it from ``try_acquire`` to ``close``.
+
+    The file must be in an ``own_folder``: any process that can open it, even for reading, could hold its lock forever.
+    Raises OSError: a disk error, or the path is another user's file or a link.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._handle = file, own_file(file)
+        #: Process id of the holder; 0: unknown.
+        self.holder = 0
+        self._seen, self._looked_at, self._still_s = (b"", 0), time.monotonic(), 0.0
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def try_acquire(self) -> bool:
+        """Return whether this process holds the lock now. Raises PublishError if its holder is stalled."""
+        if not locks(self._handle):
+            self._check_holder()
+            return False
+        os.ftruncate(self._handle, 0)
+        self._sign()
+        self._thread = threading.Thread(target=self._beat, name="machine-lock", daemon=True)
+        self._thread.start()
+        return True
+
+    def close(self) -> None:
+        """Release the lock and empty the file."""
+        if self._thread is not None:
+            self._closed.set()
+            self._thread.join()
+            os.ftruncate(self._handle, 0)
+        os.close(self._handle)
+
+    def _check_holder(self) -> None:
+        now, seen = time.monotonic(), (os.pread(self._handle, 20, 0), os.fstat(self._handle).st_mtime_ns)
+        is_still = seen == self._seen and seen[0] != b""
+        self._still_s = self._still_s + min(now - self._looked_at, LOOK_COUNTS_S) if is_still else 0.0
+        self._seen, self._looked_at = seen, now
+        self.holder = int(seen[0]) if seen[0].isdigit() else 0
+        if self._still_s > STILL_S:
+            raise PublishError(
+                f"{process_name(self.holder)} holds {self._file} and has been stalled for {STILL_S:g} s: resume it "
+                "(kill -CONT), or end it.",
+                LockHolderStalled(self.holder, str(self._file)),
+            )
+
+    def _sign(self) -> None:
+        """Write the process id; on a full disk only mark the file, so that this process can free space there."""
+        try:
+            os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+        except OSError as exc:
+            if exc.errno not in FULL:
+                raise
+            os.ftruncate(self._handle, 1)  # a sparse file needs no space
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            try:
+                os.utime(self._handle)
+            except OSError as exc:
+                log.warning("failed to renew a lock of this machine: %s", exc)
+
+
 @contextmanager
 def alone_in(
     file: Path,
     blocked_on: Callable[[Cause | None], None] = lambda cause: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Hold the lock of ``file``, created if missing. Blocks while another live process holds it.
-
-    The file must be in an ``own_folder``: any process that can open it, even for reading, could hold its lock forever.
+    """Hold the lock of ``file``. Blocks while another live process holds it.
 
     Args:
         blocked_on: called periodically with the cause of the wait; None at its end.
@@ -48,50 +110,16 @@ def alone_in(
     Raises:
         PublishError: the process that holds the lock is stalled.
         Stopped: ``stopped`` returned True.
-        OSError: a disk error, or the path is another user's file or a link.
+        OSError: as ``MachineLock``.
     """
-    handle = own_file(file)
-    try:
-        _wait(handle, file, blocked_on, stopped)
-        with telling(handle):
-            yield
-    finally:
-        os.close(handle)
-
-
-class Holder:
-    """Observe the holder of the lock of ``file``, for a process that waits with a handle of that file."""
-
-    def __init__(self, handle: int, file: Path) -> None:
-        self._handle, self._file = handle, file
-        self._seen, self._looked_at, self._still_s = (b"", 0), time.monotonic(), 0.0
-
-    def process(self) -> int:
-        """Return the holder's process id; 0: unknown. Raises PublishError if the holder is stalled."""
-        now, shown = time.monotonic(), _shown(self._handle)
-        is_still = shown == self._seen and shown[0] != b""
-        self._still_s = self._still_s + min(now - self._looked_at, LOOK_COUNTS_S) if is_still else 0.0
-        self._seen, self._looked_at = shown, now
-        pid = int(shown[0]) if shown[0].isdigit() else 0
-        if self._still_s > STILL_S:
-            raise PublishError(
-                f"{process_name(pid)} holds {self._file} and has been stalled for {STILL_S:g} s: resume it (kill "
-                "-CONT), or end it.",
-                LockHolderStalled(pid, str(self._file)),
-            )
-        return pid
-
-
-def _wait(handle: int, file: Path, blocked_on: Callable[[Cause | None], None], stopped: Callable[[], bool]) -> None:
-    waited, holder = False, Holder(handle, file)
-    while not locks(handle):
-        if stopped():
-            raise Stopped(f"another worker makes a copy in {file.parent}, and this one stops.")
-        blocked_on(FolderLocked(holder.process(), str(file.parent)))
-        waited = True
-        time.sleep(LOOK_S)
-    if waited:
+    with closing(MachineLock(file)) as lock:
+        while not lock.try_acquire():
+            if stopped():
+                raise Stopped(f"another worker makes a copy in {file.parent}, and this one stops.")
+            blocked_on(FolderLocked(lock.holder, str(file.parent)))
+            time.sleep(LOOK_S)
         blocked_on(None)
+        yield
 
 
 def locks(handle: int) -> bool:
@@ -101,45 +129,3 @@ def locks(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _shown(handle: int) -> tuple[bytes, int]:
-    """Return the holder of the lock, and when it last renewed its entry (ns)."""
-    return os.pread(handle, 20, 0), os.fstat(handle).st_mtime_ns
-
-
-@contextmanager
-def telling(handle: int) -> Iterator[None]:
-    """Write the process id to the locked file and renew its mtime from a thread.
-
-    The file is emptied on release. On a full disk it is marked without the process id, so that the holder can still
-    free space. Raises OSError on other disk errors.
-    """
-    os.ftruncate(handle, 0)
-    _sign(handle)
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(BEAT_S):
-            try:
-                os.utime(handle)
-            except OSError as exc:
-                log.warning("failed to renew a lock of this machine: %s", exc)
-
-    thread = threading.Thread(target=beat, name="machine-lock", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        os.ftruncate(handle, 0)
-
-
-def _sign(handle: int) -> None:
-    try:
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
-    except OSError as exc:
-        if exc.errno not in FULL:
-            raise
-        os.ftruncate(handle, 1)  # a sparse file needs no space

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.errors import PublishError
 from penstock.workers.weights.download import prepare
-from penstock.workers.weights.fetched_versions import FetchedVersions
 from penstock.workers.weights.machine_lock import alone_in
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.workers.weights.test_local_copies import copies_of, get
+from tests.unit.workers.weights.test_version_folders import folders_in
 
 
 def modes(folder: Path) -> list[str]:
@@ -19,7 +19,7 @@ def modes(folder: Path) -> list[str]:
     return [f"{path.stat().st_mode & 0o777:o}" for path in (folder, *locked)]
 
 
-async def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
+def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
     fetched, copies = tmp_path / "fetched", tmp_path / "copies"
     for folder in (fetched, copies):
         folder.mkdir()
@@ -30,12 +30,12 @@ async def test_nobody_else_can_open_what_workers_lock(tmp_path: Path) -> None:
     line = Line(tmp_path)
     line.publish(1)
     get(copies_of(line), line, 1)
-    async with FetchedVersions(fetched, 2**20).fetching(print):
+    with alone_in(folders_in(fetched).lock_file()):
         pass
     assert [modes(fetched), modes(copies)] == [["700", "600"], ["700", "600"]]
 
 
-async def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> None:
     kept = tmp_path / "checkpoint"
     kept.write_text("8 TB")
     line = Line(tmp_path)
@@ -47,9 +47,6 @@ async def test_a_link_in_the_place_of_a_lock_empties_no_file(tmp_path: Path) -> 
         (tmp_path / link).symlink_to(kept)
     with pytest.raises(PublishError, match="is a link, and must be a file of penstock's"):
         copies_of(line, "a").get(line.announced)
-    with pytest.raises(PermissionError, match="is a link"):
-        async with FetchedVersions(tmp_path / "c", 2**20).fetching(print):
-            pytest.fail("it went on")
     with pytest.raises(PermissionError, match="is a link"), alone_in(tmp_path / "c" / ".lock"):
         pytest.fail("it went on")
     assert kept.read_text() == "8 TB"
@@ -59,7 +56,7 @@ def test_a_link_in_the_place_of_what_is_fetched_deletes_no_file(tmp_path: Path) 
     theirs = tmp_path / "checkpoints"
     (theirs / "step_9000").mkdir(parents=True)
     (theirs / "notes").touch()
-    at = FetchedVersions(tmp_path, 2**20).temporary("v1")
+    at = folders_in(tmp_path).temporary("v1")
     at.symlink_to(theirs)
     prepare(at, {"f": 10})
     assert sorted(os.listdir(theirs)) == ["notes", "step_9000"]

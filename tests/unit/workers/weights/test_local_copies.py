@@ -164,6 +164,7 @@ def test_slime_2104_after_a_failed_apply_the_next_delta_is_not_applied_to_what_i
 def test_a_copy_that_rotted_is_made_again(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     copies = copies_of(line)
     path = get(copies, line, 6)
+    copies.close()  # else it was proven, and stays
     spoil(max(path.glob("*.safetensors"), key=lambda one: one.stat().st_size))
 
     get(copies, line, 6)
@@ -174,6 +175,7 @@ def test_a_copy_that_rotted_is_made_again(line: Line, caplog: pytest.LogCaptureF
 def test_a_base_that_rotted_is_dropped_and_the_anchor_taken(line: Line) -> None:
     copies = copies_of(line)
     path = get(copies, line, 5)
+    copies.close()
     for file in path.glob("*.safetensors"):
         spoil(file)
 
@@ -186,6 +188,7 @@ def test_a_base_that_rotted_is_dropped_and_the_anchor_taken(line: Line) -> None:
 def test_a_folder_of_another_version_under_the_name_is_not_believed(line: Line) -> None:
     copies = copies_of(line)
     wrong = get(copies, line, 3)
+    copies.close()
     line.announce(4)
     assert line.announced is not None
     wrong.rename(wrong.with_name(f"v00000004-{line.announced.index}"))
@@ -274,6 +277,7 @@ def test_no_handle_stays_open(line: Line, caplog: pytest.LogCaptureFixture) -> N
 def test_a_base_that_lost_a_file_is_dropped_and_the_anchor_taken(line: Line) -> None:
     copies = copies_of(line)
     (get(copies, line, 5) / "config.json").unlink()
+    copies.close()
 
     get(copies, line, 6)
 
