@@ -12,6 +12,7 @@ import logging
 import operator
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights import write
 from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, versions_in_use
 from penstock.consumers.weights.copies import Copy
-from penstock.consumers.weights.deltas import deltas_of
+from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.finite_check import CheckedSource
 from penstock.consumers.weights.rank_barrier import RankBarrier
 from penstock.consumers.weights.sender import Sender, Transfer, deliver, quietly, sender_of
@@ -38,6 +39,7 @@ from penstock.records.codec import LEAST
 from penstock.records.publication import Publication
 from penstock.system.disk import until_room
 from penstock.text import safe_repr
+from penstock.weights.delta_store import WRITER, DeltaStore
 
 log = logging.getLogger(__name__)
 
@@ -89,12 +91,13 @@ class Publisher:
             sender.set_up()
             self.sender = sender(config.trainer)
         #: Writer of the delta store; None with another transport.
-        self.deltas = deltas_of(
-            config,
-            lambda: versions_in_use(self._control, self._keys, config.model.name),
-            lambda cause: self._waiting.blocked_on(cause),
-        )
-        self._serving = StaticFiles.of(config, subscriber) if subscriber.seat.leads and subscriber.model else None
+        self.deltas: Deltas | None = None
+        if config.trainer.transport == "delta":
+            store = DeltaStore(config.delta_store, WRITER, lambda cause: self._waiting.blocked_on(cause))
+            in_use = partial(versions_in_use, self._control, self._keys, config.model.name)
+            self.deltas = Deltas(store, config.trainer.anchor_every, in_use)
+        serves = config.serving.enabled and subscriber.seat.leads and subscriber.model
+        self._serving = StaticFiles(config, subscriber) if serves else None
         #: Writes the folders of versions that are sent first.
         self.writer = CheckpointWriter(config, subscriber, self._serving)
 

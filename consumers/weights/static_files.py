@@ -17,16 +17,17 @@ import ssl
 import stat
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from aiohttp import web
 
 from penstock.config import Config
 from penstock.config.serving import ServingConfig, cannot_listen, host_in_url
+from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.errors import PenstockError, PublishError
 from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, offer_weights
-from penstock.records.keys import Keys
 from penstock.records.offer import Offer
 from penstock.redis.control import AsyncControl
 from penstock.text import format_exc, redact
@@ -35,7 +36,6 @@ from penstock.weights.serving import (
     BAD_REQUESTS,
     LoopThread,
     is_authorized,
-    is_file_name,
     is_object,
     object_name,
     server_context,
@@ -124,11 +124,11 @@ class FileServer:
 
 class _Connection(NamedTuple):
     plain: socket.socket
-    #: Ends with the TLS handshake.
-    connecting: "asyncio.Task[None]"
-    #: Closes the connection, unless it presents the token before.
+    #: Serves the connection; cancelled: closes it.
+    task: "asyncio.Task[None]"
+    #: Cancels the task, unless the client presents the token before.
     timer: asyncio.TimerHandle
-    has_token: bool = False
+    ended: "asyncio.Future[None]"
 
 
 class _Connections(web.Server):
@@ -147,11 +147,10 @@ class _Connections(web.Server):
         self._config, self._bytes_per_s = config, bytes_per_s
         #: The oldest first.
         self.open: dict[web.RequestHandler, _Connection] = {}
-        self._has_ended = asyncio.Event()
 
     async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Accept connections; each counts from the start of its TLS handshake."""
-        loop, stall_s = asyncio.get_running_loop(), self._config.stall_s
+        loop = asyncio.get_running_loop()
         with listening:
             while True:
                 try:
@@ -160,60 +159,46 @@ class _Connections(web.Server):
                     log.warning("failed to accept a connection: %s", exc)
                     await asyncio.sleep(AGAIN_S)
                     continue
-                await self._make_room()
+                while len(self.open) >= self._config.max_connections:
+                    if oldest := next((one for one in self.open.values() if not one.timer.cancelled()), None):
+                        oldest.task.cancel()
+                    await asyncio.wait([one.task for one in self.open.values()], return_when=asyncio.FIRST_COMPLETED)
                 handler: web.RequestHandler = self()
-                connecting = loop.create_task(self._connect(handler, plain, tls))
-                self.open[handler] = _Connection(plain, connecting, loop.call_later(stall_s, self.close, handler))
+                task = loop.create_task(self._serve(handler, plain, tls))
+                timer = loop.call_later(self._config.stall_s, task.cancel)
+                self.open[handler] = _Connection(plain, task, timer, loop.create_future())
+                task.add_done_callback(partial(self._forget, handler))
                 self._share_rate()
 
-    async def _make_room(self) -> None:
-        while len(self.open) >= self._config.max_connections:
-            if (oldest := next((one for one, about in self.open.items() if not about.has_token), None)) is not None:
-                self.close(oldest)
-            else:
-                self._has_ended.clear()
-                await self._has_ended.wait()
-
-    async def _connect(self, handler: web.RequestHandler, plain: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _serve(self, handler: web.RequestHandler, plain: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serve a connection until it ends, or this is cancelled; then ``_forget`` closes it."""
         shake_s = None if tls is None else self._config.stall_s
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: handler, plain, ssl=tls, ssl_handshake_timeout=shake_s
             )
-        except BaseException as exc:
-            plain.close()
-            self._forget(handler)
-            if not isinstance(exc, OSError):
-                raise
+            await self.open[handler].ended
+        except OSError as exc:
+            log.debug("failed to connect: %s", exc)
 
     def keep(self, handler: web.RequestHandler) -> None:
         """Let a connection that presented the token stay until it ends."""
         if (one := self.open.get(handler)) is not None:
             one.timer.cancel()
-            self.open[handler] = one._replace(has_token=True)
-
-    def close(self, handler: web.RequestHandler) -> None:
-        """Close a connection at once."""
-        if (one := self._forget(handler)) is not None:
-            one.connecting.cancel()
-        if handler.transport is not None:
-            handler.transport.abort()
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if handler not in self.open:
-            transport.abort()  # closed during the handshake
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        self._forget(handler)
+        if (one := self.open.get(handler)) is not None and not one.ended.done():
+            one.ended.set_result(None)
         super().connection_lost(handler, exc)
 
-    def _forget(self, handler: web.RequestHandler) -> _Connection | None:
-        if (one := self.open.pop(handler, None)) is not None:
-            one.timer.cancel()
-            self._has_ended.set()
-            self._share_rate()
-        return one
+    def _forget(self, handler: web.RequestHandler, task: "asyncio.Task[None]") -> None:
+        one = self.open.pop(handler)
+        one.timer.cancel()
+        if handler.transport is None:
+            one.plain.close()
+        else:
+            handler.transport.abort()
+        self._share_rate()
 
     def _share_rate(self) -> None:
         """Divide ``trainer.serve_bytes_per_s`` among the open connections."""
@@ -222,19 +207,6 @@ class _Connections(web.Server):
             for one in self.open.values():
                 with suppress(OSError):  # it is being closed
                     one.plain.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, each)
-
-
-class Owner(Protocol):
-    """Identify the offering process and its subscription, whose generation may rise while it serves."""
-
-    keys: Keys
-    name: str
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def gen(self) -> int: ...
 
 
 class StaticFiles:
@@ -248,7 +220,7 @@ class StaticFiles:
         ConfigError: the address cannot be bound, there is no token, or the TLS settings are invalid.
     """
 
-    def __init__(self, config: Config, owner: Owner) -> None:
+    def __init__(self, config: Config, owner: Subscriber) -> None:
         assert config.redis.url is not None
         self._owner, self._is_owner, self._model = owner, True, config.model.name
         self._control = AsyncControl(config.redis.url)
@@ -256,11 +228,6 @@ class StaticFiles:
         self._turn = asyncio.Lock()
         self.server = FileServer(config.serving, token_of(config), config.trainer.serve_bytes_per_s)
         self._renewing = self.server.thread.submit(self._renew_forever())
-
-    @classmethod
-    def of(cls, config: Config, owner: Owner) -> "StaticFiles | None":
-        """Make the server if ``serving.enabled`` is set; raises the errors of the class."""
-        return cls(config, owner) if config.serving.enabled else None
 
     def offer(self, version: int, index: str, folder: Path) -> None:
         """Serve an announced version, in the background. Returns at once; errors are logged.
@@ -323,7 +290,7 @@ def announced_sizes(version: int, index: str, folder: Path) -> dict[str, int]:
     sizes = read_index(folder, index).sizes
     sizes = {**sizes, INDEX_FILE: (folder / INDEX_FILE).lstat().st_size}
     for name, size in sizes.items():
-        if not is_file_name(name) or not _is_plain(folder / name, size):
+        if not _is_plain(folder / name, size):
             raise PublishError(f"version {version} is not offered: {name!r:.100} is not what its index says.")
     return sizes
 

@@ -15,19 +15,17 @@ differences to zeros. A model keeps the layout of its files until its tensors ch
 Bytes over those of the tensors, on bfloat16 with 1 % of the elements moved by one unit: 0.9 %; zstandard over xor
 1.4 %, over positions and new values 1.5 %. On float32 with all elements moved by 1e-6: 20 %, 50 % and 93 %.
 
-slime (commit 624b824) reads deltas by SGLang's ``/pull_weights``: a folder of safetensors files with one frame of xor
-or overwrite per tensor. This format is not compatible: there a tensor is in memory as a whole, positions count bytes in
-4 bytes, added or reshaped tensors and other files are not covered, and checksums would take another pass.
+SGLang's ``/pull_weights`` reads one frame per tensor, which has to be in memory, and no added or reshaped tensors.
 """
 
 import os
 import shutil
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -37,7 +35,7 @@ import zstandard
 
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import MAX_NAME_BYTES, fsync, open_plain
+from penstock.system.disk import fsync, open_plain
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, WeightsIndex, digest, index_in, read_index
 
@@ -72,20 +70,21 @@ class WeightsFolder:
 
     def read(self, name: str, start: int, num_bytes: int) -> bytes:
         """Read exactly ``num_bytes`` of a file. Raises PublishError."""
-        with as_publish_error(f"{self.path} cannot be read"), open_plain(self.path / checked_name(name)) as file:
+        with as_publish_error(f"{self.path} cannot be read"), open_plain(self.path / name) as file:
             file.seek(start)
             data = file.read(num_bytes)
         if len(data) != num_bytes:
             raise PublishError(f"{self.path} ends within {name}: it is incomplete, publish it again.")
         return data
 
+    def has(self, target: WeightsIndex, name: str) -> bool:
+        """Return whether a file of the target is the same here."""
+        return self.index.files.get(name) == target.files[name]
 
-def checked_name(name: str) -> str:
-    """Return the name if it is a plain file name inside a folder; raise PublishError otherwise."""
-    is_long = len(name.encode(errors="replace")) > MAX_NAME_BYTES
-    if not name or Path(name).name != name or name in (".", "..") or "\0" in name or is_long:
-        raise PublishError(f"The index of the weights names a file {name!r:.100} outside its folder: publish again.")
-    return name
+    def read_base(self, target: WeightsIndex, name: str, start: int, num_bytes: int) -> bytes | None:
+        """Read the piece that a changed file is stored as the difference to; None: zeros. Raises PublishError."""
+        is_base = name in self.index.files and self.index.sizes.get(name) == target.sizes.get(name)
+        return self.read(name, start, num_bytes) if is_base else None
 
 
 def _pieces(index: WeightsIndex, name: str) -> Iterator[tuple[int, int]]:
@@ -94,15 +93,6 @@ def _pieces(index: WeightsIndex, name: str) -> Iterator[tuple[int, int]]:
         raise PublishError(f"The index of the weights has no size of {name!r:.200}: publish again.")
     for start in range(0, size, PIECE_BYTES):
         yield start, min(PIECE_BYTES, size - start)
-
-
-def _is_changed(base: WeightsIndex, target: WeightsIndex, name: str) -> bool:
-    return base.files.get(name) != target.files[name]
-
-
-def _is_base(base: WeightsIndex, target: WeightsIndex, name: str) -> bool:
-    """Return whether a changed file is stored as its difference to the base's."""
-    return name in base.files and base.sizes.get(name) == target.sizes.get(name)
 
 
 def encode(before: "bytes | None", after: bytes, item_bytes: int) -> bytes:
@@ -184,12 +174,12 @@ def _encodings(base: WeightsFolder, target: WeightsFolder) -> Iterator[Callable[
     item_bytes = {one.file: one.item_bytes for one in sorted(target.index.entries(), key=lambda one: one.num_bytes)}
 
     def change(name: str, start: int, num_bytes: int) -> bytes:
-        before = base.read(name, start, num_bytes) if _is_base(base.index, target.index, name) else None
+        before = base.read_base(target.index, name, start, num_bytes)
         return encode(before, target.read(name, start, num_bytes), item_bytes.get(name, 1))
 
     yield partial(_compressed, (target.path / INDEX_FILE).read_bytes())
     for name in target.index.files:
-        if _is_changed(base.index, target.index, name):
+        if not base.has(target.index, name):
             yield from (partial(change, name, *piece) for piece in _pieces(target.index, name))
 
 
@@ -211,16 +201,14 @@ def apply_delta(
     """
     with open_plain(delta) as file:
         try:
-            _Patch(file, base, into, wanted, stopped).run()
+            _Patch(file, base, wanted, stopped).write(into)
         except PublishError as exc:
             raise PublishError(f"{delta} cannot be applied, load a complete version: {exc}") from exc
 
 
 class _Patch:
-    def __init__(
-        self, file: BinaryIO, base: WeightsFolder, into: Path, wanted: str, stopped: Callable[[], bool]
-    ) -> None:
-        self._file, self._base, self._into, self._stopped = file, base, into, stopped
+    def __init__(self, file: BinaryIO, base: WeightsFolder, wanted: str, stopped: Callable[[], bool]) -> None:
+        self._file, self._base, self._stopped = file, base, stopped
         magic, of_base, of_target = _HEAD.unpack(file.read(_HEAD.size).ljust(_HEAD.size))
         if magic != MAGIC:
             raise PublishError("it is not a delta of this format.")
@@ -233,21 +221,22 @@ class _Patch:
             raise PublishError("its index is not the announced one.")
         self._index = index_in(self._index_data, "its index")
 
-    def run(self) -> None:
+    def write(self, into: Path) -> None:
+        base = self._base
         for name in self._index.files:
-            path = self._into / checked_name(name)
-            if _is_changed(self._base.index, self._index, name):
-                checksum = self._write(path, self._decodings(name))
-            else:
-                with as_publish_error(f"{self._base.path / name} cannot be read"):
-                    link_or_copy(self._base.path / name, path)
+            path = into / name
+            if base.has(self._index, name):
+                with as_publish_error(f"{base.path / name} cannot be read"):
+                    link_or_copy(base.path / name, path)
                     checksum = file_xxh3(path)
+            else:
+                checksum = self._write(path, self._decodings(name))
             if checksum != self._index.files[name]:
                 raise PublishError(f"{name!r:.200} is not the file that its index names (its checksum differs).")
         if self._file.read(1):
             raise PublishError("it has more bytes than its index needs.")
-        self._write(self._into / INDEX_FILE, iter([lambda: self._index_data]))
-        fsync(self._into)
+        self._write(into / INDEX_FILE, iter([lambda: self._index_data]))
+        fsync(into)
 
     def _frame(self, max_bytes: int) -> bytes:
         """Read the next frame, whose content has at most ``max_bytes``."""
@@ -263,10 +252,9 @@ class _Patch:
 
     def _decodings(self, name: str) -> Iterator[Callable[[], bytes]]:
         """Read the frames of a file in order; yield calls that return its pieces, in any thread."""
-        is_base = _is_base(self._base.index, self._index, name)
 
         def patch(frame: bytes, start: int, num_bytes: int) -> bytes:
-            return decode(frame, self._base.read(name, start, num_bytes) if is_base else None, num_bytes)
+            return decode(frame, self._base.read_base(self._index, name, start, num_bytes), num_bytes)
 
         for start, num_bytes in _pieces(self._index, name):
             yield partial(patch, self._frame(1 + num_bytes), start, num_bytes)
@@ -293,21 +281,22 @@ def _in_order(calls: Iterable[Callable[[], T]]) -> Iterator[Iterator[T]]:
     possibly in a starting thread that holds the lock which their shutdown needs.
     """
     # Memory bandwidth limits both directions.
-    left, threads = iter(calls), max(1, min(8, len(os.sched_getaffinity(0))))
-    with ThreadPoolExecutor(threads, "delta") as pool:
-        running: list[Future[T]] = []
-        try:
-            running += [pool.submit(call) for call in islice(left, threads + 1)]
+    threads = max(1, min(8, len(os.sched_getaffinity(0))))
+    pool = ThreadPoolExecutor(threads, "delta")
 
-            def results() -> Iterator[T]:
-                while running:
-                    yield running.pop(0).result()
-                    running.extend(pool.submit(call) for call in islice(left, 1))
+    def results() -> Iterator[T]:
+        running = deque[Future[T]]()
+        for call in calls:
+            running.append(pool.submit(call))
+            if len(running) > threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
 
-            yield results()
-        finally:
-            for one in running:
-                one.cancel()
+    try:
+        yield results()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def link_or_copy(source: Path, path: Path) -> None:

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 from penstock.errors import ProtocolError, PublishError
 from penstock.records.codec import MOST, pack
 from penstock.records.record import Record
-from penstock.system.disk import open_plain
+from penstock.system.disk import MAX_NAME_BYTES, open_plain
 from penstock.text import safe_repr
 
 INDEX_FILE = "weights.index"
 #: Most dimensions of a tensor (torch's own bound), and most numbers in one.
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 2**49
+#: Most bytes of a file.
+MAX_FILE_BYTES = 2**50
 #: A DeepSeek-sized model has 90,000 tensors, which is 10 MB.
 MAX_INDEX_BYTES = 60 * 1024 * 1024
 
@@ -133,9 +135,20 @@ def index_in(data: bytes, what: str) -> WeightsIndex:
         index = WeightsIndex.from_bytes(data, what)
     except ProtocolError as exc:
         raise PublishError(str(exc)) from exc
-    if strange := [name for name in index.files if type(name) is not str or "\0" in name]:
-        raise PublishError(f"{what} names a file {strange[0]!r:.100}, which none is called: publish again.")
+    for name in index.files:
+        if not is_file_name(name) or name == INDEX_FILE:
+            raise PublishError(f"{what} names a file {name!r:.100}, which has an invalid name: publish again.")
+    for name, size in index.sizes.items():
+        if name not in index.files or type(size) is not int or not 0 <= size < MAX_FILE_BYTES:
+            raise PublishError(f"{what} has an invalid size of a file {name!r:.100}: publish again.")
     return index
+
+
+def is_file_name(name: Any) -> bool:
+    """Return whether a version may have a file of this name: no path, not hidden."""
+    # A printable name has no lone surrogates and can be encoded.
+    is_plain = type(name) is str and name.isprintable() and name[:1] not in ("", ".") and not {"/", "\\"} & {*name}
+    return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
 def fits(filled: int, num_bytes: int, item_bytes: int, max_bytes: int) -> bool:

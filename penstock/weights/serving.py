@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import ssl
+import tempfile
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any, TypeVar
 from penstock.config import Config
 from penstock.config.serving import ServingConfig, is_token
 from penstock.errors import ConfigError
-from penstock.system.disk import MAX_NAME_BYTES
 from penstock.text import MASK, know
 
 T = TypeVar("T")
@@ -34,13 +34,6 @@ def object_name(version: int, index: str) -> str:
 
 def is_object(name: str) -> bool:
     return _OBJECT.fullmatch(name) is not None
-
-
-def is_file_name(name: str) -> bool:
-    """Return whether a version may have a file of this name: no path, not hidden."""
-    # A printable name has no lone surrogates and can be encoded.
-    is_plain = name.isprintable() and name[:1] not in ("", ".") and not {"/", "\\"} & {*name}
-    return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
 #: Longest wait for cancelled tasks to end.
@@ -174,15 +167,10 @@ def _of_file(path: Path) -> str:
 
 
 def _make(path: Path) -> None:
-    """Create the token file atomically; if several processes do, the first one wins."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    """Create the token file atomically, with mode 600; if several processes do, the first one wins."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
+            os.link(file.name, path)

@@ -233,12 +233,12 @@ async def test_an_index_that_is_not_the_announced_one_is_refused_before_anything
     ("sizes", "says"),
     [
         ({}, "does not say how large its files are, .*: publish again"),
-        ({"config.json": -1}, "has an invalid file 'config.json'"),
-        ({"config.json": 2**50}, "has an invalid file 'config.json'"),
+        ({"config.json": -1}, "has an invalid size of a file 'config.json'"),
+        ({"config.json": 2**50}, "has an invalid size of a file 'config.json'"),
         ({"config.json": 2**45}, r"more than serving\.max_bytes"),
-        ({"../escape": 1}, "has an invalid file '../escape'"),
-        ({".hidden": 1}, "has an invalid file '.hidden'"),
-        ({"weights.index": 1}, "has an invalid file 'weights.index'"),
+        ({"../escape": 1}, "names a file '../escape', which has an invalid name"),
+        ({".hidden": 1}, "names a file '.hidden', which has an invalid name"),
+        ({"weights.index": 1}, "names a file 'weights.index', which has an invalid name"),
     ],
 )
 async def test_an_index_that_claims_what_it_may_not_is_refused(

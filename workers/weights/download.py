@@ -3,7 +3,6 @@
     on this machine? ─no─> wait for an offer ─> lock ─> index ─> room ─> files in parallel ─> verify ─> rename
 
 A download in progress has the bytes of each file that came so far; the next download of this version requests the rest.
-
 Only the announced digest proves the index, and only the index proves files: an offer gives nothing but an address.
 """
 
@@ -13,10 +12,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, closing
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -35,7 +33,7 @@ from penstock.redis.control import AsyncControl
 from penstock.system.disk import fsync, is_full, remove
 from penstock.text import format_exc
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, WeightsIndex, digest, index_in
-from penstock.weights.serving import LoopThread, client_context, is_file_name, is_object, object_name, token_of
+from penstock.weights.serving import LoopThread, client_context, is_object, object_name, token_of
 from penstock.workers.weights.file_hashes import differing
 from penstock.workers.weights.machine_lock import MachineLock
 from penstock.workers.weights.version_folders import VersionFolders, size_of
@@ -44,8 +42,6 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-#: Reads the offer of a version.
-Look = Callable[[], Awaitable[Offer | None]]
 
 #: Longest wait for the offer of a published version, and polling interval.
 OFFER_WAIT_S, LOOK_S = 120.0, 0.2
@@ -109,9 +105,10 @@ class Download:
 
     def __init__(self, config: Config, keys: Keys) -> None:
         assert config.redis.url is not None
-        self._config, self._keys, self._model, self._token = config.serving, keys, config.model.name, token_of(config)
+        self.config, self.keys, self.model, self._token = config.serving, keys, config.model.name, token_of(config)
         self._url = config.redis.url
         self._tls = client_context(config.serving)
+        self.scheme = "http" if self._tls is None else "https"
         #: The versions on this machine.
         self.versions = VersionFolders(
             config.serving.folder or config.run_dir / "fetched", config.serving.max_bytes, "serving.max_bytes"
@@ -141,23 +138,26 @@ class Download:
         self._thread.close()
         self.versions.close()
 
+    def session(self) -> aiohttp.ClientSession:
+        """Return a client of the trainer."""
+        stall_s = self.config.stall_s
+        return aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
+            connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=self._tls or True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=CHUNK_BYTES,
+        )
+
     async def _fetch(self, version: int, index: str, progress: Progress) -> Path:
         if not is_object(object_name(version, index)):
             # It comes from Redis and is used as a path on this machine.
             raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
         control = AsyncControl(self._url)
         try:
-            if (path := await to_thread_shielded(self.versions.find, index, repairs=False)) is not None:
-                return path
-            look = partial(control.do, lambda client: read_offer(client, self._keys, self._model, version, index))
-            await self._await_offer(control, look, version, progress)
-            with closing(MachineLock(self.versions.lock_file())) as lock:
-                while not lock.try_acquire():
-                    progress.blocked_on(folder=str(self.versions.folder), process=lock.holder)
-                    await asyncio.sleep(LOOK_S)
-                await to_thread_shielded(self.versions.remove_leftovers, object_name(version, index))
-                path = await to_thread_shielded(self.versions.find, index, repairs=True)
-                return path or await self._download(look, version, index, progress)
+            path = await to_thread_shielded(self.versions.find, index, repairs=False)
+            return path or await _Fetch(self, control, version, index, progress).run()
         except OSError as exc:
             why = "there is no room" if is_full(exc) else format_exc(exc)
             raise PublishError(f"version {version} cannot be kept in {self.versions.folder}: {why}.") from exc
@@ -165,129 +165,6 @@ class Download:
             raise PublishError(str(exc)) from exc
         finally:
             await control.close()
-
-    async def _await_offer(self, control: AsyncControl, look: Look, version: int, progress: Progress) -> None:
-        """Wait for an offer, without the lock of this machine. Raises PublishError."""
-        deadline = time.monotonic() + OFFER_WAIT_S
-        while await look() is None:
-            progress.blocked_on(step="offer")
-            if await self._is_superseded(control, version):
-                raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
-            if time.monotonic() > deadline:
-                raise PublishError(
-                    f"version {version} is not offered over HTTP: set serving.enabled for its trainer too, or publish "
-                    "to a folder that this machine sees.",
-                    VersionNotServed(version),
-                )
-            await asyncio.sleep(LOOK_S)
-
-    async def _is_superseded(self, control: AsyncControl, version: int) -> bool:
-        key = self._keys.weights(self._model)
-        entries = await control.do(lambda client: client.xrevrange(key, count=1))
-        newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "the newest publication") if entries else None
-        return newest is not None and newest.version > version
-
-    async def _download(self, look: Look, version: int, index: str, progress: Progress) -> Path:
-        """Download a version and hold it; the caller holds the lock of this machine."""
-        config, name = self._config, object_name(version, index)
-        began, before = time.monotonic(), self.num_bytes
-        async with aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.stall_s, sock_read=config.stall_s),
-            connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=self._tls or True),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            read_bufsize=CHUNK_BYTES,
-        ) as session:
-            scheme = "http" if self._tls is None else "https"
-            source = _Source(session, scheme, name, version, look, self._count, asyncio.Semaphore(config.fetches))
-            progress.blocked_on(step="index")
-            data = await source.index(index)
-            record = index_in(data, f"the index of version {version}")
-            sizes = _checked_sizes(record, version)
-            folder, size = self.versions.temporary(name), sum(sizes.values()) + len(data)
-            try:
-                await to_thread_shielded(prepare, folder, sizes)
-                await to_thread_shielded(self.versions.make_room, size, size_of(folder))
-                await self._receive(source, folder, record, index, progress)
-                await to_thread_shielded(_finish, folder, data)
-                path = await to_thread_shielded(self.versions.add, folder, name)
-            except (PublishError, OSError) as exc:
-                if is_full(exc) or not any(file.stat().st_size for file in folder.glob("*")):
-                    await to_thread_shielded(remove, folder)  # the disk is not left full
-                raise
-        took_s = time.monotonic() - began
-        log.info("version %d fetched in %.2f s: %s bytes", version, took_s, f"{self.num_bytes - before:,}")
-        return path
-
-    def _count(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-
-    async def _receive(
-        self, source: "_Source", folder: Path, record: WeightsIndex, index: str, progress: Progress
-    ) -> None:
-        """Receive what is missing of all files, until they have the checksums of the index.
-
-        Raises:
-            PublishError: they do not come, or are other ones. OSError: a disk error.
-        """
-        for _ in range(ATTEMPTS):
-            tasks = [asyncio.create_task(source.file(folder / name, size)) for name, size in record.sizes.items()]
-            try:
-                while not all(task.done() for task in tasks):
-                    progress.blocked_on(missing=_missing(folder, record.sizes), size=sum(record.sizes.values()))
-                    done, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
-                    for task in done:
-                        task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                progress.blocked_on()
-            if not (wrong := await to_thread_shielded(differing, folder, record.files, index)):
-                return
-            log.warning("%s is fetched again: %s differ from the index", folder.name, ", ".join(wrong[:8]))
-            for name in wrong:
-                (folder / name).unlink()
-        raise PublishError(
-            f"version {source.version} cannot be fetched: {wrong[0]} is not the file that its index names; publish it "
-            "again."
-        )
-
-
-def prepare(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Make the folder of a download, and delete what cannot be the beginning of a file. Raises OSError."""
-    if folder.is_symlink():
-        folder.unlink()  # do not delete files in its target
-    folder.mkdir(exist_ok=True)
-    for entry in folder.iterdir():
-        if entry.is_symlink() or not entry.is_file() or entry.stat().st_size > sizes.get(entry.name, -1):
-            remove(entry)
-
-
-def _missing(folder: Path, sizes: Mapping[str, int]) -> int:
-    """Return the number of bytes that are missing."""
-    return sum(sizes.values()) - size_of(folder)
-
-
-def _finish(folder: Path, index: bytes) -> None:
-    """Add the index, and sync all files. Raises OSError."""
-    (folder / INDEX_FILE).write_bytes(index)
-    for path in (*sorted(folder.iterdir()), folder):
-        fsync(path)
-
-
-def _checked_sizes(record: WeightsIndex, version: int) -> dict[str, int]:
-    """Return the bytes of each file of a version but its index. Raises PublishError."""
-    if record.sizes.keys() != record.files.keys():
-        raise PublishError(
-            f"the index of version {version} does not say how large its files are, as an earlier penstock wrote it: "
-            "publish again."
-        )
-    for name, size in record.sizes.items():
-        if not is_file_name(name) or name == INDEX_FILE or type(size) is not int or not 0 <= size < 2**50:
-            raise PublishError(f"the index of version {version} has an invalid file {name!r:.100}: publish again.")
-    return record.sizes
 
 
 class _Failed(Exception):
@@ -298,45 +175,128 @@ class _Failed(Exception):
         self.remedy = remedy
 
 
-class _Source:
-    """Request files of one version from its trainer, which may restart at another address.
+class _Fetch:
+    """Fetch one version from its trainer, which may restart at another address."""
 
-    Args:
-        name: of the version, as the server knows it.
-        look: reads the offer of the version.
-        count: called with the number of bytes that arrived.
-        turns: bounds the files requested at once.
-    """
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        scheme: str,
-        name: str,
-        version: int,
-        look: Look,
-        count: Callable[[int], None],
-        turns: asyncio.Semaphore,
-    ) -> None:
-        self.version = version
-        self._session, self._scheme, self._name, self._look, self._count = session, scheme, name, look, count
-        self._turns, self._url = turns, ""
+    def __init__(self, owner: Download, control: AsyncControl, version: int, index: str, progress: Progress) -> None:
+        self._owner, self._control, self._progress = owner, control, progress
+        self._version, self._index, self._name = version, index, object_name(version, index)
+        self._versions, self._folder = owner.versions, owner.versions.temporary(self._name)
+        self._turns, self._url = asyncio.Semaphore(owner.config.fetches), ""
         #: Times at which bytes arrived last, and the version was offered (monotonic, s).
-        self._came_at = self._offered_at = time.monotonic()
+        self._came_at = self._offered_at = 0.0
 
-    async def index(self, wanted: str) -> bytes:
-        """Return the bytes of the index with the digest ``wanted``. Raises PublishError."""
+    async def run(self) -> Path:
+        """Wait for an offer and for the lock of this machine, download, and return the folder, which is held."""
+        await self._await_offer()
+        with closing(MachineLock(self._versions.lock_file())) as lock:
+            while not lock.try_acquire():
+                self._progress.blocked_on(folder=str(self._versions.folder), process=lock.holder)
+                await asyncio.sleep(LOOK_S)
+            await to_thread_shielded(self._versions.remove_leftovers, self._name)
+            path = await to_thread_shielded(self._versions.find, self._index, repairs=True)
+            return path or await self._download()
+
+    async def _look(self) -> Offer | None:
+        owner = self._owner
+        return await self._control.do(
+            lambda client: read_offer(client, owner.keys, owner.model, self._version, self._index)
+        )
+
+    async def _await_offer(self) -> None:
+        """Wait for an offer, without the lock of this machine. Raises PublishError."""
+        version, deadline = self._version, time.monotonic() + OFFER_WAIT_S
+        while await self._look() is None:
+            self._progress.blocked_on(step="offer")
+            if await self._is_superseded():
+                raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
+            if time.monotonic() > deadline:
+                raise PublishError(
+                    f"version {version} is not offered over HTTP: set serving.enabled for its trainer too, or publish "
+                    "to a folder that this machine sees.",
+                    VersionNotServed(version),
+                )
+            await asyncio.sleep(LOOK_S)
+
+    async def _is_superseded(self) -> bool:
+        key = self._owner.keys.weights(self._owner.model)
+        entries = await self._control.do(lambda client: client.xrevrange(key, count=1))
+        newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "the newest publication") if entries else None
+        return newest is not None and newest.version > self._version
+
+    async def _download(self) -> Path:
+        """Download and hold the version; the caller holds the lock of this machine."""
+        began, before, folder = time.monotonic(), self._owner.num_bytes, self._folder
+        self._came_at = self._offered_at = began
+        async with self._owner.session() as self._session:
+            self._progress.blocked_on(step="index")
+            data = await self._receive_index()
+            record = index_in(data, f"the index of version {self._version}")
+            if record.sizes.keys() != record.files.keys():
+                raise PublishError(
+                    f"the index of version {self._version} does not say how large its files are, as an earlier "
+                    "penstock wrote it: publish again."
+                )
+            size = sum(record.sizes.values()) + len(data)
+            try:
+                await to_thread_shielded(prepare, folder, record.sizes)
+                await to_thread_shielded(self._versions.make_room, size, size_of(folder))
+                await self._receive(record)
+                await to_thread_shielded(_finish, folder, data)
+                path = await to_thread_shielded(self._versions.add, folder, self._name)
+            except (PublishError, OSError) as exc:
+                if is_full(exc) or not any(file.stat().st_size for file in folder.glob("*")):
+                    await to_thread_shielded(remove, folder)  # the disk is not left full
+                raise
+        took_s, num_bytes = time.monotonic() - began, self._owner.num_bytes - before
+        log.info("version %d fetched in %.2f s: %s bytes", self._version, took_s, f"{num_bytes:,}")
+        return path
+
+    async def _receive_index(self) -> bytes:
+        """Return the bytes of the announced index. Raises PublishError."""
         received = io.BytesIO()
         while not await self._request(INDEX_FILE, 0, None, received):
             received = io.BytesIO()
-        if digest(received.getvalue()) != wanted:
+        if digest(received.getvalue()) != self._index:
             raise PublishError(
-                f"version {self.version} cannot be fetched: its trainer sends another index than was announced; "
+                f"version {self._version} cannot be fetched: its trainer sends another index than was announced; "
                 "publish it again."
             )
         return received.getvalue()
 
-    async def file(self, path: Path, size: int) -> None:
+    async def _receive(self, record: WeightsIndex) -> None:
+        """Receive what is missing of all files, until they have the checksums of the index.
+
+        Raises:
+            PublishError: they do not come, or are other ones. OSError: a disk error.
+        """
+        folder, size = self._folder, sum(record.sizes.values())
+        for _ in range(ATTEMPTS):
+            tasks = [
+                asyncio.create_task(self._receive_file(folder / name, size)) for name, size in record.sizes.items()
+            ]
+            try:
+                while not all(task.done() for task in tasks):
+                    self._progress.blocked_on(missing=size - size_of(folder), size=size)
+                    done, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
+                    for task in done:
+                        task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                self._progress.blocked_on()
+            if not (wrong := await to_thread_shielded(differing, folder, record.files, self._index)):
+                return
+            log.warning("%s is fetched again: %s differ from the index", folder.name, ", ".join(wrong[:8]))
+            for name in wrong:
+                (folder / name).unlink()
+        raise PublishError(
+            f"version {self._version} cannot be fetched: {wrong[0]} is not the file that its index names; publish it "
+            "again."
+        )
+
+    async def _receive_file(self, path: Path, size: int) -> None:
         """Append to a file what is missing; retry failures.
 
         Raises:
@@ -351,28 +311,15 @@ class _Source:
     async def _request(self, file: str, start: int, end: int | None, into: BinaryIO | io.RawIOBase) -> bool:
         """Request a range of a file (None: to its end) and write what comes of it; return whether all came.
 
-        Waits after a failure. Raises as ``file``.
+        Waits after a failure. Raises as ``_receive_file``.
         """
-        try:
-            async with aclosing(self._parts(file, start, end)) as parts:
-                async for part in parts:
-                    self._came_at = time.monotonic()
-                    self._count(len(part))
-                    while part:
-                        part = part[into.write(part) or 0 :]
-        except _Failed as exc:
-            await self._await_offer(exc)
-            return False
-        return True
-
-    async def _parts(self, file: str, start: int, end: int | None) -> AsyncGenerator[bytes, None]:
-        """Request and yield bytes; raise _Failed unless all of them come."""
         if not self._url:
-            await self._await_offer(None)
-        url = _URL.fullmatch(self._url)
-        if url is None or url[1] != self._scheme:
-            raise _Failed(f"{self._url[:200]!r} is no address of {self._scheme}", "give every part the same tls_cert")
+            await self._renew_offer(None)
         try:
+            url = _URL.fullmatch(self._url)
+            if url is None or url[1] != self._owner.scheme:
+                why = f"{self._url[:200]!r} is no address of {self._owner.scheme}"
+                raise _Failed(why, "give every part the same tls_cert")
             async with self._session.get(
                 URL(f"{self._url}/{self._name}/{quote(file, safe='')}", encoded=True),
                 headers={"Range": f"bytes={start}-{(MAX_INDEX_BYTES if end is None else end) - 1}"},
@@ -380,16 +327,23 @@ class _Source:
             ) as answer:
                 end = _checked_end(answer, start, end)
                 while start < end and (part := await answer.content.read(min(CHUNK_BYTES, end - start))):
+                    self._came_at = time.monotonic()
+                    self._owner.num_bytes += len(part)
                     start += len(part)
-                    yield part
-        except (aiohttp.ClientError, OSError, ValueError) as exc:
+                    while part:
+                        part = part[into.write(part) or 0 :]
+            if start < end:
+                raise _Failed(f"{self._url}: the answer ends too early")
+            return True
+        except _Failed as exc:
+            failed = exc
+        except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError) as exc:  # others are of the disk
             is_unknown = isinstance(exc, aiohttp.ClientSSLError)
-            why = f"{self._url}: {format_exc(exc)}"
-            raise _Failed(why, _KNOWN_CERTIFICATE if is_unknown else _BE_RUNNING) from exc
-        if start < end:
-            raise _Failed(f"{self._url}: the answer ends too early")
+            failed = _Failed(f"{self._url}: {format_exc(exc)}", _KNOWN_CERTIFICATE if is_unknown else _BE_RUNNING)
+        await self._renew_offer(failed)
+        return False
 
-    async def _await_offer(self, failed: _Failed | None) -> None:
+    async def _renew_offer(self, failed: _Failed | None) -> None:
         """Read the address again, after a pause if a request failed. Raises PublishError if that is too late."""
         if failed is not None:
             await asyncio.sleep(AGAIN_S)
@@ -398,9 +352,26 @@ class _Source:
             self._url, self._offered_at = offer.url, now
         why = f"{failed}; {failed.remedy}" if failed is not None else f"it was not offered; {_BE_RUNNING}"
         if now - self._offered_at > GONE_S:
-            raise PublishError(f"version {self.version} cannot be fetched: its trainer no longer offers it; {why}.")
+            raise PublishError(f"version {self._version} cannot be fetched: its trainer no longer offers it; {why}.")
         if now - self._came_at > GIVE_UP_S:
-            raise PublishError(f"version {self.version} cannot be fetched: {why}.")
+            raise PublishError(f"version {self._version} cannot be fetched: {why}.")
+
+
+def prepare(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Make the folder of a download, and delete what cannot be the beginning of a file. Raises OSError."""
+    if folder.is_symlink():
+        folder.unlink()  # do not delete files in its target
+    folder.mkdir(exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.is_symlink() or not entry.is_file() or entry.stat().st_size > sizes.get(entry.name, -1):
+            remove(entry)
+
+
+def _finish(folder: Path, index: bytes) -> None:
+    """Add the index, and sync all files. Raises OSError."""
+    (folder / INDEX_FILE).write_bytes(index)
+    for path in (*sorted(folder.iterdir()), folder):
+        fsync(path)
 
 
 def _checked_end(answer: aiohttp.ClientResponse, start: int, end: int | None) -> int:

@@ -21,7 +21,7 @@ from penstock.records.causes import Cause
 from penstock.records.publication import Publication
 from penstock.system.disk import fsync, is_full
 from penstock.weights.delta_chain import DELTA, Anchor, Chain, Delta, catalog_of, find_chains
-from penstock.weights.delta_format import WeightsFolder, apply_delta, checked_name
+from penstock.weights.delta_format import WeightsFolder, apply_delta
 from penstock.weights.delta_store import DeltaStore
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
@@ -157,7 +157,6 @@ class LocalCopies:
             self._folders.make_room(sum(index.sizes.values()))
             with as_publish_error(f"{anchor.group} cannot be fetched"):
                 for name in index.files:
-                    name = checked_name(name)
                     num_bytes += self._fetch(f"{anchor.group}/{name}", into / name, index.sizes.get(name, 0))
                 prove(into, anchor.index)
                 fsync(into)

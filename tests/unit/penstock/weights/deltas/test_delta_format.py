@@ -271,7 +271,7 @@ def test_an_index_that_names_a_file_outside_its_folder_is_refused(step: Step, tm
     (tmp_path / "delta").write_bytes(head + joined([zstandard.compress(data), zstandard.compress(b"\1abcd")]))
     (tmp_path / "into").mkdir()
 
-    with pytest.raises(PublishError, match=r"names a file .* outside its folder"):
+    with pytest.raises(PublishError, match=r"names a file .* which has an invalid name"):
         apply_delta(tmp_path / "delta", folder_of(step.before), tmp_path / "into", digest(data))
     assert list((tmp_path / "into").iterdir()) == []
 
