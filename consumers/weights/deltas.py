@@ -8,18 +8,16 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from penstock.config import Config
 from penstock.consumers.weights.write import Written
 from penstock.errors import DiskFull, PublishError
-from penstock.records.causes import Cause
 from penstock.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
-from penstock.weights.delta_chain import DELTA, MARKER, Anchor, Delta, catalog_of, groups_up_to, kept
+from penstock.weights.delta_chain import DELTA, MARKER, Anchor, Delta, catalog_of, kept, names_up_to
 from penstock.weights.delta_format import WeightsFolder, write_delta
-from penstock.weights.delta_store import WRITER, DeltaStore
+from penstock.weights.delta_store import DeltaStore
 
 log = logging.getLogger(__name__)
 
@@ -74,33 +72,25 @@ class Deltas:
             is_anchor = not delta_bytes or version - self._anchored >= self._anchor_every
             if is_anchor:
                 self._put_anchor(written, version)
-            self._remember(written)
+            self._own.pop(written.index_digest, None)
+            self._own[written.index_digest] = written
+            self._own = dict([*self._own.items()][-_KEPT:])
             # Until the new version is announced, workers fetch the last one.
             self._delete_old(version, set() if announced is None else {announced.version})
         except OSError as exc:
             kind = DiskFull if is_full(exc) else PublishError
             raise kind(f"version {version} cannot be put into trainer.delta_store: {exc}.") from exc
         self.last = Put(delta_bytes, written.num_bytes, is_anchor, time.monotonic() - began)
-        log.info(
-            "version %d is in the delta store: %d bytes of delta%s, %.3f s",
-            version,
-            delta_bytes,
-            ", and an anchor" if is_anchor else "",
-            self.last.took_s,
-        )
+        log.info("version %d is in the delta store: %s", version, self.last)
         return self.last
-
-    def _base_of(self, announced: Publication | None, abandoned: list[list[int]]) -> Written | None:
-        """Return the base of the next delta; None: no version is both held by workers and known to this process."""
-        if announced is None or is_abandoned(announced.version, abandoned):
-            return None
-        return self._own.get(announced.index)
 
     def _put_delta(
         self, written: Written, version: int, announced: Publication | None, abandoned: list[list[int]]
     ) -> int:
-        base = self._base_of(announced, abandoned)
-        if base is None or announced is None or base.index_digest == written.index_digest:
+        """Store the delta to the announced version; return its bytes, 0 if there is none."""
+        if announced is None or is_abandoned(announced.version, abandoned) or announced.index == written.index_digest:
+            return 0
+        if (base := self._own.get(announced.index)) is None:
             return 0
         group = Delta(announced.version, base.index_digest, version, written.index_digest).group
         temporary = written.path.parent / f"{_TEMPORARY}{version:08d}-{os.getpid()}"
@@ -125,50 +115,27 @@ class Deltas:
         self._store.mark(f"{group}/{MARKER}")
         self._anchored = version
 
-    def _remember(self, written: Written) -> None:
-        self._own.pop(written.index_digest, None)
-        self._own[written.index_digest] = written
-        while len(self._own) > _KEPT:
-            del self._own[next(iter(self._own))]
-
     def _delete_old(self, version: int, announced: set[int]) -> None:
         try:
             names = self._store.names()
             stay = kept(catalog_of(names), announced | set(self._in_use()), version)
-            for group, members in groups_up_to(version, names).items():
-                if group not in stay:
-                    self._delete(group, members)
+            self._delete(name for name in names_up_to(version, names) if name.partition("/")[0] not in stay)
         except (OSError, PublishError) as exc:
             # The version itself is stored; the next one deletes the rest.
             log.warning("failed to delete old versions from trainer.delta_store: %s", exc)
 
     def _remove_unmarked(self, written: Written, version: int) -> None:
-        """Delete incomplete leftovers of a killed process, which no worker reads."""
+        """Delete incomplete leftovers of a killed process, which no worker reads. Raises PublishError as ``names``."""
         for folder in written.path.parent.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(folder)
-        for group, members in groups_up_to(version, self._store.names()).items():
-            if f"{group}/{MARKER}" not in members:
-                try:
-                    self._delete(group, members)
-                except OSError as exc:
-                    log.warning("failed to delete leftovers of a killed trainer from trainer.delta_store: %s", exc)
+        names = self._store.names()
+        complete = {name.partition("/")[0] for name in names if name.endswith(f"/{MARKER}")}
+        try:
+            self._delete(name for name in names_up_to(version, names) if name.partition("/")[0] not in complete)
+        except OSError as exc:
+            log.warning("failed to delete leftovers of a killed trainer from trainer.delta_store: %s", exc)
 
-    def _delete(self, group: str, members: Collection[str]) -> None:
-        """Delete the marker first, so that no half-deleted version counts as complete."""
-        marker = f"{group}/{MARKER}"
-        for name in sorted(members, key=lambda one: one != marker):
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete markers first, so that no half-deleted version counts as complete."""
+        for name in sorted(names, key=lambda one: not one.endswith(f"/{MARKER}")):
             self._store.delete(name)
-
-
-def deltas_of(
-    config: Config, in_use: Callable[[], Collection[int]], blocked_on: Callable[[Cause | None], None]
-) -> Deltas | None:
-    """Return the delta store of a run; None with another transport. Raises ConfigError.
-
-    Args:
-        blocked_on: as of ``DeltaStore``.
-    """
-    trainer = config.trainer
-    if trainer.transport != "delta":
-        return None
-    return Deltas(DeltaStore(config.delta_store, WRITER, blocked_on), trainer.anchor_every, in_use)

@@ -94,14 +94,10 @@ def catalog_of(names: Iterable[str]) -> Catalog:
     return Catalog([one for one in found if isinstance(one, Anchor)], [one for one in found if isinstance(one, Delta)])
 
 
-def groups_up_to(version: int, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of anchors and deltas of versions up to ``version`` by group, complete or not."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        one = parse_group(group := name.partition("/")[0])
-        if one is not None and one.version <= version:
-            found[group].append(name)
-    return dict(found)
+def names_up_to(version: int, names: Iterable[str]) -> list[str]:
+    """Return the names of anchors and deltas of versions up to ``version``, complete or not."""
+    groups = ((name, parse_group(name.partition("/")[0])) for name in names)
+    return [name for name, one in groups if one is not None and one.version <= version]
 
 
 def find_chains(catalog: Catalog, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Chain]:
@@ -165,6 +161,6 @@ def kept(catalog: Catalog, wanted: Collection[int], newest: int) -> set[str]:
 
 def _indices(catalog: Catalog, version: int) -> set[str]:
     """Return the indices of the last version up to ``version`` that has an anchor or delta."""
-    known = [(one.version, one.index) for one in catalog.anchors] + [(one.version, one.index) for one in catalog.deltas]
-    last = max((at for at, _ in known if at <= version), default=None)
-    return {index for at, index in known if at == last}
+    known: list[Anchor | Delta] = [*catalog.anchors, *catalog.deltas]
+    last = max((one.version for one in known if one.version <= version), default=None)
+    return {one.index for one in known if one.version == last}

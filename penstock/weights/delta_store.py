@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 #: Most bytes of one read.
 RANGE_BYTES = 8 * 1024 * 1024
-#: Most names of a store; a run keeps a few hundred.
-MAX_NAMES = 1_000_000
 #: Interval at which a pause is reported.
 REPORT_S = 0.5
 #: Errors that a retry does not fix.
@@ -73,7 +71,7 @@ class DeltaStore:
             raise self._refused(exc) from exc
 
     def names(self) -> list[str]:
-        """Return all names. Raises PublishError if the store does not answer, or has too many."""
+        """Return all names. Raises PublishError if the store does not answer."""
 
         def raise_unless_missing(exc: Exception) -> None:
             if not isinstance(exc, FileNotFoundError):  # a group may be deleted meanwhile
@@ -86,14 +84,11 @@ class DeltaStore:
             return [path.removeprefix(root.lstrip("/") + "/") for path in found]
 
         try:
-            names = self._retried("", find)
+            return self._retried("", find)
         except FileNotFoundError:
             return []
         except OSError as exc:
             raise PublishError(f"the delta store does not list what it has ({exc}): see trainer.delta_store.") from exc
-        if len(names) > MAX_NAMES:
-            raise PublishError(f"the delta store has {len(names)} names: give a run a place of its own.")
-        return names
 
     def put(self, name: str, path: Path) -> None:
         """Store the bytes of a file, replacing the rest of an interrupted attempt under that name."""
@@ -111,12 +106,13 @@ class DeltaStore:
         """Write an empty object, after all others of its group have reached the disk."""
 
         def mark(target: str) -> None:
-            group = Path(target).parent
-            for folder in [group] if self._is_folder else []:
-                fsync(folder)
+            path = Path(target)
+            if self._is_folder:
+                fsync(path.parent)
             self._fs.pipe_file(target, b"")
-            for path in [Path(target), group, group.parent] if self._is_folder else []:
-                fsync(path)
+            if self._is_folder:
+                for written in (path, path.parent, path.parent.parent):
+                    fsync(written)
 
         self._retried(name, mark)
 
@@ -174,16 +170,13 @@ class DeltaStore:
                     if failures == self._retries.attempts or is_full(exc) or isinstance(exc, _LASTING):
                         raise
                     log.warning("delta store: attempt %d failed for %s: %s", failures, name or "a list", exc)
-                    self._pause(failures, ObjectStoreFailing(name, str(exc)))
+                    end = time.monotonic() + pause_s(failures, *self._retries[1:])
+                    while (left := end - time.monotonic()) > 0:
+                        self._blocked_on(ObjectStoreFailing(name, str(exc)))
+                        time.sleep(min(left, REPORT_S))
         finally:
             if failures:
                 self._blocked_on(None)
-
-    def _pause(self, failures: int, cause: Cause) -> None:
-        end = time.monotonic() + pause_s(failures, self._retries.first_pause_s, self._retries.longest_pause_s)
-        while (left := end - time.monotonic()) > 0:
-            self._blocked_on(cause)
-            time.sleep(min(left, REPORT_S))
 
     def _do(self, name: str, call: Callable[[str], T]) -> T:
         """Call with the object's path; connect first, also if the last call failed."""
