@@ -15,9 +15,8 @@ from penstock.consumers.weights.write import Written
 from penstock.errors import DiskFull, PublishError
 from penstock.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
-from penstock.weights.delta_chain import DELTA, MARKER, Anchor, Delta, catalog_of, kept, names_up_to
 from penstock.weights.delta_format import WeightsFolder, write_delta
-from penstock.weights.delta_store import DeltaStore
+from penstock.weights.delta_store import DELTA, MARKER, Anchor, Delta, DeltaStore, catalog_of, kept, names_up_to
 
 log = logging.getLogger(__name__)
 

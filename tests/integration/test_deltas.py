@@ -7,8 +7,7 @@ from penstock.config import ModelConfig
 from penstock.consumers.trainer import Trainer
 from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
-from penstock.weights.delta_chain import catalog_of
-from penstock.weights.delta_store import DeltaStore
+from penstock.weights.delta_store import DeltaStore, catalog_of
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts
 from tests.integration.storage_rig import Rig, rig, server

@@ -20,9 +20,8 @@ from penstock.errors import DiskFull, PublishError
 from penstock.records.causes import Cause
 from penstock.records.publication import Publication
 from penstock.system.disk import fsync, is_full
-from penstock.weights.delta_chain import DELTA, Anchor, Chain, Delta, catalog_of, find_chains
 from penstock.weights.delta_format import WeightsFolder, apply_delta
-from penstock.weights.delta_store import DeltaStore
+from penstock.weights.delta_store import DELTA, Anchor, Chain, Delta, DeltaStore, catalog_of, find_chains
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from penstock.weights.serving import object_name

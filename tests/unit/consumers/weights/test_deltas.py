@@ -12,8 +12,7 @@ from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.write import Written
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
-from penstock.weights.delta_chain import Catalog, catalog_of, find_chains
-from penstock.weights.delta_store import DeltaStore
+from penstock.weights.delta_store import Catalog, DeltaStore, catalog_of, find_chains
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
 

@@ -11,8 +11,7 @@ from penstock.consumers.weights.write import Written
 from penstock.errors import PublishError
 from penstock.records.causes import Cause, ObjectStoreFailing
 from penstock.records.publication import Publication
-from penstock.weights.delta_chain import catalog_of
-from penstock.weights.delta_store import WRITER, DeltaStore
+from penstock.weights.delta_store import WRITER, DeltaStore, catalog_of
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
 QUICK = WRITER._replace(first_pause_s=0.001, longest_pause_s=0.001)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PublishError
-from penstock.weights import delta_chain
-from penstock.weights.delta_chain import (
+from penstock.weights import delta_store
+from penstock.weights.delta_store import (
     LONGEST,
     MAX_CHAINS,
     Anchor,
@@ -167,7 +167,7 @@ def test_of_many_chains_the_best_are_returned() -> None:
 
 
 def test_more_versions_than_a_run_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_chain, "MAX_GROUPS", 9)
+    monkeypatch.setattr(delta_store, "MAX_GROUPS", 9)
     assert catalog_of(names_of(LINE)) == Catalog(sorted(LINE.anchors), sorted(LINE.deltas))
     with pytest.raises(PublishError, match="has 10 versions, more than the 9 that one run may have"):
         catalog_of([*names_of(LINE), f"{anchor(7).group}/whole"])
