@@ -20,8 +20,7 @@ from benchmarks.gpu_model import SHAPES
 from benchmarks.options import Device, JsonFile, ShapeName
 from benchmarks.random_model import Shape
 from penstock.consumers.weights import copies
-from penstock.consumers.weights.copies import Arena
-from penstock.consumers.weights.finite_check import CheckedSource, FiniteCheck
+from penstock.consumers.weights.copies import Arena, CheckedSource, FiniteCheck
 from penstock.consumers.weights.sources import State
 
 

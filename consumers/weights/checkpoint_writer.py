@@ -9,6 +9,7 @@ At most two copies are in memory, the newest and the one that is being written.
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from penstock.protocol import scripts
 from penstock.protocol.presence import FRESH_S, live_workers
 from penstock.protocol.scripts import loading_of
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import WeightsUnwritten
+from penstock.records.causes import Cause, WeightsUnwritten
 from penstock.records.keys import Keys
 from penstock.records.publication import Whole
 from penstock.redis.control import Control
@@ -205,18 +206,8 @@ class CheckpointWriter:
             self._control = Control(subscriber.control.url, stopped=self._closed.is_set, check=False)
         control, began = self._control, time.monotonic()
         waiting = PublishedWaiting(control.client, subscriber.keys, f"{subscriber.seat.who(subscriber.name)}:folder")
-        written = until_room(
-            lambda: write.write_weights(
-                task.copy,
-                config.model.path,
-                weights_dir_of(config),
-                version,
-                keep=config.trainer.keep_versions,
-                in_use=lambda: versions_in_use(control, subscriber.keys, config.model.name),
-                max_bucket_bytes=config.trainer.bucket_bytes,
-            ),
-            blocked_on=waiting.blocked_on,
-            stopped=self._is_room_unneeded,
+        written = write_version(
+            config, task.copy, version, control, subscriber.keys, waiting.blocked_on, stopped=self._is_room_unneeded
         )
         took_s = time.monotonic() - began
         whole = Whole(version, str(written.path), written.index_digest, written.num_bytes, took_s)
@@ -243,17 +234,48 @@ class CheckpointWriter:
             log.warning("the folder of version %d is not announced: %s", whole.version, what)
 
 
-def versions_in_use(control: Control, keys: Keys, model: str) -> set[int]:
-    """Return versions that engines hold, load or are about to load, or that are pinned.
-
-    Blocks for round trips. Raises ProtocolError if a worker's record is invalid: it may hold any version.
+def write_version(
+    config: Config,
+    source: Source,
+    version: int,
+    control: Control,
+    keys: Keys,
+    blocked_on: Callable[[Cause | None], None],
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    claim: Callable[[], None] = lambda: None,
+) -> write.Written:
+    """Write a version's folder as ``write_weights``; wait and report, unless ``stopped``, if the disk is full.
 
     Args:
         control: connection of the calling thread.
     """
+    return until_room(
+        lambda: write.write_weights(
+            source,
+            config.model.path,
+            weights_dir_of(config),
+            version,
+            keep=config.trainer.keep_versions,
+            in_use=lambda: versions_in_use(control, keys, config.model.name),
+            claim=claim,
+            max_bucket_bytes=config.trainer.bucket_bytes,
+        ),
+        blocked_on=blocked_on,
+        stopped=stopped,
+    )
+
+
+def versions_in_use(control: Control, keys: Keys, model: str) -> set[int]:
+    """Return versions that engines hold, load or are about to load, or that are pinned.
+
+    A worker that ends a load between the two reads is not missed: what it notes stays in the table until it notes its
+    next load, beside the version that it holds then. One that notes a load after the first read is found by the read
+    that follows the rename of a folder. Blocks. Raises ProtocolError if a worker's record is invalid.
+    """
     pins = control.do(lambda client: client.hvals(keys.pins(model)))
     about = control.do(lambda client: client.hgetall(keys.loading(model)))
-    # Read afterwards: a worker announces what it is about to load before its presence.
+    # Read afterwards: a new worker notes what it is about to load before its presence.
     workers = {one.name: one.version for one in control.do(lambda client: live_workers(client, keys, all_=True))}
     found = {int(pin) for pin in pins} | set(workers.values())
     for name, data in about.items():

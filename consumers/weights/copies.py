@@ -1,29 +1,34 @@
-"""Copy a version's weights to memory, from which they are sent and their folder is written.
+"""Copy a version's weights to memory, from which they are sent and their folder is written; refuse NaN and infinity.
 
     source ─walk─> arena: pieces of memory that later versions reuse ─> Copy, a source of its own
+             └───> FiniteCheck, before the version is announced
 
 A copy is immutable until its arena is reused.
 """
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.consumers.weights.finite_check import FiniteCheck
-from penstock.consumers.weights.sources import Source, buckets, dtype_name
-from penstock.errors import PublishError
+from penstock.consumers.weights.sources import Bucket, Source, buckets, dtype_name
+from penstock.errors import PublishError, WeightsNotFinite
 from penstock.weights.index import layout_digest
 
 log = logging.getLogger(__name__)
 
-#: Memory is allocated in pieces of this size, a power of two, because torch rounds pinned memory up to one; a larger
-#: tensor has a piece of its own.
-PIECE_BYTES = 256 * 1024**2
+#: Most bytes of tensors in a piece of memory, or one larger tensor. Torch rounds pinned memory up to a power of two,
+#: and alignment takes some.
+PIECE_BYTES = 255 * 1024**2
 #: Alignment of tensors.
 ALIGN_BYTES = 64
+#: Most bytes of a group of tensors on a GPU, which stay allocated until it is checked.
+GROUP_BYTES = 256 * 1024**2
+#: Types that are checked without a cast.
+_REDUCED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Copy:
@@ -33,25 +38,15 @@ class Copy:
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
         self._tensors = tensors
+        #: Name, dtype (torch's, without ``torch.``) and shape of each tensor, in the order they are sent.
+        self.layout = [(name, dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors]
+        #: Identifier of this layout for workers.
+        self.layout_digest = layout_digest(self.layout)
+        self.num_bytes = sum(tensor.nbytes for _, tensor in tensors)
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """Return the tensors as a ``Source``; they are read-only."""
         yield from self._tensors
-
-    @property
-    def layout(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Return name, dtype (torch's, without ``torch.``) and shape of each tensor, in the order they are sent."""
-        return [(name, dtype_name(tensor), tuple(tensor.shape)) for name, tensor in self._tensors]
-
-    @property
-    def layout_digest(self) -> str:
-        """Return the identifier of this layout for workers."""
-        return layout_digest(self.layout)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the number of bytes of all tensors."""
-        return sum(tensor.nbytes for _, tensor in self._tensors)
 
 
 class Arena:
@@ -73,22 +68,19 @@ class Arena:
         """
         self.copy = None
         found: list[tuple[str, Tensor]] = []
-        failure, check = None, FiniteCheck()
-        places, devices = _Places(self._pieces), set()
-        for bucket in buckets(source, config, PIECE_BYTES):
-            for name, tensor in bucket if failure is None else ():
-                try:
-                    place = places.of(tensor)
-                    place.copy_(tensor.detach(), non_blocking=True)
-                    check.add(name, tensor.detach())
-                except (RuntimeError, MemoryError, OSError) as exc:
-                    failure = exc
-                    break
-                found.append((name, place))
-                if tensor.is_cuda:
+        failure, check, devices = None, FiniteCheck(), set()
+        for number, bucket in enumerate(buckets(source, config, PIECE_BYTES)):
+            try:
+                for name, tensor, place in self._places(number, bucket) if failure is None else ():
+                    place.copy_(tensor, non_blocking=True)
+                    check.add(name, tensor)
+                    found.append((name, place))
                     devices.add(tensor.device)
+            except (RuntimeError, MemoryError, OSError) as exc:
+                failure = exc
         for device in devices:
-            torch.cuda.synchronize(device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         if failure is not None:
             raise PublishError(f"The weights cannot be copied into memory ({failure}): there must be room for two.")
         if not found:
@@ -97,29 +89,15 @@ class Arena:
         self.copy = Copy(found)
         return self.copy
 
-
-class _Places:
-    """Return consecutive places for tensors; reuse existing pieces before new ones are allocated."""
-
-    def __init__(self, pieces: list[Tensor]) -> None:
-        self._pieces = pieces
-        self._piece, self._filled = 0, 0
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return contiguous memory of the shape and dtype of ``tensor``."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        if not num_bytes:
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
-        if self._piece < len(self._pieces) and self._filled + num_bytes > self._pieces[self._piece].numel():
-            self._piece, self._filled = self._piece + (self._filled > 0), 0
-        if self._piece == len(self._pieces):
-            self._pieces.append(_allocate(max(PIECE_BYTES, num_bytes), is_pinned=tensor.is_cuda))
-        elif self._pieces[self._piece].numel() < num_bytes:
-            self._pieces[self._piece] = _allocate(num_bytes, is_pinned=tensor.is_cuda)
-        start = self._filled
-        self._filled += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        flat = self._pieces[self._piece][start : start + num_bytes]
-        return flat.view(tensor.dtype).view(tensor.shape)
+    def _places(self, number: int, bucket: Bucket) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield name, tensor, and contiguous memory of its shape and dtype in the piece of bucket ``number``."""
+        rooms = [-(-tensor.nbytes // ALIGN_BYTES) * ALIGN_BYTES for _, tensor in bucket]
+        if number == len(self._pieces):
+            self._pieces.append(torch.empty(0, dtype=torch.uint8))
+        if self._pieces[number].numel() < sum(rooms):
+            self._pieces[number] = _allocate(sum(rooms), is_pinned=any(tensor.is_cuda for _, tensor in bucket))
+        for (name, tensor), part in zip(bucket, self._pieces[number][: sum(rooms)].split(rooms), strict=True):
+            yield name, tensor.detach(), part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def _allocate(num_bytes: int, *, is_pinned: bool) -> Tensor:
@@ -130,3 +108,75 @@ def _allocate(num_bytes: int, *, is_pinned: bool) -> Tensor:
         except RuntimeError as exc:
             log.warning("copies of weights use pageable memory, which is slower: %s", exc)
     return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+class FiniteCheck:
+    """Check the tensors of one version for NaN and Inf.
+
+    GPU    groups of tensors ─> one fused reduction each, queued on the trainer's stream ─> one result at the end
+    CPU    smallest and largest value of each tensor, at once
+    """
+
+    def __init__(self) -> None:
+        self._group: list[tuple[str, Tensor]] = []
+        self._group_bytes = 0
+        #: Names, and a bool for each on the tensors' device.
+        self._verdicts: list[tuple[list[str], Tensor]] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Queue a tensor for the check. It must not change before ``raise_if_not_finite``. Does not block for a GPU."""
+        if not tensor.is_floating_point() or not tensor.numel():
+            return
+        if tensor.device.type == "cpu":
+            # A norm would be 20 times slower there.
+            extremes = torch.stack(torch.aminmax(tensor if tensor.dtype in _REDUCED else tensor.float()))
+            self._verdicts.append(([name], extremes.isfinite().all().reshape(1)))
+            return
+        if self._group and self._group[0][1].device != tensor.device:
+            self._flush()
+        self._group.append((name, tensor))
+        self._group_bytes += tensor.nbytes
+        if self._group_bytes >= GROUP_BYTES:
+            self._flush()
+
+    def raise_if_not_finite(self) -> None:
+        """Block for all reductions; raise WeightsNotFinite that names the first tensor that holds NaN or Inf."""
+        self._flush()
+        if not self._verdicts:
+            return
+        # One transfer, so that the host waits once.
+        device = self._verdicts[-1][1].device
+        finite = torch.cat([verdicts.to(device) for _, verdicts in self._verdicts]).cpu()
+        names = [name for group, _ in self._verdicts for name in group]
+        if bad := [name for name, good in zip(names, finite.tolist(), strict=True) if not good]:
+            others = f" and {len(bad) - 1} other tensors" if len(bad) > 1 else ""
+            raise WeightsNotFinite(f"{bad[0]}{others} of the weights to publish hold NaN or Inf.")
+
+    def _flush(self) -> None:
+        """Reduce the group: one reduction fused over each type. Returns at once."""
+        group, self._group, self._group_bytes = self._group, [], 0
+        by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
+        for name, tensor in group:
+            reduced = tensor if tensor.dtype in _REDUCED else tensor.float()
+            by_dtype.setdefault(reduced.dtype, []).append((name, reduced))
+        for some in by_dtype.values():
+            norms = torch._foreach_norm([tensor for _, tensor in some], math.inf)
+            self._verdicts.append(([name for name, _ in some], torch.stack(norms).isfinite()))
+
+
+class CheckedSource:
+    """Wrap a source so that its walk ends with WeightsNotFinite if a tensor holds NaN or Inf.
+
+    Rank 0 has the tensors of a sharded source and checks them; other ranks get the error from ``RankBarrier.follow``.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.is_sharded = source.is_sharded
+
+    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        check = FiniteCheck()
+        for name, tensor in self._source.tensors(config):
+            check.add(name, tensor.detach())
+            yield name, tensor
+        check.raise_if_not_finite()

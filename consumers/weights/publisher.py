@@ -12,7 +12,7 @@ import logging
 import operator
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,9 @@ from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights import write
-from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, versions_in_use
-from penstock.consumers.weights.copies import Copy
+from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, versions_in_use, write_version
+from penstock.consumers.weights.copies import CheckedSource, Copy
 from penstock.consumers.weights.deltas import Deltas
-from penstock.consumers.weights.finite_check import CheckedSource
 from penstock.consumers.weights.rank_barrier import RankBarrier
 from penstock.consumers.weights.sender import Sender, Transfer, deliver, quietly, sender_of
 from penstock.consumers.weights.sources import Source, Weights, as_source, buckets
@@ -54,9 +53,8 @@ class Sent:
     """Result of a transfer."""
 
     transport: str
-    #: Recipients.
     workers: tuple[str, ...]
-    #: Why it failed; '' on success.
+    #: '' on success.
     failure: str
     #: Seconds of waiting for workers, and of sending.
     wait_s: float
@@ -111,18 +109,22 @@ class Publisher:
 
     def publish(self, weights: Weights, *, step: int | None, timeout_s: float) -> int:
         """Write the next version and announce it, see ``Trainer.publish``."""
-        self._check_drives("publish")
-        source = as_source(weights)
-        if not self._subscriber.seat.leads:
+        source, leads = as_source(weights), self._leads("publish")
+        if not leads:
             if source.is_sharded:
-                self._clock.last = self._barrier.follow(source, self._model_config())
+                self._clock.last = self._barrier.follow(source, write.require_config(Path(self.config.model.path)))
             return self._clock.last
         source = self._barrier.lead(source)
         try:
             number = None if step is None else _whole(step)
             with self._tally.waiting("ranks"):
                 through = self._progress.await_ranks(timeout_s)
-            self._publish_or_skip(source, through if number is None else number, through)
+            try:
+                publish = self._send_first if self._sends_first() else self._write_first
+                publish(source, through if number is None else number, through)
+                self.skipped_in_a_row = 0
+            except WeightsNotFinite as exc:
+                self._skip(exc, through if number is None else number, through)
         except BaseException as exc:
             self._barrier.fail(exc)
             raise
@@ -131,8 +133,7 @@ class Publisher:
 
     def tick(self, *, step: int | None, timeout_s: float) -> int:
         """Publish the next version with the weights of the last one, see ``Trainer.tick``."""
-        self._check_drives("tick")
-        if not self._subscriber.seat.leads:
+        if not self._leads("tick"):
             return self._clock.last
         if self._clock.must_publish:
             raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
@@ -161,25 +162,12 @@ class Publisher:
         pins = self._keys.pins(self._clock.model)
         self._control.do(lambda client: client.hdel(pins, name))
 
-    def _check_drives(self, verb: str) -> None:
+    def _leads(self, verb: str) -> bool:
+        """Return whether this is rank 0; raise ProtocolError if its role does not drive the clock."""
         seat = self._subscriber.seat
         if not seat.drives:
             raise ProtocolError(f"Role {seat.role} may not {verb}(): only role {seat.roles[0]} drives the clock.")
-
-    def _model_config(self) -> dict[str, Any]:
-        return write.require_config(Path(self.config.model.path))
-
-    def _publish_or_skip(self, source: Source, step: int, through: int) -> None:
-        """Publish weights; if they are not finite, publish the last version's again. Raises as ``_skip``."""
-        try:
-            if self._sends_first():
-                self._send_first(source, step, through)
-            else:
-                self._write_first(source, step, through)
-        except WeightsNotFinite as exc:
-            self._skip(exc, step, through)
-        else:
-            self.skipped_in_a_row = 0
+        return bool(seat.leads)
 
     def _skip(self, exc: WeightsNotFinite, step: int, through: int) -> None:
         """Count a refused publication, and announce the last version's weights under the next number instead.
@@ -224,23 +212,19 @@ class Publisher:
         written = self._write(CheckedSource(source), version)
         self._store_deltas(written, version, abandoned)
         written_at = time.monotonic()
-        publication = Publication(
-            model=self._clock.model,
-            version=version,
-            transport=self.config.trainer.transport,
+        publication = self._publication(
+            version,
+            abandoned,
+            step,
+            through,
             path=str(written.path),
             index=written.index_digest,
-            step=step,
-            through=through,
-            published_s=time.time(),
             num_bytes=written.num_bytes,
             write_s=written_at - began,
-            abandoned=abandoned,
         )
-        self._open(publication, None)
-        self._clock.announce(publication)
+        self._announce(publication, None)
         self.writer.forgive()
-        self._offer(version, written.index_digest, written.path)
+        self._offer(publication)
         self._send(source, publication)
         self._tally.publish(written.num_bytes, written_at - began, time.monotonic() - written_at)
 
@@ -252,20 +236,10 @@ class Publisher:
         write.check_layout(copy.layout, Path(self.config.model.path))
         version, abandoned = self._clock.claim_next()
         copied_at = time.monotonic()
-        publication = Publication(
-            model=self._clock.model,
-            version=version,
-            transport=self.config.trainer.transport,
-            path="",
-            layout=copy.layout_digest,
-            step=step,
-            through=through,
-            published_s=time.time(),
-            num_bytes=copy.num_bytes,
-            abandoned=abandoned,
+        publication = self._publication(
+            version, abandoned, step, through, path="", layout=copy.layout_digest, num_bytes=copy.num_bytes
         )
-        self._open(publication, copy)
-        self._clock.announce(publication)
+        self._announce(publication, copy)
         try:
             self._send(copy, publication, after=before)
         finally:
@@ -283,52 +257,33 @@ class Publisher:
         if not before.is_whole:
             raise PublishError(f"Version {before.version} has no folder: publish its weights before tick().")
         version, abandoned = self._clock.claim_next()
-        fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
-        announced = self._clock.announce(
-            Publication(
-                **fields,
-                transport="disk",
-                version=version,
-                step=step,
-                through=through,
-                published_s=time.time(),
-                abandoned=abandoned,
-            )
-        )
-        self._offer(version, before.index, Path(before.path))
+        same = {name: getattr(before, name) for name in ("path", "index", "tensors", "checksums")}
+        publication = self._publication(version, abandoned, step, through, transport="disk", **same)
+        announced = self._clock.announce(publication)
+        self._offer(publication)
         return announced
 
-    def _offer(self, version: int, index: str, path: Path) -> None:
+    def _publication(
+        self, version: int, abandoned: list[list[int]], step: int, through: int, **fields: Any
+    ) -> Publication:
+        about = {"transport": self.config.trainer.transport, "published_s": time.time(), **fields}
+        return Publication(
+            model=self._clock.model, version=version, step=step, through=through, abandoned=abandoned, **about
+        )
+
+    def _offer(self, publication: Publication) -> None:
         """Serve an announced version over HTTP, if ``serving.enabled``. Returns at once."""
-        if self._serving is not None and index:
-            self._serving.offer(version, index, path)
+        if self._serving is not None and publication.index:
+            self._serving.offer(publication.version, publication.index, Path(publication.path))
 
     def _write(self, source: Source, version: int) -> write.Written:
         """Write and verify a version, and claim its number once it is complete; raise PublishError.
 
         Blocks for gathering and the disk, also for space on it.
         """
-        trainer, claimed = self.config.trainer, False
-
-        def claim_once() -> None:
-            nonlocal claimed
-            if not claimed:
-                self._clock.claim(version)
-                claimed = True
-
-        return until_room(
-            lambda: write.write_weights(
-                source,
-                self.config.model.path,
-                self._folder,
-                version,
-                keep=trainer.keep_versions,
-                in_use=lambda: versions_in_use(self._control, self._keys, self._clock.model),
-                claim=claim_once,
-                max_bucket_bytes=trainer.bucket_bytes,
-            ),
-            blocked_on=self._waiting.blocked_on,
-        )
+        claim = cache(lambda: self._clock.claim(version))  # an attempt may fail after it
+        blocked_on = self._waiting.blocked_on
+        return write_version(self.config, source, version, self._control, self._keys, blocked_on, claim=claim)
 
     def _store_deltas(self, written: write.Written, version: int, abandoned: list[list[int]]) -> None:
         """Put a written version into the delta store, if the run has one; raise PublishError.
@@ -339,28 +294,27 @@ class Publisher:
             before = self._clock.announced()
             until_room(lambda: deltas.put(written, version, before, abandoned), blocked_on=self._waiting.blocked_on)
 
-    def _open(self, publication: Publication, copy: Copy | None) -> None:
-        """Open the enrollment for a version that is about to be announced.
+    def _announce(self, publication: Publication, copy: Copy | None) -> None:
+        """Open the enrollment for a version, and announce it.
 
         Args:
             copy: source of the weights; None: the folder exists.
 
         Raises PublishError if another trainer has the subscription, whose transfers must not be disturbed.
         """
-        if self.sender is None:
-            return
         sub, model = self._subscriber, publication.model
-        if not self._control.call(
-            transfers.open_(sub.keys, sub.name, model, publication.id, owner=sub.owner, gen=sub.gen)
-        ):
-            raise PublishError(
-                f"Version {publication.version} of model {model!r} cannot be announced: another trainer has "
-                f"subscription {sub.name!r} by now, or it was rewound."
-            )
-        if copy is None:
-            self.sender.begin(publication)
-        else:
-            self.sender.begin_copy(publication, copy)
+        if self.sender is not None:
+            call = transfers.open_(sub.keys, sub.name, model, publication.id, owner=sub.owner, gen=sub.gen)
+            if not self._control.call(call):
+                raise PublishError(
+                    f"Version {publication.version} of model {model!r} cannot be announced: another trainer has "
+                    f"subscription {sub.name!r} by now, or it was rewound."
+                )
+            if copy is None:
+                self.sender.begin(publication)
+            else:
+                self.sender.begin_copy(publication, copy)
+        self._clock.announce(publication)
 
     def _send(self, source: Source, publication: Publication, after: int = 0) -> None:
         """Send an announced version to the ready workers; failures are logged, and those workers load the folder.
@@ -377,7 +331,7 @@ class Publisher:
         transfer = Transfer(
             publication,
             self.config.trainer,
-            buckets(source, self._model_config(), self.config.trainer.bucket_bytes),
+            buckets(source, write.require_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes),
             keys=self._keys,
             control=self._control,
             waiting=self._waiting,
@@ -427,9 +381,8 @@ class Publisher:
 def _whole(step: int) -> int:
     """Return ``step`` as an integer that a record can hold; raise PublishError otherwise."""
     try:
-        whole = operator.index(step)
+        if LEAST <= (whole := operator.index(step)) <= -LEAST - 1:
+            return whole
     except TypeError:
-        whole = LEAST - 1
-    if not LEAST <= whole <= -LEAST - 1:
-        raise PublishError(f"The step of a publication is {safe_repr(step)}: give publish() an integer of 64 bits.")
-    return whole
+        pass
+    raise PublishError(f"The step of a publication is {safe_repr(step)}: give publish() an integer of 64 bits.")

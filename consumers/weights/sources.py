@@ -8,8 +8,6 @@ Every rank of a sharded source walks through it in step; full tensors arrive on 
 memory is bounded by one bucket for any size of the model.
 """
 
-import importlib
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from penstock.errors import ConfigError, PublishError
-from penstock.weights.index import fits
+from penstock.errors import PublishError
+from penstock.system.user_code import find_function
+from penstock.weights.index import bucketed
 
 #: Converts the parts of one parameter, in order, to tensors by the names that the engine loads. ``config`` is the
 #: model's config.json.
@@ -45,6 +44,8 @@ class Source(Protocol):
         ...
 
 
+#: Tensors by the names that the engine loads; at most ``trainer.bucket_bytes``, or one tensor.
+Bucket: TypeAlias = list[tuple[str, Tensor]]
 Weights: TypeAlias = "torch.nn.Module | Mapping[str, Tensor] | Source"
 
 
@@ -124,7 +125,7 @@ class Shards:
         place: Place | None = None,
     ) -> None:
         self._shards = shards
-        self._convert = load_converter(convert) if isinstance(convert, str) else convert
+        self._convert = find_function(convert, "The converter") if isinstance(convert, str) else convert
         self._group = group
         self._place = place
 
@@ -184,23 +185,9 @@ def concatenated(dims: Mapping[str, int]) -> Converter:
     return convert
 
 
-def load_converter(path: str) -> Converter:
-    """Import the function at ``module:function``; raises ConfigError."""
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ConfigError(f"The converter {path!r} cannot be imported ({exc}): write it as module:function.") from exc
-    if not callable(found):
-        raise ConfigError(f"The converter {path!r} is not a function.")
-    return found  # type: ignore[no-any-return]
-
-
 def as_source(weights: Weights) -> Source:
     """Return a source for the argument of ``publish``."""
-    if isinstance(weights, torch.nn.Module | Mapping):
-        return State(weights)
-    return weights
+    return State(weights) if isinstance(weights, torch.nn.Module | Mapping) else weights
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -208,27 +195,18 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield full tensors in buckets of at most ``max_bytes``, the same as ``penstock.weights.index.in_buckets``.
+def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterator[Bucket]:
+    """Yield full tensors in the buckets of ``penstock.weights.index``; raise PublishError on a duplicate name."""
 
-    Raises:
-        PublishError: duplicate name.
-    """
-    bucket: list[tuple[str, Tensor]] = []
-    filled = 0
-    seen: set[str] = set()
-    for name, tensor in source.tensors(config):
-        if name in seen:
-            raise PublishError(f"{name} is published twice: the converter names two tensors alike.")
-        seen.add(name)
-        num_bytes = math.prod(tensor.shape) * tensor.element_size()
-        if bucket and not fits(filled, num_bytes, tensor.element_size(), max_bytes):
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append((name, tensor))
-        filled += num_bytes
-    if bucket:
-        yield bucket
+    def once() -> Iterator[tuple[str, Tensor]]:
+        seen: set[str] = set()
+        for name, tensor in source.tensors(config):
+            if name in seen:
+                raise PublishError(f"{name} is published twice: the converter names two tensors alike.")
+            seen.add(name)
+            yield name, tensor
+
+    return bucketed(once(), max_bytes, lambda one: (one[1].nbytes, one[1].element_size()))
 
 
 #: Converts a tensor of a model to the tensors of the model's files.

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,22 +21,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.consumers.clock import folder_of, versions_in
-from penstock.consumers.weights.sources import Source, Weights, as_source, buckets, dtype_name
+from penstock.consumers.weights.sources import Bucket, Source, Weights, as_source, buckets, dtype_name
 from penstock.errors import DiskFull, PublishError
 from penstock.system.checksum import bytes_xxh3, file_xxh3
 from penstock.system.disk import fsync, is_full, remove_whole
-from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
-from penstock.weights.safetensors_files import (
-    FILES_JSON,
-    as_safetensors,
-    compare_layouts,
-    file_names,
-    files_json,
-    has_tied_embeddings,
-    header_of,
-    order_of,
-    read_folder,
-)
+from penstock.weights.index import DTYPE_BYTES, INDEX_FILE, TensorEntry, digest, index_bytes
+from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +40,7 @@ _COMPANIONS = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 class Written(NamedTuple):
     """Description of a written version for its publication."""
 
-    #: Folder with config, tokenizer, weights and index.
     path: Path
-    #: Digest of the index.
     index_digest: str
     #: Bytes of all tensors.
     num_bytes: int
@@ -71,17 +59,13 @@ def write_weights(
 ) -> Written:
     """Write version ``version`` of a model under ``into``, and delete all but the last ``keep`` versions there.
 
-    Tied weights are stored once, as ``save_pretrained`` does: ``lm_head.weight`` is omitted if the config ties it to
-    the embedding. One bucket at a time is in host memory; each becomes a file. An existing folder of this number is
-    replaced: the caller has claimed the number before this call, or does so in ``claim``.
+    One bucket at a time is in host memory; each becomes a file. A folder of this number is replaced: the caller has
+    claimed the number, or does so in ``claim``. Leftovers of killed processes are removed.
 
     Args:
-        weights: a model, its tensors by the names that the engine loads, or a source of shards (every rank calls
-            ``walk`` meanwhile).
-        source_model_path: local folder of the first policy; its config and tokenizer files are copied, and the new
-            weights must have the names and shapes of its weights.
-        into: parent folder, created if missing. Temporary folders of killed processes are removed.
-        keep: at least 1; workers may still load older versions, so 2 or more is recommended.
+        weights: every rank of a source of shards walks meanwhile.
+        source_model_path: local folder of the first policy, whose config and tokenizer files are copied; the weights
+            must have the names and shapes of its weights.
         in_use: returns older versions to keep in any case; called before a folder is deleted, and again once it is
             renamed, so that it is restored if a worker began to load it.
         claim: called once the version is complete, before it has its name; its errors propagate.
@@ -103,8 +87,10 @@ def write_weights(
         _remove_leftovers(parent)
         temporary.mkdir()
         lock = _lock(temporary)
-        for file in companions(folder):
-            shutil.copyfile(file, temporary / file.name)
+        for file in sorted(folder.iterdir()):
+            is_hidden = file.name.startswith(".")  # for example ._config.json of macOS
+            if file.suffix in _COMPANIONS and file.is_file() and not is_hidden and not file.match("*.index.json"):
+                shutil.copyfile(file, temporary / file.name)
         entries = _write_tensors(as_source(weights), require_config(folder), temporary, max_bucket_bytes)
         check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
         checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
@@ -124,8 +110,7 @@ def write_weights(
         shutil.rmtree(temporary, ignore_errors=True)
         if lock >= 0:
             os.close(lock)
-    num_bytes = sum(entry.num_bytes for entry in entries)
-    return Written(path, digest(index), num_bytes)
+    return Written(path, digest(index), sum(entry.num_bytes for entry in entries))
 
 
 def require_config(folder: Path) -> dict[str, Any]:
@@ -155,17 +140,17 @@ def _write_tensors(source: Source, config: Mapping[str, Any], folder: Path, max_
     written = list(dict.fromkeys(entry.file for entry in entries))
     if not written:
         raise PublishError("there is no tensor to publish; give the model or its state dict.")
-    names = dict(zip(written, file_names(len(written)), strict=True))
-    for old, new in names.items():
-        (folder / old).rename(folder / new)
-    entries = [entry._replace(file=names[entry.file]) for entry in entries]
-    if len(names) > 1:
-        (folder / FILES_JSON).write_bytes(files_json(entries))
+    if len(written) == 1:
+        (folder / written[0]).rename(folder / "model.safetensors")
+        return [entry._replace(file="model.safetensors") for entry in entries]
+    total = sum(entry.num_bytes for entry in entries)
+    files = {"metadata": {"total_size": total}, "weight_map": {entry.name: entry.file for entry in entries}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(files, indent=1))
     return entries
 
 
-def _write_bucket(bucket: list[tuple[str, Tensor]], file: Path) -> list[TensorEntry]:
-    tensors = _storable(bucket)
+def _write_bucket(bucket: Bucket, file: Path) -> list[TensorEntry]:
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in bucket}
     save(tensors, file)
     checksums = compare(tensors, file)
     return [
@@ -181,8 +166,7 @@ def check_layout(layout: Iterable[tuple[str, str, tuple[int, ...]]], model: Path
         layout: name, dtype (torch's, without ``torch.``) and shape of each tensor.
         model: folder of the first policy.
 
-    Raises:
-        PublishError: names or shapes are not those of the first policy.
+    Raises PublishError: names or shapes are not those of the first policy.
     """
     reference = read_folder(model)
     if not reference:
@@ -217,8 +201,8 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
                         f"{file}: {name} was read back as {found.dtype} {list(found.shape)}, "
                         f"not {tensor.dtype} {list(tensor.shape)}."
                     )
-                checksums[name] = _tensor_checksum(found)
-                if checksums[name] != _tensor_checksum(tensor):
+                checksums[name] = bytes_xxh3(_bytes_of(found))
+                if checksums[name] != bytes_xxh3(_bytes_of(tensor)):
                     raise PublishError(f"{file}: the values of {name} were read back changed; check the disk.")
     except SafetensorError as exc:
         raise PublishError(f"{file} cannot be read back: {exc}.") from exc
@@ -226,44 +210,25 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
 
 
 def save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a safetensors file of tensors in host memory; raises OSError."""
+    """Write a safetensors file of tensors in host memory; raises OSError, PublishError.
+
+    Old releases of the library copy the tensors, and block all threads while they write.
+    """
+    if unknown := {dtype_name(tensor) for tensor in tensors.values()} - DTYPE_BYTES.keys():
+        raise PublishError(f"There are tensors of {min(unknown)}, which no engine loads: publish another dtype.")
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    # Larger elements first, so that each tensor is aligned to its element size.
+    names, at = sorted(tensors, key=lambda name: -tensors[name].element_size()), 0
+    for name in names:
+        tensor, start, at = tensors[name], at, at + tensors[name].nbytes
+        dtype, shape = as_safetensors(tensor.dtype), list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, at]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     with file.open("wb") as out:
-        for part in parts_of(tensors):
-            out.write(part)
-
-
-def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return name -> dtype (torch's, without ``torch.``) and shape."""
-    return {name: (dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
-
-
-def parts_of(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """Return the bytes of a safetensors file of tensors in host memory, without a copy: header, then tensors."""
-    layout = layout_of(tensors)
-    return [header_of(layout), *(_bytes_of(tensors[name]) for name in order_of(layout))]
-
-
-def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors in host memory, contiguous, without shared memory."""
-    tensors: dict[str, Tensor] = {}
-    taken: list[tuple[int, int]] = []
-    for name, tensor in bucket:
-        host = tensor.detach().to("cpu").contiguous()
-        start, end = host.data_ptr(), host.data_ptr() + host.nbytes
-        if any(start < other_end and other_start < end for other_start, other_end in taken):
-            host = host.clone()
-        else:
-            taken.append((start, end))
-        tensors[name] = host
-    return tensors
-
-
-def companions(source: Path) -> Iterator[Path]:
-    """Yield the files of a model's folder to copy into every version, sorted by name. Raises OSError."""
-    for file in sorted(source.iterdir()):
-        is_hidden = file.name.startswith(".")  # for example ._config.json of macOS
-        if file.is_file() and file.suffix in _COMPANIONS and not is_hidden and not file.name.endswith(".index.json"):
-            yield file
+        out.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            out.write(_bytes_of(tensors[name]))
 
 
 def _put_in_place(temporary: Path, target: Path) -> Path:
@@ -299,10 +264,6 @@ def _lock(folder: Path) -> int:
     except OSError as exc:  # the file system has no locks
         log.debug("%s is not locked: %s", folder, exc)
     return handle
-
-
-def _tensor_checksum(tensor: Tensor) -> int:
-    return bytes_xxh3(_bytes_of(tensor))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -6,10 +6,10 @@ order in which tensors are sent, so that trainer and workers compute the same bu
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import ProtocolError, PublishError
 from penstock.records.codec import MOST, pack
@@ -17,6 +17,7 @@ from penstock.records.record import Record
 from penstock.system.disk import MAX_NAME_BYTES, open_plain
 from penstock.text import safe_repr
 
+T = TypeVar("T")
 INDEX_FILE = "weights.index"
 #: Most dimensions of a tensor (torch's own bound), and most numbers in one.
 MAX_DIMENSIONS = 64
@@ -92,12 +93,7 @@ def _is_shape(shape: list[Any]) -> bool:
 
 
 def index_bytes(entries: Iterable[TensorEntry], checksums: Mapping[str, int], sizes: Mapping[str, int]) -> bytes:
-    """Return the bytes of an index file.
-
-    Args:
-        checksums: file name -> XXH3-64 of its bytes, in any order.
-        sizes: file name -> its bytes, of the same files.
-    """
+    """Return the bytes of an index file; ``checksums`` and ``sizes``: as in ``WeightsIndex``, in any order."""
     tensors = [list(entry) for entry in entries]
     return WeightsIndex(tensors, dict(sorted(checksums.items())), dict(sorted(sizes.items()))).to_bytes()
 
@@ -110,11 +106,7 @@ def digest(data: bytes) -> str:
 def read_index(folder: Path, wanted: str) -> WeightsIndex:
     """Read the index in ``folder``. Blocks while it reads a small file.
 
-    Args:
-        wanted: its digest, from the publication.
-
-    Raises:
-        PublishError: the file is missing, too large, not the announced one, or not an index.
+    Raises PublishError: the file is missing, too large, no index, or its digest is not ``wanted``, the announced one.
     """
     path = folder / INDEX_FILE
     try:
@@ -151,29 +143,30 @@ def is_file_name(name: Any) -> bool:
     return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
-def fits(filled: int, num_bytes: int, item_bytes: int, max_bytes: int) -> bool:
-    """Return whether a tensor, aligned to its element size, fits into a bucket behind ``filled`` bytes."""
-    return not filled or (filled + num_bytes <= max_bytes and filled % item_bytes == 0)
-
-
 def in_buckets(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[TensorEntry]]:
-    """Yield the tensors in order, in buckets of at most ``max_bytes``; a larger tensor has a bucket to itself."""
-    bucket: list[TensorEntry] = []
+    """Yield the tensors of an index as :func:`bucketed`."""
+    return bucketed(entries, max_bytes, lambda entry: (entry.num_bytes, entry.item_bytes))
+
+
+def bucketed(items: Iterable[T], max_bytes: int, sizes: Callable[[T], tuple[int, int]]) -> Iterator[list[T]]:
+    """Yield tensors in order, in buckets of at most ``max_bytes``; a larger tensor has a bucket to itself.
+
+    Args:
+        sizes: returns the bytes of a tensor and of one element, to which it is aligned in its bucket.
+    """
+    bucket: list[T] = []
     filled = 0
-    for entry in entries:
-        if bucket and not fits(filled, entry.num_bytes, DTYPE_BYTES[entry.dtype], max_bytes):
+    for item in items:
+        num_bytes, item_bytes = sizes(item)
+        if filled and (filled + num_bytes > max_bytes or filled % item_bytes):
             yield bucket
             bucket, filled = [], 0
-        bucket.append(entry)
-        filled += entry.num_bytes
+        bucket.append(item)
+        filled += num_bytes
     if bucket:
         yield bucket
 
 
 def layout_digest(layout: Iterable[tuple[str, str, Iterable[int]]]) -> str:
-    """Return the digest of the tensors' names, dtypes and shapes in the order in which they are sent.
-
-    Args:
-        layout: name, dtype (torch's, without ``torch.``) and shape of each.
-    """
+    """Return the digest of the tensors' names, dtypes (torch's, without ``torch.``) and shapes, in sending order."""
     return digest(pack([[name, dtype, list(shape)] for name, dtype, shape in layout]))

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen2Config, Qwen3MoeConfig
 
 from penstock.consumers.weights.converter import megatron_places, megatron_to_hf
-from penstock.consumers.weights.sources import concatenated, load_converter
+from penstock.consumers.weights.sources import Shards, concatenated
 from penstock.consumers.weights.write import write_weights
 from penstock.errors import ConfigError, PublishError
 
@@ -212,14 +212,14 @@ def test_what_the_converter_does_not_know_is_said() -> None:
 
 
 def test_a_converter_is_found_by_its_import_path() -> None:
-    assert load_converter("penstock.consumers.weights.converter:megatron_to_hf") is megatron_to_hf
+    assert Shards({}, "penstock.consumers.weights.converter:megatron_to_hf")._convert is megatron_to_hf
     for path in (
         "penstock.consumers.weights.converter",
         "penstock.consumers.weights.converter:nothing",
         "no.such:thing",
     ):
-        with pytest.raises(ConfigError, match=r"cannot be imported|is not a function"):
-            load_converter(path)
+        with pytest.raises(ConfigError, match=r"The converter .* (cannot be imported|is not an import path)"):
+            Shards({}, path)
     whole = torch.arange(12).reshape(4, 3)
     joined = dict(concatenated({"w": 0})("w", whole.chunk(2), {}))
     assert torch.equal(joined["w"], whole)

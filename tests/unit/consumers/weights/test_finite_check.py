@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.consumers.weights import finite_check
-from penstock.consumers.weights.copies import Arena
-from penstock.consumers.weights.finite_check import CheckedSource, FiniteCheck
+from penstock.consumers.weights import copies
+from penstock.consumers.weights.copies import Arena, CheckedSource, FiniteCheck
 from penstock.consumers.weights.sources import Cast, State
 from penstock.errors import WeightsNotFinite
 
@@ -32,7 +31,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def add(self: FiniteCheck, name: str, tensor: Tensor) -> None:
         self._group.append((name, tensor))
         self._group_bytes += tensor.nbytes
-        if self._group_bytes >= finite_check.GROUP_BYTES:
+        if self._group_bytes >= copies.GROUP_BYTES:
             self._flush()
 
     monkeypatch.setattr(FiniteCheck, "add", add)
@@ -105,7 +104,7 @@ def test_the_reduction_for_gpus_has_the_same_verdicts_however_tensors_are_groupe
     monkeypatch: pytest.MonkeyPatch, group_bytes: int
 ) -> None:
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(finite_check, "GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(copies, "GROUP_BYTES", group_bytes)
     weights = {f"{number}.{dtype}": torch.ones(4).to(dtype) for number in range(3) for dtype in DTYPES}
     check(weights)
     for name in weights:
@@ -122,7 +121,7 @@ def test_the_host_waits_once_for_all_tensors_of_a_gpu(monkeypatch: pytest.Monkey
         return real(self)
 
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(finite_check, "GROUP_BYTES", 1)
+    monkeypatch.setattr(copies, "GROUP_BYTES", 1)
     monkeypatch.setattr(Tensor, "cpu", counted)
     check(model())
     assert transfers == [(len(model()),)]
