@@ -40,7 +40,7 @@ KEEP_S = 1.0
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A version to be written."""
+    """A version to write."""
 
     version: int
     copy: Copy
@@ -115,12 +115,12 @@ class CheckpointWriter:
 
     def rest(self) -> None:
         """Wait until no folder is being written or queued, whether or not writes failed, and report the wait."""
-        blocked_on = self._subscriber.waiting.blocked_on
+        waiting = self._subscriber.waiting
         with self._changed:
             while (task := self._writing or self._waiting) is not None:
-                blocked_on(WeightsUnwritten(task.version))
+                waiting.blocked_on(WeightsUnwritten(task.version))
                 self._changed.wait(0.2)
-            blocked_on(None)
+            waiting.blocked_on(None)
 
     def check(self) -> None:
         """Raise PublishError if writing the newest version's folder failed, and retry it."""
@@ -201,13 +201,13 @@ class CheckpointWriter:
 
     def _write(self, task: _Task) -> None:
         """Write, announce and offer a folder, in the thread."""
-        config, subscriber, version = self._config, self._subscriber, task.version
+        sub, version, began = self._subscriber, task.version, time.monotonic()
         if self._control is None:
-            self._control = Control(subscriber.control.url, stopped=self._closed.is_set, check=False)
-        control, began = self._control, time.monotonic()
-        waiting = PublishedWaiting(control.client, subscriber.keys, f"{subscriber.seat.who(subscriber.name)}:folder")
+            self._control = Control(sub.control.url, stopped=self._closed.is_set, check=False)
+        control = self._control
+        waiting = PublishedWaiting(control.client, sub.keys, f"{sub.seat.who(sub.name)}:folder")
         written = write_version(
-            config, task.copy, version, control, subscriber.keys, waiting.blocked_on, stopped=self._is_room_unneeded
+            self._config, task.copy, version, control, sub.keys, waiting.blocked_on, stopped=self._is_room_unneeded
         )
         took_s = time.monotonic() - began
         whole = Whole(version, str(written.path), written.index_digest, written.num_bytes, took_s)

@@ -29,7 +29,7 @@ def claim(folder: Path, version: int) -> None:
     file, is_made = folder / f"{CLAIMED}{version:08d}", False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        file.touch(0o644, exist_ok=False)
         is_made = True
         fsync(folder)
     except FileExistsError as exc:

@@ -18,12 +18,12 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from penstock.config import TrainerConfig
-from penstock.consumers.weights.sender import Bucket, Sender, Transfer, TransferFailed, trainers_device
+from penstock.consumers.weights.sender import Sender, Transfer, TransferFailed, trainers_device
 from penstock.names import new_token
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.0005
+_POLL_S = 0.0005
 #: Longest wait for a group to be aborted.
 _ABORT_S = 2.0
 #: Device in torch's store prefix of a group, by backend.
@@ -38,21 +38,15 @@ class SendGroup:
     state: it does not affect the trainer's own groups, and can be discarded when a member is dead.
 
     Args:
-        name: a new one for every group.
-        backend: nccl | gloo.
         address: of this machine, at which the engines connect; it listens only there.
         world_size: including this process.
         timeout_s: longest wait in every call.
     """
 
-    def __init__(self, name: str, backend: str, address: str, world_size: int, timeout_s: float) -> None:
-        self.name = name
-        self.backend = backend
+    def __init__(self, backend: str, address: str, world_size: int, timeout_s: float) -> None:
+        self.name = f"penstock-{new_token()[:12]}"
         self.world_size = world_size
-        self.timeout_s = timeout_s
-        #: Whether its members have joined (gloo), or join with the first bucket (nccl).
-        self.is_connected = False
-        self._timeout = timedelta(seconds=timeout_s)
+        self._backend, self._timeout_s, self._timeout = backend, timeout_s, timedelta(seconds=timeout_s)
         self._group: Any = None
         listener = socket.create_server((address, 0))
         #: Port at which engines connect.
@@ -68,19 +62,18 @@ class SendGroup:
         )
 
     def connect(self) -> None:
-        """Create the group and wait until every engine has joined (gloo; nccl: they join with the first bucket).
+        """Create the group, once, and wait until every engine has joined (gloo; nccl: they join with the first bucket).
 
         Raises TransferFailed after ``timeout_s``.
         """
-        self._in_time(self._make, f"not every engine joined group {self.name}")
-        self.is_connected = True
+        if self._group is None:
+            self._in_time(self._make, f"not every engine joined group {self.name}")
 
     def _make(self) -> None:
         # The same prefixes as torch.distributed's for a group of this name: the caller's, the group's, the device's.
-        store: Any = PrefixStore(self.name, self._store)
-        store = PrefixStore(f"{self.name}/", store)
-        store = PrefixStore(f"{_DEVICE[self.backend]}/", store)
-        if self.backend == "gloo":
+        store: Any = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
+        store = PrefixStore(f"{_DEVICE[self._backend]}/", store)
+        if self._backend == "gloo":
             self._group = dist.ProcessGroupGloo(store, 0, self.world_size, timeout=self._timeout)
             return
         options = dist.ProcessGroupNCCL.Options()
@@ -101,7 +94,7 @@ class SendGroup:
         options.asyncOp = True  # else a broadcast on a GPU is bound to this thread's stream
         work = self._group.broadcast([flat], options)
         while not work.is_completed():
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         work.wait()
 
     def _in_time(self, work: Callable[[], None], what: str) -> None:
@@ -112,25 +105,24 @@ class SendGroup:
             try:
                 work()
             except Exception as exc:
-                failures.append(_first_line(exc))
+                failures.append(str(exc).partition("\n")[0][:200])
 
         thread = threading.Thread(target=body, name=f"transfer-{self.name}", daemon=True)
         thread.start()
-        thread.join(self.timeout_s)
+        thread.join(self._timeout_s)
         if thread.is_alive():
-            raise TransferFailed(f"{what} in {self.timeout_s:g} s")
+            raise TransferFailed(f"{what} in {self._timeout_s:g} s")
         if failures:
             raise TransferFailed(f"{what} ({failures[0]})")
 
     def close(self) -> None:
         """Abort the group without waiting for members; those that wait in it get an error."""
         group, self._group, self._store = self._group, None, None
-        if group is None:
-            return
-        thread = threading.Thread(target=_abort, args=(group,), name=f"abort-{self.name}", daemon=True)
-        del group
-        thread.start()
-        thread.join(_ABORT_S)
+        if group is not None:
+            thread = threading.Thread(target=_abort, args=(group,), name=f"abort-{self.name}", daemon=True)
+            del group
+            thread.start()
+            thread.join(_ABORT_S)
 
 
 def _abort(group: Any) -> None:
@@ -155,10 +147,6 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _first_line(exc: BaseException) -> str:
-    return str(exc).partition("\n")[0][:200]
-
-
 class Collective(Sender):
     """Send through one group, which is replaced when a member joins, leaves or restarts its engine."""
 
@@ -176,33 +164,24 @@ class Collective(Sender):
         """Return the device that buckets are sent from."""
 
     def send(self, transfer: Transfer) -> None:
-        group = self._group_of(transfer)
-        transfer.decide(
-            self._ranks,
-            group=group.name,
-            address=self.config.transfer_address,
-            port=group.port,
-            world_size=group.world_size,
-        )
-        if not group.is_connected:
-            group.connect()
+        group, address = self._group_of(transfer), self.config.transfer_address
+        transfer.decide(self._ranks, group=group.name, address=address, port=group.port, world_size=group.world_size)
+        group.connect()
         for bucket in transfer.buckets():
-            group.broadcast(flatten(bucket, self.device))
+            parts = [tensor.detach().to(self.device).contiguous().reshape(-1).view(torch.uint8) for _, tensor in bucket]
+            group.broadcast(torch.cat(parts))
 
     def _group_of(self, transfer: Transfer) -> SendGroup:
         """Return the existing group, or a new one that its members have yet to join."""
         group, workers = self._group, transfer.workers
-        stays = group is not None and self._ranks.keys() == workers.keys()
-        if group is not None and stays and all(one.group == group.name for one in workers.values()):
+        is_same = group is not None and self._ranks.keys() == workers.keys()
+        if group is not None and is_same and all(one.group == group.name for one in workers.values()):
             return group
         self.abandon()
-        self._ranks = {}
-        world = 1
+        self._ranks, world_size = {}, 1
         for worker, one in sorted(workers.items()):
-            self._ranks[worker] = world
-            world += one.num_ranks
-        name = f"penstock-{new_token()[:12]}"
-        self._group = SendGroup(name, self.backend, self.config.transfer_address, world, transfer.timeout_s)
+            self._ranks[worker], world_size = world_size, world_size + one.num_ranks
+        self._group = SendGroup(self.backend, self.config.transfer_address, world_size, transfer.timeout_s)
         return self._group
 
     def abandon(self) -> None:
@@ -238,11 +217,3 @@ class Nccl(Collective):
     @property
     def device(self) -> torch.device:
         return trainers_device(self.config)
-
-
-def flatten(bucket: Bucket, device: torch.device) -> Tensor:
-    """Return [N] the concatenated bytes of a bucket's tensors, on ``device``."""
-    parts: list[Tensor] = [
-        tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8) for _, tensor in bucket
-    ]
-    return torch.cat(parts)

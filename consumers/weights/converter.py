@@ -18,7 +18,7 @@ are supported too.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,11 +78,11 @@ def megatron_to_hf(name: str, shards: Sequence[Tensor], config: Mapping[str, Any
     if name.endswith("._extra_state"):
         return []
     if name == "embedding.word_embeddings.weight":
-        return _with_copies("model.embed_tokens.weight", "embed_tokens.weight", _vocabulary(shards, config), config)
+        return _vocabulary("model.embed_tokens.weight", "embed_tokens.weight", shards, config)
     if name == "output_layer.weight":
         if config.get("tie_word_embeddings"):
             return []
-        return _with_copies("lm_head.weight", "shared_head.head.weight", _vocabulary(shards, config), config)
+        return _vocabulary("lm_head.weight", "shared_head.head.weight", shards, config)
     if name in ("decoder.final_layernorm.weight", "decoder.final_norm.weight"):
         return [("model.norm.weight", shards[0])]
     if name.startswith("mtp."):
@@ -118,18 +118,20 @@ def _in_layer(name: str, rest: str, shards: Sequence[Tensor], config: Mapping[st
         return [(f"self_attn.{short}.weight", _whole(name, shards, size))]
     # DeepSeek's name, or Qwen's.
     shared = "mlp.shared_experts." if config.get("n_shared_experts") else "mlp.shared_expert."
-    split: dict[str, Callable[[], Named]] = {
-        "self_attention.linear_qkv.weight": lambda: _qkv(name, shards, config, "weight"),
-        "self_attention.linear_qkv.bias": lambda: _qkv(name, shards, config, "bias"),
-        "self_attention.linear_proj.weight": lambda: [("self_attn.o_proj.weight", torch.cat(list(shards), dim=1))],
-        "mlp.linear_fc1.weight": lambda: _gate_up("mlp.", shards),
-        "mlp.linear_fc2.weight": lambda: [("mlp.down_proj.weight", torch.cat(list(shards), dim=1))],
-        "mlp.shared_experts.linear_fc1.weight": lambda: _gate_up(shared, shards),
-        "mlp.shared_experts.linear_fc2.weight": lambda: [(f"{shared}down_proj.weight", torch.cat(list(shards), dim=1))],
-    }
-    if rest not in split:
-        raise PublishError(f"{name} has no name that this converter knows: give one of your own.")
-    return split[rest]()
+    match rest.removeprefix("self_attention."):
+        case "linear_qkv.weight" | "linear_qkv.bias":
+            return _qkv(name, shards, config, rest.rpartition(".")[2])
+        case "linear_proj.weight":
+            return [("self_attn.o_proj.weight", torch.cat(list(shards), dim=1))]
+        case "mlp.linear_fc1.weight":
+            return _mlp("mlp.", "1", shards)
+        case "mlp.linear_fc2.weight":
+            return _mlp("mlp.", "2", shards)
+        case "mlp.shared_experts.linear_fc1.weight":
+            return _mlp(shared, "1", shards)
+        case "mlp.shared_experts.linear_fc2.weight":
+            return _mlp(shared, "2", shards)
+    raise PublishError(f"{name} has no name that this converter knows: give one of your own.")
 
 
 def _is_latent(config: Mapping[str, Any]) -> bool:
@@ -180,8 +182,9 @@ def _count_mtp(config: Mapping[str, Any]) -> int:
     return int(config.get("num_nextn_predict_layers") or 0) if _is_latent(config) else 0
 
 
-def _with_copies(name: str, short: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
-    """Return a tensor and a copy for each MTP layer: the files repeat embedding and head there."""
+def _vocabulary(name: str, short: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
+    """Return embedding or head without Megatron's padding, and a copy for each MTP layer, as the files have them."""
+    tensor = torch.cat(list(shards))[: int(config["vocab_size"])].contiguous()
     first = int(config.get("num_hidden_layers") or 0)
     copies = [(f"model.layers.{first + layer}.{short}", tensor) for layer in range(_count_mtp(config))]
     return [(name, tensor), *copies]
@@ -196,11 +199,6 @@ def _whole(name: str, shards: Sequence[Tensor], num_rows: int) -> Tensor:
             "another model, a part is missing, or ranks give the same part (Shards' place says which do)."
         )
     return whole
-
-
-def _vocabulary(shards: Sequence[Tensor], config: Mapping[str, Any]) -> Tensor:
-    """Join the parts and remove the padding that Megatron adds to the vocabulary."""
-    return torch.cat(list(shards))[: int(config["vocab_size"])].contiguous()
 
 
 def _qkv(name: str, shards: Sequence[Tensor], config: Mapping[str, Any], kind: str) -> Named:
@@ -220,10 +218,12 @@ def _qkv(name: str, shards: Sequence[Tensor], config: Mapping[str, Any], kind: s
     return [(f"self_attn.{one}_proj.{kind}", part.reshape(-1, *whole.shape[1:])) for one, part in parts.items()]
 
 
-def _gate_up(prefix: str, shards: Sequence[Tensor]) -> Named:
-    halves = [shard.chunk(2) for shard in shards]
-    yield f"{prefix}gate_proj.weight", torch.cat([gate for gate, _ in halves])
-    yield f"{prefix}up_proj.weight", torch.cat([up for _, up in halves])
+def _mlp(prefix: str, which: str, shards: Sequence[Tensor]) -> Named:
+    """Convert the parts of ``linear_fc1`` (``which`` is '1'), each gate and up, or of ``linear_fc2``."""
+    if which == "2":
+        return [(f"{prefix}down_proj.weight", torch.cat(list(shards), dim=1))]
+    gates, ups = zip(*(shard.chunk(2) for shard in shards), strict=True)
+    return [(f"{prefix}gate_proj.weight", torch.cat(gates)), (f"{prefix}up_proj.weight", torch.cat(ups))]
 
 
 def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
@@ -241,12 +241,8 @@ def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config:
             "place says which do)."
         )
     for rank in range(ranks):
-        prefix = f"mlp.experts.{rank * per_rank + local}."
         parts = shards[rank * per_expert : (rank + 1) * per_expert]
-        if which == "1":
-            yield from _gate_up(prefix, parts)
-        else:
-            yield f"{prefix}down_proj.weight", torch.cat(list(parts), dim=1)
+        yield from _mlp(f"mlp.experts.{rank * per_rank + local}.", which, parts)
 
 
 def _parts_per_expert(name: str, part: Tensor, which: str, config: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ import base64
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from penstock.consumers.weights.sender import Bucket, Sender, Transfer, TransferFailed, trainers_device
+from penstock.consumers.weights.sender import Sender, Transfer, trainers_device
+from penstock.consumers.weights.sources import Bucket
 from penstock.errors import EngineError
 from penstock.protocol.engine_http import fetch
 from penstock.system.processes import is_loopback
@@ -35,18 +36,20 @@ class CudaIpc(Sender):
 
     def send(self, transfer: Transfer) -> None:
         transfer.decide()
-        held = transfer.await_held()
-        for worker in sorted(transfer.workers.keys() - held):
-            log.warning("worker %s loads this version from its folder: %s", worker, _LATE)
-            transfer.end(worker, _LATE)
-        engines = {name: (url, transfer.workers[name].num_ranks) for name, url in held.items()}
-        version = str(transfer.publication.version)
-        for bucket, is_last in _marked(transfer.buckets()):
-            failed = self._give(bucket, engines, version if is_last else None, transfer.timeout_s)
+        engines = {name: (url, transfer.workers[name].num_ranks) for name, url in transfer.await_held().items()}
+        failed = dict.fromkeys(sorted(transfer.workers.keys() - engines.keys()), _LATE)
+        buckets = transfer.buckets()
+        bucket = next(buckets, None)
+        while True:
             for worker, why in failed.items():
                 log.warning("worker %s loads this version from its folder: %s", worker, why)
                 transfer.end(worker, why)
-                del engines[worker]
+                engines.pop(worker, None)
+            if bucket is None:
+                break
+            following = next(buckets, None)
+            version = str(transfer.publication.version) if following is None else None
+            failed, bucket = self._give(bucket, engines, version, transfer.timeout_s), following
         for worker in engines:
             transfer.end(worker)
 
@@ -55,15 +58,6 @@ class CudaIpc(Sender):
     ) -> dict[str, str]:
         device = trainers_device(self.config)
         return send([(name, tensor.to(device)) for name, tensor in bucket], engines, version, timeout_s)
-
-
-def _marked(buckets: Iterator[Bucket]) -> Iterator[tuple[Bucket, bool]]:
-    """Yield each bucket, and whether it is the last."""
-    bucket = next(buckets, None)
-    while bucket is not None:
-        following = next(buckets, None)
-        yield bucket, following is None
-        bucket = following
 
 
 class _Pickler(ForkingPickler):
@@ -84,12 +78,6 @@ def handles(bucket: Sequence[tuple[str, Tensor]]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def check_local(url: str) -> None:
-    """Raise TransferFailed unless ``url`` is an engine on this machine."""
-    if not is_loopback(url):
-        raise TransferFailed(f"{url} is not on this machine, and memory cannot be shared with another")
-
-
 def send(
     bucket: Sequence[tuple[str, Tensor]], engines: dict[str, tuple[str, int]], version: str | None, timeout_s: float
 ) -> dict[str, str]:
@@ -104,33 +92,27 @@ def send(
     """
     kept = [(name, tensor.detach().contiguous()) for name, tensor in bucket]
     torch.cuda.current_stream().synchronize()
-    failed: dict[str, str] = {}
-    jobs: list[tuple[str, Callable[[], None]]] = []
-    for worker, (url, num_ranks) in engines.items():
-        # Each process needs its own handles, because torch counts references to the memory.
-        body: dict[str, Any] = {
-            "serialized_named_tensors": [handles(kept) for _ in range(num_ranks)],
-            "flush_cache": False,
-        }
-        if version is not None:
-            body["weight_version"] = version
-        jobs.append((worker, _posting(url, body, timeout_s)))
-    with ThreadPoolExecutor(max(1, len(jobs))) as pool:
-        for worker, future in [(worker, pool.submit(job)) for worker, job in jobs]:
-            try:
-                future.result()
-            except TransferFailed as exc:
-                failed[worker] = str(exc)
-    return failed
+    with ThreadPoolExecutor(max(1, len(engines))) as pool:
+        jobs = {}
+        for worker, (url, num_ranks) in engines.items():
+            # Each process needs its own handles, because torch counts references to the memory.
+            body: dict[str, Any] = {
+                "serialized_named_tensors": [handles(kept) for _ in range(num_ranks)],
+                "flush_cache": False,
+            }
+            if version is not None:
+                body["weight_version"] = version
+            jobs[worker] = pool.submit(_post, url, body, timeout_s)
+    return {worker: why for worker, job in jobs.items() if (why := job.result())}
 
 
-def _posting(url: str, body: dict[str, Any], timeout_s: float) -> Callable[[], None]:
-    def post() -> None:
-        check_local(url)
-        try:
-            fetch(url + "/update_weights_from_tensor", json.dumps(body).encode(), timeout_s=timeout_s)
-        except EngineError as exc:
-            # The full address is a secret that permits writes.
-            raise TransferFailed(str(exc).replace(url, url.rpartition("/")[0])) from None
-
-    return post
+def _post(url: str, body: dict[str, Any], timeout_s: float) -> str:
+    """Send a bucket to an engine on this machine; return '' or the error."""
+    if not is_loopback(url):
+        return f"{url} is not on this machine, and memory cannot be shared with another"
+    try:
+        fetch(url + "/update_weights_from_tensor", json.dumps(body).encode(), timeout_s=timeout_s)
+    except EngineError as exc:
+        # The full address is a secret that permits writes.
+        return str(exc).replace(url, url.rpartition("/")[0])
+    return ""

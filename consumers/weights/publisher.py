@@ -62,13 +62,7 @@ class Sent:
 
 
 class Publisher:
-    """Publish the versions of one trainer's weights. All ranks have one; rank 0 leads.
-
-    Args:
-        clock: numbers and announces versions.
-        progress: knows which batches the ranks have committed.
-        tally: counts versions, their bytes and the time they take.
-    """
+    """Publish the versions of one trainer's weights. All ranks have one; rank 0 leads."""
 
     def __init__(
         self, config: Config, subscriber: Subscriber, clock: Clock, progress: Progress, tally: Tally | None = None
@@ -78,11 +72,10 @@ class Publisher:
         self._waiting = subscriber.waiting
         self._clock, self._progress, self._tally = clock, progress, tally or Tally()
         self._barrier = RankBarrier(subscriber, config.trainer.rank_timeout_s)
-        self._folder = weights_dir_of(config)
         #: Result of the last transfer.
         self.last: Sent | None = None
-        #: Publications refused because their weights hold NaN or Inf: total of this process, and consecutive ones.
-        self.skipped = self.skipped_in_a_row = 0
+        #: Consecutive publications refused because their weights hold NaN or Inf.
+        self.skipped_in_a_row = 0
         #: Sender of the transport; None: engines load the folder.
         self.sender: Sender | None = None
         if (sender := sender_of(config.trainer.transport)) is not None:
@@ -145,17 +138,16 @@ class Publisher:
         """Keep the folder of ``version`` for ``name``, see ``Trainer.pin``."""
         pins = self._keys.pins(self._clock.model)
         self._control.do(lambda client: client.hset(pins, name, version))
-        folder = folder_of(self._folder, version)
+        folder = folder_of(weights_dir_of(self.config), version)
         try:
             if not folder.is_dir():
                 self.writer.settle()
+            if folder.is_dir():
+                return folder
+            raise PublishError(f"Version {version} is no longer kept: raise trainer.keep_versions, or pin it earlier.")
         except BaseException:
             self.unpin(name)
             raise
-        if not folder.is_dir():
-            self.unpin(name)
-            raise PublishError(f"Version {version} is no longer kept: raise trainer.keep_versions, or pin it earlier.")
-        return folder
 
     def unpin(self, name: str) -> None:
         """Remove the pin ``name``, so that its folder may be deleted. Blocks for one round trip."""
@@ -177,7 +169,6 @@ class Publisher:
         Raises:
             WeightsNotFinite: there is no earlier version, or this was the last of ``MAX_SKIPPED`` in a row.
         """
-        self.skipped += 1
         self.skipped_in_a_row += 1
         self._tally.skip_publication()
         if self._clock.must_publish or not self._clock.last:
@@ -247,11 +238,7 @@ class Publisher:
         self._tally.publish(copy.num_bytes, copied_at - began, time.monotonic() - copied_at)
 
     def _announce_again(self, step: int, through: int) -> int:
-        """Announce the weights of the last version under the next number; return it. Blocks for their folder.
-
-        Raises:
-            PublishError: the last version has no folder.
-        """
+        """Announce the weights of the last version, once they have a folder, under the next number; return it."""
         self.writer.settle()
         before = self._clock.newest()
         if not before.is_whole:
@@ -277,28 +264,19 @@ class Publisher:
             self._serving.offer(publication.version, publication.index, Path(publication.path))
 
     def _write(self, source: Source, version: int) -> write.Written:
-        """Write and verify a version, and claim its number once it is complete; raise PublishError.
-
-        Blocks for gathering and the disk, also for space on it.
-        """
+        """Write and verify a version, and claim its number once it is complete. Blocks for the disk; PublishError."""
         claim = cache(lambda: self._clock.claim(version))  # an attempt may fail after it
         blocked_on = self._waiting.blocked_on
         return write_version(self.config, source, version, self._control, self._keys, blocked_on, claim=claim)
 
     def _store_deltas(self, written: write.Written, version: int, abandoned: list[list[int]]) -> None:
-        """Put a written version into the delta store, if the run has one; raise PublishError.
-
-        Blocks for disk, processor and store, also for space on it.
-        """
+        """Put a written version into the delta store, if the run has one. Blocks for the store; PublishError."""
         if (deltas := self.deltas) is not None:
             before = self._clock.announced()
             until_room(lambda: deltas.put(written, version, before, abandoned), blocked_on=self._waiting.blocked_on)
 
     def _announce(self, publication: Publication, copy: Copy | None) -> None:
-        """Open the enrollment for a version, and announce it.
-
-        Args:
-            copy: source of the weights; None: the folder exists.
+        """Open the enrollment for a version, whose weights are in ``copy`` or a folder, and announce it.
 
         Raises PublishError if another trainer has the subscription, whose transfers must not be disturbed.
         """
@@ -327,15 +305,9 @@ class Publisher:
         """
         if self.sender is None:
             return
-        began = time.monotonic()
-        transfer = Transfer(
-            publication,
-            self.config.trainer,
-            buckets(source, write.require_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes),
-            keys=self._keys,
-            control=self._control,
-            waiting=self._waiting,
-        )
+        began, trainer = time.monotonic(), self.config.trainer
+        walk = buckets(source, write.require_config(Path(self.config.model.path)), trainer.bucket_bytes)
+        transfer = Transfer(publication, trainer, walk, keys=self._keys, control=self._control, waiting=self._waiting)
         transfer.await_workers(lambda: self._ready(after, publication) if after else self._expected(publication))
         waited, failure = time.monotonic(), ""
         if transfer.workers:

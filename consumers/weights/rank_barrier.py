@@ -56,10 +56,7 @@ class RankBarrier:
     def signal_walk(self) -> None:
         """Make the other ranks walk, once all of them wait for an order; block until they have received it.
 
-        Raises:
-            WaitTimeout: ranks did not arrive; names them.
-            OwnershipLost: another trainer has the subscription, or it was rewound.
-            ProtocolError: the key of the orders is of another type.
+        Raises WaitTimeout, which names the ranks that did not arrive; OwnershipLost; ProtocolError.
         """
         deadline = time.monotonic() + self._timeout_s
         self._until(self._place, None, deadline)
@@ -74,18 +71,15 @@ class RankBarrier:
 
     def fail(self, exc: BaseException) -> None:
         """Release the other ranks with an error, in one attempt: without Redis they see the lease expire."""
-        if not self._is_leading:
-            return
         try:
-            failed = Order("failed", reason=str(exc) or repr(exc))
-            scripts.run(self._subscriber.control.client, self._order(failed))
+            if self._is_leading:
+                failed = Order("failed", reason=str(exc) or repr(exc))
+                scripts.run(self._subscriber.control.client, self._order(failed))
         except Exception as failure:  # why the publication failed is what matters
             log.warning("failed to notify the other ranks that the publication failed: %s", failure)
 
     def follow(self, source: Source, config: Mapping[str, Any]) -> int:
-        """Take part in the walks of rank 0, on another rank, until it is done; return the version.
-
-        Blocks for rank 0.
+        """Take part in the walks of rank 0, on another rank, until it is done; return the version. Blocks for rank 0.
 
         Raises:
             OwnershipLost: another trainer has the subscription, or rank 0 renewed its lease for ``timeout_s`` no more.

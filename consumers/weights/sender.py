@@ -8,9 +8,9 @@ Messages to and from workers go through Redis (penstock/protocol/transfers.py).
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.config import TrainerConfig
 from penstock.config.transport import TRANSPORTS, transport
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.consumers.weights.copies import Copy
+    from penstock.consumers.weights.sources import Bucket
 
 log = logging.getLogger(__name__)
-
-#: Tensors by the names that the engine loads; at most ``trainer.bucket_bytes``, or one tensor.
-Bucket: TypeAlias = "list[tuple[str, torch.Tensor]]"
 
 _POLL_S = 0.003
 #: Polling interval for the workers that will be ready soon.
@@ -58,7 +56,7 @@ class Transfer:
         self,
         publication: Publication,
         config: TrainerConfig,
-        walk: Iterator[Bucket],
+        walk: "Iterator[Bucket]",
         *,
         keys: Keys,
         control: Control,
@@ -81,31 +79,21 @@ class Transfer:
         self._receiving: list[str] = []
         self._waiting_for_end: set[str] = set()
 
-    @property
-    def left_s(self) -> float:
-        """Return the remaining seconds for workers to become ready."""
-        return max(0.0, self._deadline - time.monotonic())
-
     def await_workers(self, expected: Callable[[], Collection[str]]) -> None:
         """Block until the expected workers have enrolled, or the time is over."""
-        key = self._keys.transfer(self.publication.model)
-        wanted, looked = set(expected()), time.monotonic()
-        while True:
-            state = self._control.do(lambda client: client.hgetall(key))
-            if state.get(b"id") != self.id.encode():
-                break  # another version took its place
+        wanted, read_at = set(expected()), time.monotonic()
+
+        def missing(state: dict[bytes, bytes]) -> Set[str]:
+            nonlocal wanted, read_at
             self.workers = transfers.enrolled(state)
-            if time.monotonic() - looked > _EXPECT_S:
-                wanted, looked = set(expected()), time.monotonic()
-            missing = wanted - self.workers.keys()
-            if not missing or not self.left_s:
-                break
-            self._waiting.blocked_on(WorkerNotReady(min(missing), self.publication.version, "enroll"))
-            time.sleep(_POLL_S)
-        self._waiting.end()
-        if missing := wanted - self.workers.keys():
+            if time.monotonic() - read_at > _EXPECT_S:
+                wanted, read_at = set(expected()), time.monotonic()
+            return wanted - self.workers.keys()
+
+        self._poll("enroll", missing)
+        if late := wanted - self.workers.keys():
             version = self.publication.version
-            log.warning("workers not ready in time, they load the folder of version %d: %s", version, sorted(missing))
+            log.warning("workers not ready in time, they load the folder of version %d: %s", version, sorted(late))
 
     def decide(self, ranks: Mapping[str, int] | None = None, **where: Any) -> None:
         """Publish the decision on the recipients, once; other workers load the folder.
@@ -123,7 +111,7 @@ class Transfer:
         if not self._decide(decision):
             raise TransferFailed("another version took its place")
 
-    def buckets(self) -> Iterator[Bucket]:
+    def buckets(self) -> "Iterator[Bucket]":
         """Yield full tensors in buckets, on the device where they were gathered. Blocks for the other ranks."""
         self._is_walking = True
         while True:
@@ -139,11 +127,10 @@ class Transfer:
     def await_held(self) -> dict[str, str]:
         """Return the workers with a frozen engine, once all are or the time is over; do not write to engines before.
 
+        Raises TransferFailed if another version took its place.
+
         Returns:
             Worker -> address through which the sender writes to its engine, '' if the receiver has none.
-
-        Raises:
-            TransferFailed: another version took its place.
         """
         return self._await_reports(Word.HELD, "hold")
 
@@ -195,32 +182,40 @@ class Transfer:
         self, word: Word, step: Literal["hold", "receive"], *, stop_at_failure: bool = False
     ) -> dict[str, str]:
         """Return the workers' reports, once all have reported or the time is over. Raises TransferFailed."""
-        key = self._keys.transfer(self.publication.model)
-        fields = ["id", *(f"{word}:{name}" for name in self._receiving)]
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            id_, *values = self._control.do(lambda client: client.hmget(key, fields))
-            if id_ != self.id.encode():
-                self._waiting.end()
-                raise TransferFailed("another version took its place")
-            reports = {
-                name: name_shown(text) for name, text in zip(self._receiving, values, strict=True) if text is not None
-            }
-            missing = set(self._receiving) - reports.keys()
-            if not missing or time.monotonic() > deadline or (stop_at_failure and any(reports.values())):
-                break
-            self._waiting.blocked_on(WorkerNotReady(min(missing), self.publication.version, step))
-            time.sleep(_POLL_S)
-        self._waiting.end()
+        reports: dict[str, str] = {}
+
+        def missing(state: dict[bytes, bytes]) -> Set[str]:
+            for name in self._receiving:
+                if (text := state.get(f"{word}:{name}".encode())) is not None:
+                    reports[name] = name_shown(text)
+            return set() if stop_at_failure and any(reports.values()) else set(self._receiving) - reports.keys()
+
+        self._deadline = time.monotonic() + self.timeout_s
+        if not self._poll(step, missing):
+            raise TransferFailed("another version took its place")
         return reports
+
+    def _poll(
+        self, step: Literal["enroll", "hold", "receive"], missing: Callable[[dict[bytes, bytes]], Set[str]]
+    ) -> bool:
+        """Read the transfer until no worker is missing or the time is over; return whether it is of this version."""
+        key, version = self._keys.transfer(self.publication.model), self.publication.version
+        while True:
+            state = self._control.do(lambda client: client.hgetall(key))
+            is_current = state.get(b"id") == self.id.encode()
+            late = missing(state) if is_current else set()
+            if not late or time.monotonic() > self._deadline:
+                self._waiting.end()
+                return is_current
+            self._waiting.blocked_on(WorkerNotReady(min(late), version, step))
+            time.sleep(_POLL_S)
 
 
 def trainers_device(config: TrainerConfig) -> "torch.device":
     """Return ``trainer.device``; for "cuda" the current one, because each rank has its own."""
     import torch
 
-    is_present = config.device == "cuda"
-    return torch.device("cuda", torch.cuda.current_device()) if is_present else torch.device(config.device)
+    return torch.device("cuda", torch.cuda.current_device()) if config.device == "cuda" else torch.device(config.device)
 
 
 class Sender(ABC):

@@ -88,7 +88,6 @@ class Cast:
         self.is_sharded = source.is_sharded
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the source, one cast at a time."""
         for name, tensor in self._source.tensors(config):
             stays = not tensor.is_floating_point() or (self._kept is not None and self._kept.search(name) is not None)
             yield name, tensor if stays else tensor.to(self._dtype)
@@ -153,15 +152,12 @@ class Shards:
             return []
         parts = []
         for owner in owners:
-            if owner == 0:
-                assert mine is not None
-                parts.append(mine.detach())
-                continue
             dtype, shape, _ = every[owner][name]
             device = next(iter(self._shards.values())).device if self._shards else torch.device("cpu")
-            part = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            dist.recv(part, group=self._group, group_src=owner)
-            parts.append(part)
+            part = torch.empty(shape, dtype=getattr(torch, dtype), device=device) if owner else self._shards[name]
+            if owner:
+                dist.recv(part, group=self._group, group_src=owner)
+            parts.append(part.detach())
         return parts
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from penstock.consumers.weights.ipc import CudaIpc
-from penstock.consumers.weights.sender import Bucket
+from penstock.consumers.weights.sources import Bucket
 from penstock.errors import EngineError
 from penstock.protocol.engine_http import fetch
 

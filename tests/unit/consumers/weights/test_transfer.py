@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from penstock.config import TrainerConfig
-from penstock.consumers.weights.sender import Bucket, Sender, Transfer, TransferFailed, deliver
+from penstock.consumers.weights.sender import Sender, Transfer, TransferFailed, deliver
+from penstock.consumers.weights.sources import Bucket
 from penstock.errors import EngineError, ProtocolError, PublishError, QueueUnavailable
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.records.keys import Keys
