@@ -93,6 +93,37 @@ class CheckpointWriter:
         arena = next(one for one in self._arenas if busy is None or one.copy is not busy)
         return arena.take(source, write.require_config(Path(self._config.model.path)))
 
+    def write_folder(
+        self,
+        source: Source,
+        version: int,
+        control: Control,
+        blocked_on: Callable[[Cause | None], None],
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        claim: Callable[[], None] = lambda: None,
+    ) -> write.Written:
+        """Write a folder as ``write_weights``; if the disk is full, wait for space and report it, unless ``stopped``.
+
+        Args:
+            control: connection of the calling thread.
+        """
+        config, keys = self._config, self._subscriber.keys
+        return until_room(
+            lambda: write.write_weights(
+                source,
+                config.model.path,
+                weights_dir_of(config),
+                version,
+                keep=config.trainer.keep_versions,
+                in_use=lambda: versions_in_use(control, keys, config.model.name),
+                claim=claim,
+                max_bucket_bytes=config.trainer.bucket_bytes,
+            ),
+            blocked_on=blocked_on,
+            stopped=stopped,
+        )
+
     def put(self, version: int, copy: Copy) -> None:
         """Queue an announced version for writing. Returns at once; the copy must not change until it is written."""
         with self._changed:
@@ -206,9 +237,7 @@ class CheckpointWriter:
             self._control = Control(sub.control.url, stopped=self._closed.is_set, check=False)
         control = self._control
         waiting = PublishedWaiting(control.client, sub.keys, f"{sub.seat.who(sub.name)}:folder")
-        written = write_version(
-            self._config, task.copy, version, control, sub.keys, waiting.blocked_on, stopped=self._is_room_unneeded
-        )
+        written = self.write_folder(task.copy, version, control, waiting.blocked_on, stopped=self._is_room_unneeded)
         took_s = time.monotonic() - began
         whole = Whole(version, str(written.path), written.index_digest, written.num_bytes, took_s)
         self._announce(control, whole)
@@ -232,38 +261,6 @@ class CheckpointWriter:
         if answer in ("owner", "version"):
             what = "another trainer has the subscription" if answer == "owner" else "Redis lost the publication"
             log.warning("the folder of version %d is not announced: %s", whole.version, what)
-
-
-def write_version(
-    config: Config,
-    source: Source,
-    version: int,
-    control: Control,
-    keys: Keys,
-    blocked_on: Callable[[Cause | None], None],
-    *,
-    stopped: Callable[[], bool] = lambda: False,
-    claim: Callable[[], None] = lambda: None,
-) -> write.Written:
-    """Write a version's folder as ``write_weights``; wait and report, unless ``stopped``, if the disk is full.
-
-    Args:
-        control: connection of the calling thread.
-    """
-    return until_room(
-        lambda: write.write_weights(
-            source,
-            config.model.path,
-            weights_dir_of(config),
-            version,
-            keep=config.trainer.keep_versions,
-            in_use=lambda: versions_in_use(control, keys, config.model.name),
-            claim=claim,
-            max_bucket_bytes=config.trainer.bucket_bytes,
-        ),
-        blocked_on=blocked_on,
-        stopped=stopped,
-    )
 
 
 def versions_in_use(control: Control, keys: Keys, model: str) -> set[int]:

@@ -22,7 +22,7 @@ from penstock.consumers.metrics.tally import Tally
 from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights import write
-from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, versions_in_use, write_version
+from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, versions_in_use
 from penstock.consumers.weights.copies import CheckedSource, Copy
 from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.rank_barrier import RankBarrier
@@ -53,6 +53,7 @@ class Sent:
     """Result of a transfer."""
 
     transport: str
+    #: Recipients.
     workers: tuple[str, ...]
     #: '' on success.
     failure: str
@@ -102,7 +103,7 @@ class Publisher:
 
     def publish(self, weights: Weights, *, step: int | None, timeout_s: float) -> int:
         """Write the next version and announce it, see ``Trainer.publish``."""
-        source, leads = as_source(weights), self._leads("publish")
+        leads, source = self._leads("publish"), as_source(weights)
         if not leads:
             if source.is_sharded:
                 self._clock.last = self._barrier.follow(source, write.require_config(Path(self.config.model.path)))
@@ -192,9 +193,8 @@ class Publisher:
     def _sends_first(self) -> bool:
         """Return whether to send before the folder is written: never the first version, or the one after a rewind."""
         needs_folder = self.deltas is not None or (self.sender is not None and self.sender.needs_folder)
-        if self.config.trainer.folder_first or self._clock.must_publish or not self._clock.last or needs_folder:
-            return False
-        return not self.writer.owes
+        is_late = not self._clock.must_publish and self._clock.last and not self.writer.owes
+        return bool(is_late and not needs_folder and not self.config.trainer.folder_first)
 
     def _write_first(self, source: Source, step: int, through: int) -> None:
         self.writer.rest()
@@ -266,8 +266,7 @@ class Publisher:
     def _write(self, source: Source, version: int) -> write.Written:
         """Write and verify a version, and claim its number once it is complete. Blocks for the disk; PublishError."""
         claim = cache(lambda: self._clock.claim(version))  # an attempt may fail after it
-        blocked_on = self._waiting.blocked_on
-        return write_version(self.config, source, version, self._control, self._keys, blocked_on, claim=claim)
+        return self.writer.write_folder(source, version, self._control, self._waiting.blocked_on, claim=claim)
 
     def _store_deltas(self, written: write.Written, version: int, abandoned: list[list[int]]) -> None:
         """Put a written version into the delta store, if the run has one. Blocks for the store; PublishError."""

@@ -68,9 +68,9 @@ def _parse(header: bytes, path: Path) -> tuple[Tensors, int]:
     try:
         claimed: dict[str, Any] = dict(json.loads(header))
         claimed.pop("__metadata__", None)
-        spans = sorted((*map(operator.index, claim["data_offsets"]), name) for name, claim in claimed.items())
+        spans = {name: tuple(map(operator.index, claim["data_offsets"])) for name, claim in claimed.items()}
         at = 0
-        for start, end, name in spans:
+        for name, (start, end) in sorted(spans.items(), key=lambda one: one[1]):
             if not start == at <= end:
                 raise ValueError(f"{name!r:.200} is not at byte {at}, where what is before it ends")
             at = end
