@@ -96,7 +96,7 @@ class Arena:
             self._pieces.append(torch.empty(0, dtype=torch.uint8))
         if self._pieces[number].numel() < sum(rooms):
             self._pieces[number] = _allocate(sum(rooms), is_pinned=any(tensor.is_cuda for _, tensor in bucket))
-        for (name, tensor), part in zip(bucket, self._pieces[number][: sum(rooms)].split(rooms), strict=True):
+        for (name, tensor), part in zip(bucket, torch.split(self._pieces[number][: sum(rooms)], rooms), strict=True):
             yield name, tensor.detach(), part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
