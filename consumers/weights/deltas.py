@@ -86,7 +86,7 @@ class Deltas:
     def _put_delta(
         self, written: Written, version: int, announced: Publication | None, abandoned: list[list[int]]
     ) -> int:
-        """Store the delta to the announced version; return its bytes, 0 if there is none."""
+        """Store the delta to the announced version; return the number of its bytes, 0 without a delta."""
         if announced is None or is_abandoned(announced.version, abandoned) or announced.index == written.index_digest:
             return 0
         if (base := self._own.get(announced.index)) is None:

@@ -80,7 +80,8 @@ class FileServer:
             self.thread.close()
             raise cannot_listen("serving", config.host, config.port, exc) from exc
         #: URL for clients, without a trailing slash.
-        self.url = f"{'http' if tls is None else 'https'}://{host_in_url(config.host, config.reached_at)}:{port}"
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://{host_in_url(config.host, config.reached_at)}:{port}"
         log.info("weights are served at %s", self.url)
 
     def close(self) -> None:

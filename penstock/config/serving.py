@@ -88,7 +88,7 @@ class ServingConfig(Section):
     #: Its port: 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: Name or address by which workers of other machines reach the trainer; None: ``host``, or the machine's name if
-    #: that means all.
+    #: ``host`` stands for every address.
     reached_at: str | None = None
     #: Most open connections of the trainer; if all have shown the token one more waits, else the oldest without the
     #: token is closed for it.
@@ -100,7 +100,7 @@ class ServingConfig(Section):
     #: Folder of fetched versions; the workers of one machine share it. None: ``fetched`` in the run's folder.
     folder: Path | None = None
     #: Most bytes of fetched versions on a machine: the oldest is deleted first, but none that a worker uses. A version
-    #: that does not fit beside these is refused.
+    #: without room beside these is refused.
     max_bytes: Positive = 1024**4
     #: Certificate (PEM, with its chain) and key by which the trainer serves TLS; null: plain HTTP. Workers need it
     #: too, to know that they are to use TLS.

@@ -1,4 +1,4 @@
-"""Where a trainer serves the folder of a version over HTTP."""
+"""Record of the address at which a trainer serves the folder of a version over HTTP."""
 
 from dataclasses import dataclass
 

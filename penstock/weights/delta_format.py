@@ -241,7 +241,7 @@ class _Patch:
     def _frame(self, max_bytes: int) -> bytes:
         """Read the next frame, whose content has at most ``max_bytes``."""
         (num_bytes,) = _LENGTH.unpack(self._file.read(_LENGTH.size).ljust(_LENGTH.size, b"\xff"))
-        # What cannot be compressed grows by less than this.
+        # Incompressible data grow by less than this.
         if num_bytes > max_bytes + max_bytes // 128 + 1024:
             raise PublishError(
                 f"it ends early, or has a larger frame than the {max_bytes} bytes that its index allows."

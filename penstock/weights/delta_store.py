@@ -59,7 +59,7 @@ class Retries(NamedTuple):
     longest_pause_s: float
 
 
-#: Of workers, which have other sources; of trainers, 90 s of pauses in total.
+#: Pauses of workers, which have other sources; pauses of trainers, 90 s in total.
 READER, WRITER = Retries(4, 0.2, 0.2), Retries(8, 1.0, 30.0)
 
 

@@ -1,4 +1,4 @@
-"""What a trainer that serves weights over HTTP shares with workers that download them: names, token, TLS, a thread."""
+"""Names, token, TLS and thread that trainers that serve weights share with workers that download them."""
 
 import asyncio
 import concurrent.futures

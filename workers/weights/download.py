@@ -316,13 +316,13 @@ class _Fetch:
         if not self._url:
             await self._renew_offer(None)
         try:
-            url = _URL.fullmatch(self._url)
+            url, last = _URL.fullmatch(self._url), (MAX_INDEX_BYTES if end is None else end) - 1
             if url is None or url[1] != self._owner.scheme:
                 why = f"{self._url[:200]!r} is no address of {self._owner.scheme}"
                 raise _Failed(why, "give every part the same tls_cert")
             async with self._session.get(
                 URL(f"{self._url}/{self._name}/{quote(file, safe='')}", encoded=True),
-                headers={"Range": f"bytes={start}-{(MAX_INDEX_BYTES if end is None else end) - 1}"},
+                headers={"Range": f"bytes={start}-{last}"},
                 allow_redirects=False,
             ) as answer:
                 end = _checked_end(answer, start, end)

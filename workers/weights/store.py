@@ -36,7 +36,7 @@ class WeightStore:
         self._waiting, self._tally = waiting, tally
         self._download = Download(config, keys) if config.serving.enabled else None
         self._stop = threading.Event()
-        #: What a fetch waits for; set by the thread that copies, too.
+        #: Cause of the wait of a fetch; also set by the thread that copies.
         self._cause: Cause | None = None
         self._version = -1
         self._copies = None
