@@ -90,7 +90,7 @@ class Keys:
 
     def offer(self, model: str, version: int, index: str) -> str:
         """Return the key of a version's offer over HTTP."""
-        return self.of(f"offer:{model}:v{version:08d}-{index}")
+        return self.of(f"offer:{model}:v{version}-{index}")
 
     def pins(self, model: str) -> str:
         return self.of(f"pins:{model}")
