@@ -367,6 +367,9 @@ def test_T15_a_rank_whose_reply_was_lost_may_have_committed_before_the_last_one(
     assert found(replace(barrier(0), outcome="unknown", ended=None), last) == 0
     assert found(barrier(0, said="already"), last) == 1, "the cursor had moved before it was asked"
     assert found(last) == 1
+    assert found(barrier(0, said="waiting"), last, replace(last, began=8)) == 1, "it was committed twice"
+    forgotten = replace(last, outcome="unknown", ended=None)
+    assert found(barrier(0, said="waiting"), forgotten, replace(last, began=8)) == 0, "Redis forgot the first commit"
 
 
 def operation(at: int, op: str, facts: dict[str, object]) -> Operation:
