@@ -55,7 +55,7 @@ class View:
 
     purpose: Purpose
     engine: EngineView
-    #: The publication that the engine has, or had when it was lost; with its folder if that exists.
+    #: What the engine has, or had when it was lost; with its folder if that exists.
     loaded: Publication | None = None
     #: The newest publication and those before it, newest first; each with its folder if that exists.
     published: tuple[Publication, ...] = ()
@@ -210,12 +210,7 @@ def _complete(view: View) -> Decision:
     newest, partial = view.newest, view.engine.partial
     assert newest is not None
     for one in view.published:
-        if (
-            one.version >= partial
-            and one.is_whole
-            and one.id not in view.set_aside
-            and not newest.abandons(one.version)
-        ):
+        if one.version >= partial and _has_weights(newest, one, view.set_aside):
             return Load(one)
     if view.is_late:
         return Restart(f"the engine's weights are mixed (version {partial} was sent in part), and no folder was found")
@@ -233,18 +228,14 @@ def _to_start(view: View, newest: Publication) -> list[Publication]:
     if is_aside or not newest.is_whole:
         wanted += view.published
     out = view.set_aside | view.failed
-    found = [
-        one
-        for one in wanted
-        if one is not None and one.is_whole and one.id not in out and not newest.abandons(one.version)
-    ]
+    found = [one for one in wanted if one is not None and _has_weights(newest, one, out)]
     if not is_aside and not newest.is_whole:
         found = [one for one in found if one is wanted[0] or _is_near(view, newest, one)]
     return [one for one in found if not _overtakes(view, newest, one)]
 
 
 def _of_oldest_cohort(view: View, newest: Publication) -> Publication | None:
-    """Return the earlier version to load first, for its cohort (one_step, T5); None if no folder has it."""
+    """Return the earlier version to load first, for its cohort (one_step, T5); None: there is none, or no folder."""
     if not view.drains:
         return None
     engine = view.engine
@@ -270,11 +261,12 @@ def _earliest(view: View, newest: Publication, lowest: int) -> Publication | Non
 def _usable(view: View, newest: Publication) -> Sequence[Publication]:
     """Return the publications of versions before the newest that may be loaded from a folder now, latest first."""
     out = view.set_aside | view.failed
-    return [
-        one
-        for one in view.published
-        if one.version < newest.version and one.is_whole and one.id not in out and not newest.abandons(one.version)
-    ]
+    return [one for one in view.published if one.version < newest.version and _has_weights(newest, one, out)]
+
+
+def _has_weights(newest: Publication, one: Publication, out: frozenset[str]) -> bool:
+    """Return whether a publication has a folder, and is neither abandoned nor in ``out``."""
+    return one.is_whole and one.id not in out and not newest.abandons(one.version)
 
 
 def _is_near(view: View, newest: Publication, one: Publication) -> bool:
