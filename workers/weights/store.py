@@ -96,11 +96,14 @@ class WeightStore:
     async def _wait(self) -> None:
         """Wait until the fetch ends."""
         assert self._task is not None
+        is_reported = False
         while not self._task[1].done():
             await asyncio.wait([self._task[1]], timeout=LOOK_S)
             if self._cause is not None:
                 self._waiting.blocked_on(self._cause)
-        self._waiting.end()
+                is_reported = True
+        if is_reported:
+            self._waiting.end()
 
     def _blocked_on(self, cause: Cause | None) -> None:
         self._cause = cause or CopyMade(self._version)
