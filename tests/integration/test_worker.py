@@ -192,7 +192,7 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
 async def test_publications_under_load(
     client: redis.Redis, keys: Keys, publications: list[Publication], external: Callable[..., Config], policy: str
 ) -> None:
-    """Two of them follow each other at once; samples hold what they were drawn with, in order (I7)."""
+    """Two follow each other at once, and the first may be skipped; samples hold what they were drawn with (I7)."""
     publish(client, keys, publications[1])
     jobs = admit(client, keys, [job(i, sampling=LONG | {"max_new_tokens": 300 + 200 * (i % 3)}) for i in range(10)])
     async with working(external(worker={"apply": policy})) as worker:
@@ -209,7 +209,7 @@ async def test_publications_under_load(
     assert versions == [sorted(one) for one in versions]
     mixed = [one for one in versions if len(set(one)) > 1]
     assert bool(mixed) == (policy != "drain")
-    assert play.counter(client, keys, "weight_updates") >= 3
+    assert play.counter(client, keys, "weight_updates") >= 2
     assert play.counter(client, keys, "crashes") == 0
     play.assert_conserved(client, keys)
 

@@ -55,7 +55,7 @@ class View:
 
     purpose: Purpose
     engine: EngineView
-    #: What the engine has, or had when it was lost; with its folder if that exists.
+    #: The publication that the engine has, or had when it was lost; with its folder if that exists.
     loaded: Publication | None = None
     #: The newest publication and those before it, newest first; each with its folder if that exists.
     published: tuple[Publication, ...] = ()
@@ -235,7 +235,7 @@ def _to_start(view: View, newest: Publication) -> list[Publication]:
 
 
 def _of_oldest_cohort(view: View, newest: Publication) -> Publication | None:
-    """Return the earlier version to load first, for its cohort (one_step, T5); None: there is none, or no folder."""
+    """Return the earlier version to load first, for its cohort (one_step, T5); None if no folder has it."""
     if not view.drains:
         return None
     engine = view.engine
