@@ -27,8 +27,12 @@ PIECE_BYTES = 255 * 1024**2
 ALIGN_BYTES = 64
 #: Most bytes of a group of tensors on a GPU, which stay allocated until it is checked.
 GROUP_BYTES = 256 * 1024**2
+#: Bytes that a CPU sums and copies at once: they fit into its cache.
+CHUNK_BYTES = 4 * 1024**2
 #: Types that are checked without a cast.
 _REDUCED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+#: Types whose sums hardly ever overflow.
+_SUMMED = (torch.float64, torch.float32, torch.bfloat16)
 
 
 class Copy:
@@ -72,8 +76,7 @@ class Arena:
         for number, bucket in enumerate(buckets(source, config, PIECE_BYTES)):
             try:
                 for name, tensor, place in self._places(number, bucket) if failure is None else ():
-                    place.copy_(tensor, non_blocking=True)
-                    check.add(name, tensor)
+                    check.add(name, tensor, place)
                     found.append((name, place))
                     devices.add(tensor.device)
             except (RuntimeError, MemoryError, OSError) as exc:
@@ -114,7 +117,7 @@ class FiniteCheck:
     """Check the tensors of one version for NaN and Inf.
 
     GPU    groups of tensors ─> one fused reduction each, queued on the trainer's stream ─> one result at the end
-    CPU    smallest and largest value of each tensor, at once
+    CPU    4 MiB ─> sum ─> copy from the processor's cache, so that memory is read once
     """
 
     def __init__(self) -> None:
@@ -122,15 +125,21 @@ class FiniteCheck:
         self._group_bytes = 0
         #: Names, and a bool for each on the tensors' device.
         self._verdicts: list[tuple[list[str], Tensor]] = []
+        #: Tensors in host memory that are not finite.
+        self._bad: list[str] = []
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Queue a tensor for the check. It must not change before ``raise_if_not_finite``. Does not block for a GPU."""
-        if not tensor.is_floating_point() or not tensor.numel():
-            return
+    def add(self, name: str, tensor: Tensor, place: Tensor | None = None) -> None:
+        """Queue a tensor for the check, and copy it to ``place``, contiguous memory. Does not block for a GPU.
+
+        The tensor must not change before ``raise_if_not_finite``.
+        """
         if tensor.device.type == "cpu":
-            # A norm would be 20 times slower there.
-            extremes = torch.stack(torch.aminmax(tensor if tensor.dtype in _REDUCED else tensor.float()))
-            self._verdicts.append(([name], extremes.isfinite().all().reshape(1)))
+            if not _is_finite(tensor, place):
+                self._bad.append(name)
+            return
+        if place is not None:
+            place.copy_(tensor, non_blocking=True)
+        if not tensor.is_floating_point() or not tensor.numel():
             return
         if self._group and self._group[0][1].device != tensor.device:
             self._flush()
@@ -142,13 +151,14 @@ class FiniteCheck:
     def raise_if_not_finite(self) -> None:
         """Block for all reductions; raise WeightsNotFinite that names the first tensor that holds NaN or Inf."""
         self._flush()
-        if not self._verdicts:
-            return
-        # One transfer, so that the host waits once.
-        device = self._verdicts[-1][1].device
-        finite = torch.cat([verdicts.to(device) for _, verdicts in self._verdicts]).cpu()
-        names = [name for group, _ in self._verdicts for name in group]
-        if bad := [name for name, good in zip(names, finite.tolist(), strict=True) if not good]:
+        bad = self._bad
+        if self._verdicts:
+            # One transfer, so that the host waits once.
+            device = self._verdicts[-1][1].device
+            finite = torch.cat([verdicts.to(device) for _, verdicts in self._verdicts]).cpu()
+            names = [name for group, _ in self._verdicts for name in group]
+            bad = bad + [name for name, good in zip(names, finite.tolist(), strict=True) if not good]
+        if bad:
             others = f" and {len(bad) - 1} other tensors" if len(bad) > 1 else ""
             raise WeightsNotFinite(f"{bad[0]}{others} of the weights to publish hold NaN or Inf.")
 
@@ -162,6 +172,23 @@ class FiniteCheck:
         for some in by_dtype.values():
             norms = torch._foreach_norm([tensor for _, tensor in some], math.inf)
             self._verdicts.append(([name for name, _ in some], torch.stack(norms).isfinite()))
+
+
+def _is_finite(tensor: Tensor, place: Tensor | None) -> bool:
+    """Return whether a tensor in host memory is finite; copy it to ``place``, which takes one pass over memory."""
+    is_flat, size = tensor.is_contiguous(), CHUNK_BYTES // tensor.element_size()
+    parts = tensor.view(-1).split(size) if is_flat else (tensor,)
+    places = (None,) * len(parts) if place is None else place.view(-1).split(size) if is_flat else (place,)
+    is_finite = tensor.dtype in _SUMMED
+    for part, target in zip(parts, places, strict=True):
+        is_finite = is_finite and math.isfinite(part.sum().item())
+        if target is not None:
+            target.copy_(part)
+    if is_finite or not tensor.is_floating_point() or not tensor.numel():
+        return True
+    # The sum of finite values may overflow.
+    extremes = torch.aminmax(tensor if tensor.dtype in _REDUCED else tensor.float())
+    return all(math.isfinite(one.item()) for one in extremes)
 
 
 class CheckedSource:

@@ -28,7 +28,7 @@ def check(weights: dict[str, Tensor]) -> None:
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every tensor reduced as on a GPU."""
 
-    def add(self: FiniteCheck, name: str, tensor: Tensor) -> None:
+    def add(self: FiniteCheck, name: str, tensor: Tensor, place: Tensor | None = None) -> None:
         self._group.append((name, tensor))
         self._group_bytes += tensor.nbytes
         if self._group_bytes >= copies.GROUP_BYTES:
@@ -128,7 +128,10 @@ def test_the_host_waits_once_for_all_tensors_of_a_gpu(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_copy_has_the_values_of_tensors_of_any_size_and_layout(dtype: torch.dtype) -> None:
+def test_a_copy_has_the_values_of_tensors_of_any_size_and_layout(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "CHUNK_BYTES", 64)
     shapes = [(1,), (7,), (16, 16), (129,), (5, 3, 11)]
     weights = {f"{shape}": torch.randn(shape).to(dtype) for shape in shapes} | {"t": torch.randn(9, 8).to(dtype).T}
     copied = dict(Arena().take(State(weights), {}).tensors({}))
