@@ -147,7 +147,7 @@ class Services:
     sure_birth: int = -1
     #: State of the engine lost last: publication (VERSION-REV, '' for none), name of its start, whether it was sure.
     died: tuple[str, str, bool] = ("", "", True)
-    #: Whether its jobs are handed back before it is replaced: its loss was requested, and is none of theirs.
+    #: Whether its jobs are handed back before it is replaced, because no job caused the loss.
     hands_back: bool = False
     #: Whether it was lost during a weight transfer: no job caused that.
     died_receiving: bool = False

@@ -177,8 +177,8 @@ class FiniteCheck:
 def _is_finite(tensor: Tensor, place: Tensor | None) -> bool:
     """Return whether a tensor in host memory is finite; copy it to ``place``, which takes one pass over memory."""
     is_flat, size = tensor.is_contiguous(), CHUNK_BYTES // tensor.element_size()
-    parts = tensor.view(-1).split(size) if is_flat else (tensor,)
-    places = (None,) * len(parts) if place is None else place.view(-1).split(size) if is_flat else (place,)
+    parts = torch.split(tensor.view(-1), size) if is_flat else (tensor,)
+    places = (None,) * len(parts) if place is None else torch.split(place.view(-1), size) if is_flat else (place,)
     is_finite = tensor.dtype in _SUMMED
     for part, target in zip(parts, places, strict=True):
         is_finite = is_finite and math.isfinite(part.sum().item())

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.config.staleness import Mode
@@ -249,7 +250,7 @@ class WeightLoop:
                 await self._note_loaded(publication, here)
                 return True
 
-    async def _view(self, purpose: Purpose, refused: set[str] = frozenset()) -> View:  # type: ignore[assignment]
+    async def _view(self, purpose: Purpose, refused: Iterable[str] = ()) -> View:
         """Read the view, with what this loop knows."""
         view = await self._views.read(purpose, self.loaded)
         newest, loaded = view.newest, view.loaded
@@ -257,7 +258,7 @@ class WeightLoop:
             view,
             loaded=None if purpose is Purpose.RUN and newest and newest.id == self._unadopted else loaded,
             is_sendable=newest is not None and newest.id != self._unsent and self.transfers.may_take(newest),
-            failed=frozenset({one for one, count in self._failed.items() if count >= self._tries} | refused),
+            failed=frozenset(refused).union(one for one, count in self._failed.items() if count >= self._tries),
             engine=replace(view.engine, partial=self._partial),
             is_late=self._partial >= 0 and time.monotonic() > self._given_up_at,
         )
