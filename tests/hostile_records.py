@@ -53,7 +53,7 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
     whole = sample()
     prefix = partial_to_bytes(whole)
     whole.append([7], version=6, logprobs=[-0.3])
-    publication = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 2**64 - 1})
+    publication = Publication("policy", 3, "disk", "/w", abandoned=[[1, 2]], index="a" * 32)
     offer = Offer("http://h:1", 3, "a" * 32)
     metas = b"".join(meta(k, "token", 3).to_bytes() for k in range(3))
     worker = WorkerPresence(name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")])

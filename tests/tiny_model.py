@@ -84,26 +84,7 @@ def _write(folder: Path, seed: int, kind: Any, config: Any) -> Path:
 
 
 def publication_of(folder: Path, version: int, rev: int = 0) -> Publication:
-    """The announcement of a model folder."""
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", framework="np") as weights:
-        slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-        tensors = {name: [part.get_dtype(), list(part.get_shape())] for name, part in slices.items()}
-    checksums = {path.name: file_xxh3(path) for path in sorted(folder.iterdir())}
-    return Publication(
-        model="policy",
-        version=version,
-        transport="disk",
-        path=str(folder),
-        tensors=tensors,
-        checksums=checksums,
-        rev=rev,
-    )
-
-
-def indexed_publication_of(folder: Path, version: int) -> Publication:
-    """The announcement of a model folder as trainers make it: the index, which is written into the folder, says all."""
+    """Return the announcement of a model folder, whose index is written into the folder."""
     from safetensors import safe_open
 
     from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
@@ -119,7 +100,7 @@ def indexed_publication_of(folder: Path, version: int) -> Publication:
         entries, {path.name: file_xxh3(path) for path in files}, {path.name: path.stat().st_size for path in files}
     )
     (folder / INDEX_FILE).write_bytes(index)
-    return Publication("policy", version, "disk", str(folder), index=digest(index))
+    return Publication("policy", version, "disk", str(folder), rev=rev, index=digest(index))
 
 
 _TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

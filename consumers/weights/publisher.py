@@ -244,8 +244,9 @@ class Publisher:
         if not before.is_whole:
             raise PublishError(f"Version {before.version} has no folder: publish its weights before tick().")
         version, abandoned = self._clock.claim_next()
-        same = {name: getattr(before, name) for name in ("path", "index", "tensors", "checksums")}
-        publication = self._publication(version, abandoned, step, through, transport="disk", **same)
+        publication = self._publication(
+            version, abandoned, step, through, transport="disk", path=before.path, index=before.index
+        )
         announced = self._clock.announce(publication)
         self._offer(publication)
         return announced

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from penstock.errors import ProtocolError
 from penstock.records.codec import pairs
@@ -76,10 +76,6 @@ class Publication(Record):
     transport: str
     #: Folder with config, tokenizer, safetensors and index; '': not complete yet (see ``records/publication.py``).
     path: str
-    #: Name -> [dtype, shape] of every tensor.
-    tensors: dict[str, list[Any]] = field(default_factory=dict)
-    #: File name -> XXH3-64 of its bytes.
-    checksums: dict[str, int] = field(default_factory=dict)
     step: int = 0
     #: Last batch that this version consumed.
     through: int = 0
@@ -91,8 +87,7 @@ class Publication(Record):
     write_s: float = 0.0
     #: Ranges (first, last) of versions that rewinds abandoned: an engine that holds one loads this without waiting.
     abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
-    #: Digest of the index in the folder (weights/index.py), which names tensors, checksums and files; '' for none:
-    #: then ``tensors`` and ``checksums`` are set.
+    #: Digest of the index in the folder (weights/index.py), which names tensors, checksums and files; '' without one.
     index: str = ""
     #: Digest of the names, dtypes and shapes of all tensors in the order of transfer (weights/index.py); '':
     #: not known. A worker with an index of this layout can receive a transfer before the folder is complete.

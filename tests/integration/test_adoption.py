@@ -23,7 +23,7 @@ from tests.integration.worker_play import (
     until,
     working,
 )
-from tests.tiny_model import indexed_publication_of
+from tests.tiny_model import publication_of
 
 __all__ = ["config", "fake"]
 
@@ -35,7 +35,7 @@ def two(publications: list[Publication], tmp_path: Path) -> list[Publication]:
     for version in (2, 3):
         folder = tmp_path / f"v{version}"
         shutil.copytree(publications[version].path, folder)
-        found.append(indexed_publication_of(folder, version))
+        found.append(publication_of(folder, version))
     return found
 
 

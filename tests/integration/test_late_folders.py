@@ -22,7 +22,7 @@ Make = Callable[..., Config]
 
 def bare(publication: Publication, version: int, **over: Any) -> Publication:
     """It is announced, and its folder is still to come."""
-    return replace(publication, version=version, path="", index="", tensors={}, checksums={}, **over)
+    return replace(publication, version=version, path="", index="", **over)
 
 
 def write(client: redis.Redis, keys: Keys, folder: Path, model: Path, version: int) -> None:

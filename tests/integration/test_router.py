@@ -55,7 +55,7 @@ from tests.integration.worker_play import (
     until,
     working,
 )
-from tests.tiny_model import indexed_publication_of
+from tests.tiny_model import publication_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -309,7 +309,7 @@ async def test_engines_behind_a_router_take_the_number_of_a_version_whose_weight
 ) -> None:
     one, two = fakes
     shutil.copytree(publications[2].path, tmp_path / "v2")
-    second = indexed_publication_of(tmp_path / "v2", 2)
+    second = publication_of(tmp_path / "v2", 2)
     publish(client, keys, second)
     drain = {"apply": "drain"}
     async with tended(client, keys), working(routed(one.url, two.url, worker=drain)) as worker:

@@ -321,7 +321,7 @@ def test_T2_T13_tick_moves_the_clock_with_the_same_weights_and_ages_samples(
             Publication.from_bytes(raw)
             for raw in (before, client.xrevrange(keys.weights("policy"), count=1)[0][1][b"p"])
         )
-        assert (new.path, new.checksums, new.version, new.through) == (old.path, old.checksums, 2, 1)
+        assert (new.path, new.index, new.version, new.through) == (old.path, old.index, 2, 1)
         assert not client.hget(keys.sub("actor"), "repeats"), "versions that age nothing"
         with pytest.raises(PublishError, match="a version consumed it already"):
             trainer.tick()

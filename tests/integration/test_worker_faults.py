@@ -630,8 +630,13 @@ async def test_I9_nothing_is_leased_before_a_publication(
     assert fake.loads == ["1"]
 
 
-def broken(publication: Publication) -> Publication:
-    return dataclasses.replace(publication, checksums=dict.fromkeys(publication.checksums, 1))
+def broken(publication: Publication, folder: Path) -> Publication:
+    """Copy a publication to ``folder`` and change a byte of its weights."""
+    shutil.copytree(publication.path, folder)
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    return dataclasses.replace(publication, path=str(folder))
 
 
 async def test_a_broken_publication_is_named_and_the_old_version_goes_on(
@@ -648,7 +653,7 @@ async def test_a_broken_publication_is_named_and_the_old_version_goes_on(
     async with working(config()):
         jobs = admit(client, keys, [job(0)])
         await until(all_in(client, keys, jobs, "ready"))
-        client.xadd(keys.weights("policy"), {"p": broken(publications[2]).to_bytes()}, id="2-0")
+        client.xadd(keys.weights("policy"), {"p": broken(publications[2], tmp_path / "broken").to_bytes()}, id="2-0")
         await until(lambda: is_blocked(client, keys, "weights", VersionRefused, error="checksum differs"))
         await until(lambda: presence(client, keys)["state"] == "cannot load")
         nowhere = dataclasses.replace(publications[2], rev=1, path="/" + "x" * 5000)

@@ -14,7 +14,7 @@ because each load has its own cache namespace. A publication of the weights that
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -142,22 +142,17 @@ class Updater:
             receive = await self._prepare(publication)
             if receive is not None:
                 try:
-                    return await self._change(publication, policy, waited, receive)
+                    return await _to_the_end(self._load(publication, policy, waited, receive))
                 except NotBegun:
                     if not publication.is_whole:
                         raise
             elif not publication.is_whole:
                 raise NotBegun(f"version {publication.version} was not sent to this engine, and has no folder yet")
             await self._engine.verify(publication)
-        return await self._change(publication, policy, waited)
-
-    async def _change(
-        self, publication: Publication, policy: Policy, waited: float, receive: Receive | None = None
-    ) -> ApplyReport:
-        return await _to_the_end(self._load(publication, policy, waited, () if receive is None else (receive,)))
+        return await _to_the_end(self._load(publication, policy, waited))
 
     async def _load(
-        self, publication: Publication, policy: Policy, waited: float, receive: Sequence[Receive]
+        self, publication: Publication, policy: Policy, waited: float, receive: Receive | None = None
     ) -> ApplyReport:
         engine, is_frozen = self._engine, policy == "in_place"
         with ExitStack() as hold:
@@ -170,7 +165,7 @@ class Updater:
                 await return_all(engine, self._valves)
             returned, num_aborted = time.perf_counter(), engine.num_aborted - aborted
             try:
-                load_s = await engine.load(publication, *receive)
+                load_s = await engine.load(publication, receive)
             except Partial:
                 self._mixed, self._mixed_since = hold.pop_all(), started
                 raise

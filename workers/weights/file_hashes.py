@@ -15,14 +15,13 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
-from penstock.system.disk import check_own, own_folder
+from penstock.system.disk import check_own, own_folder, put
 from penstock.system.processes import die_with_parent, python_command, python_environment
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, read_index
@@ -38,12 +37,8 @@ CHILD_S, CHILD_BYTES_PER_S = 120.0, 16 * 1024 * 1024
 MAX_REMEMBERED = 64
 #: A file changed less than this before it was hashed is not cached: it may change again with the same mtime.
 SETTLED_NS = 100_000_000
-#: Age at which partial files of killed processes are deleted.
-LEFT_S = 3600.0
 #: Added to the priority of the process that hashes.
 NICENESS = 10
-
-_WRITING = ".writing-"
 
 #: Size, inode, device, mtime and ctime (ns).
 State = list[int]
@@ -64,9 +59,8 @@ def differing(folder: Path, checksums: Mapping[str, int], digest: str) -> list[s
     found = hashes_of(folder, list(checksums), digest)
     if wrong := [name for name, checksum in checksums.items() if found[name] != checksum]:
         log.warning("%s: hashes differ and are computed once more: %s", folder, ", ".join(wrong[:8]))
-        if digest:
-            with _turn(digest):
-                _remember(digest, {name: one for name, one in _read(digest).items() if name not in wrong})
+        with _turn(digest):
+            _remember(digest, {name: one for name, one in _read(digest).items() if name not in wrong})
         found = hashes_of(folder, wrong, digest)
     return [name for name in wrong if found[name] != checksums[name]]
 
@@ -75,30 +69,22 @@ def hashes_of(folder: Path, names: Sequence[str], digest: str) -> dict[str, int]
     """Return name -> XXH3-64 of files in ``folder``. Blocks until they are hashed, unless they are cached.
 
     Args:
-        digest: of the version's index, the key of the cache; '': do not use the cache.
+        digest: of the version's index, the key of the cache.
 
     Raises OSError if a file cannot be read.
     """
     if sum((folder / name).stat().st_size for name in names) < SMALL_BYTES:
         return {name: file_xxh3(folder / name) for name in names}
-    found = _remembered(folder, names, digest) if digest else {}
+    found = _remembered(folder, names, digest)
     if missing := [name for name in names if name not in found]:
         found |= _ask_child(folder, missing, digest)
     return found
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache, which is valid until this machine restarts."""
+    """Return the folder of the cache, which is valid until this machine restarts; a shared home folder has several."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home) / "penstock" / "hashes" / _machine()
-
-
-def _machine() -> str:
-    """Return the boot id of this machine; machines that share a home folder have different ones."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
+    return Path(home) / "penstock" / "hashes" / Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _state(file: os.stat_result) -> State:
@@ -152,7 +138,7 @@ def hash_files(folder: Path, names: Sequence[str], digest: str) -> dict[str, int
     Raises OSError if a file cannot be read.
     """
     with _turn(digest):
-        found = _remembered(folder, names, digest) if digest else {}
+        found = _remembered(folder, names, digest)
         fresh: Known = {}
         for name in names:
             if name not in found:
@@ -161,7 +147,7 @@ def hash_files(folder: Path, names: Sequence[str], digest: str) -> dict[str, int
                 is_settled = time.time_ns() - max(before[3:]) > SETTLED_NS
                 if is_settled and _state((folder / name).stat()) == before:
                     fresh[name] = (before, found[name])
-        if digest and fresh:
+        if fresh:
             _remember(digest, _read(digest) | fresh)
     return found
 
@@ -170,35 +156,26 @@ def hash_files(folder: Path, names: Sequence[str], digest: str) -> dict[str, int
 def _turn(digest: str) -> Iterator[None]:
     """Hold the lock of a version; continue without it if the cache is unusable or the lock's holder stalls."""
     with contextlib.ExitStack() as stack:
-        if digest:
-            try:
-                own_folder(cache_folder())
-                stack.enter_context(alone_in(cache_folder() / f"{digest}.lock"))
-            except (OSError, PublishError) as exc:
-                log.warning("files are hashed without the lock of this machine: %s", exc)
+        try:
+            own_folder(cache_folder())
+            stack.enter_context(alone_in(cache_folder() / f"{digest}.lock"))
+        except (OSError, PublishError) as exc:
+            log.warning("files are hashed without the lock of this machine: %s", exc)
         yield
 
 
 def _remember(digest: str, known: Known) -> None:
     """Write the hashes of a version to the cache and delete its oldest entries. Errors are logged."""
-    folder, temporary = cache_folder(), ""
+    folder = cache_folder()
     try:
         check_own(folder)
-        handle, temporary = tempfile.mkstemp(prefix=_WRITING, dir=folder)
-        with os.fdopen(handle, "w") as file:
-            json.dump(known, file)
-        os.replace(temporary, folder / f"{digest}.json")
-        for path in folder.glob(f"{_WRITING}*"):
-            if time.time() - path.stat().st_mtime > LEFT_S:
-                path.unlink(missing_ok=True)
+        put(folder / f"{digest}.json", json.dumps(known))
         records = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         for path in records[:-MAX_REMEMBERED]:
             path.unlink(missing_ok=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
     except OSError as exc:
         log.warning("hashes of files are not remembered: %s", exc)
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def main() -> None:
@@ -226,15 +203,6 @@ def prove(folder: Path, digest: str) -> None:
             )
         for name in differing(folder, index.files, digest):
             raise PublishError(f"{folder / name} is not the file that its index names: it is fetched again.")
-
-
-def is_whole(folder: Path, digest: str) -> bool:
-    """Return whether :func:`prove` succeeds, for callers with an alternative. Raises OSError."""
-    try:
-        prove(folder, digest)
-    except PublishError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

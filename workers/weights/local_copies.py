@@ -25,7 +25,7 @@ from penstock.weights.delta_store import DELTA, Anchor, Chain, Delta, DeltaStore
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from penstock.weights.serving import object_name
-from penstock.workers.weights.file_hashes import is_whole, prove
+from penstock.workers.weights.file_hashes import prove
 from penstock.workers.weights.machine_lock import Stopped, alone_in
 from penstock.workers.weights.version_folders import Hold, VersionFolders
 
@@ -177,7 +177,10 @@ class LocalCopies:
                 self._folders.make_room(size + num_bytes, present=num_bytes)
                 apply_delta(file, base, into, delta.index, self._stopped)
         except PublishError as exc:
-            if is_local and not is_whole(at, delta.base_index):
+            try:
+                if is_local:
+                    prove(at, delta.base_index)
+            except PublishError:
                 raise _Broken(exc, delta.base_index) from exc  # the delta itself may be valid
             raise _Broken(exc, delta.group) from exc
         file.unlink()

@@ -33,7 +33,6 @@ from penstock.protocol.transfers import Decision, Enrollment, Word
 from penstock.protocol.waits import Waiting
 from penstock.records.causes import TransferUndecided
 from penstock.records.publication import Publication
-from penstock.redis.commands import AsyncClient, News
 from penstock.redis.control import AsyncControl
 from penstock.system.user_code import find
 from penstock.text import format_exc, redact
@@ -134,11 +133,9 @@ class Arrival:
         deadline = time.monotonic() + 2 * self._timeout_s + MARGIN_S
         while is_open and time.monotonic() < deadline:
             id_, *texts = await services.control.do(lambda client: client.hmget(key, names))
-            if id_ != self.decision.id.encode():
-                is_open = False
-                break
+            is_open = id_ == self.decision.id.encode()
             for word, text in zip(words, texts, strict=True):
-                if text is not None:
+                if is_open and text is not None:
                     return word, text.decode(errors="replace")
             await asyncio.sleep(_LOOK_S)
         raise NotSent("the trainer did not send it in time" if is_open else "the trainer began another transfer")
@@ -242,9 +239,8 @@ class Transfers:
 
     async def learn(self, publication: Publication) -> None:
         """Store the layout of a loaded version, from the index in its folder. Reads a small file in a thread."""
-        if not publication.is_whole or publication.index in ("", self._known[0]):
-            return
-        if not transport(self._named).is_sent:
+        is_new = publication.is_whole and publication.index not in ("", self._known[0])
+        if not is_new or not transport(self._named).is_sent:
             return
         try:
             index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
@@ -296,7 +292,8 @@ class Transfers:
         try:
             while time.monotonic() < deadline:
                 self._waiting.blocked_on(TransferUndecided(id_))
-                found = await self._reader.do(partial(_read, {stream: after}))
+                streams = {stream: after}
+                found = await self._reader.do(lambda client: client.xread(streams, block=_BLOCK_MS))  # noqa: B023
                 for entry, fields in found[0][1] if found else []:
                     after = entry
                     if fields.get(b"id") == id_.encode():
@@ -308,10 +305,6 @@ class Transfers:
             self._waiting.end()
         log.warning("version %s is loaded from its folder: the trainer did not decide in time", id_)
         return None
-
-
-async def _read(streams: dict[str, bytes], client: AsyncClient) -> News:
-    return await client.xread(streams, block=_BLOCK_MS)
 
 
 async def receive(receiver: Receiver, arrival: Arrival, engine: Engine) -> None:

@@ -38,7 +38,7 @@ FLEET = {
 WORKER = WorkerPresence(
     name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")], gpus=[GpuLoad(name="0")]
 ).to_record()
-PUBLICATION = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 2**64 - 1})
+PUBLICATION = Publication("policy", 3, "disk", "/w", abandoned=[[1, 2]], index="a" * 32)
 
 
 def client(held: dict[bytes, bytes]) -> Client:

@@ -24,7 +24,7 @@ def test_records_come_back_as_they_were() -> None:
     job = Job("d/3/7", 4, prompt_ids=[1, 2], label="x", metadata={"a": [1]}, sampling={"temperature": 0.5})
     assert Job.from_bytes(job.to_bytes()) == job
     assert (job.dataset, job.epoch, job.index) == ("d", 3, 7)
-    publication = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 1})
+    publication = Publication("policy", 3, "disk", "/w", abandoned=[[1, 2]], index="a" * 32)
     assert Publication.from_bytes(publication.to_bytes()) == publication
     assert Manifest.from_bytes(manifest(4)).n == 4
 

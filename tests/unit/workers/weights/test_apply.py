@@ -7,6 +7,7 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError
 from penstock.records.publication import Publication
+from penstock.workers.engine import Receive
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.weights.apply import Updater
@@ -32,7 +33,7 @@ class _Deaf(SglangEngine):
     async def resume(self) -> None:
         self._hear("resume")
 
-    async def load(self, publication: Publication) -> float:
+    async def load(self, publication: Publication, receive: Receive | None = None) -> float:
         self._set_version(publication.version)
         return 0.0
 

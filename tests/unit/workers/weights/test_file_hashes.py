@@ -69,8 +69,6 @@ def test_files_are_hashed_once_while_they_do_not_change(folder: Path, monkeypatc
     assert hashed.names == NAMES
     assert hashes_of(folder, NAMES, "1" * 32) == real(folder)
     assert hashed.names == NAMES * 2, "another version is another record"
-    hashes_of(folder, NAMES, "")
-    assert hashed.names == NAMES * 3, "what has no index is not remembered"
 
 
 def test_flipped_bits_a_short_file_and_another_file_of_that_name_are_seen(

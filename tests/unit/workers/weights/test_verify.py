@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from penstock.weights.index import INDEX_FILE, TensorEntry, digest, index_bytes
 from penstock.weights.safetensors_files import METADATA_BYTES, Tensors, has_tied_embeddings, read_folder
 from penstock.workers.weights.verify import verify_publication
 
+TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I32": "int32"}
 LAYOUT = {"model.embed_tokens.weight": [4, 2], "model.norm.weight": [2]}
 
 
@@ -46,10 +46,15 @@ def write(
     return path
 
 
-def publish(folder: Path) -> Publication:
-    tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in read_folder(folder).items()}
-    checksums = {path.name: file_xxh3(path) for path in folder.iterdir()}
-    return Publication("policy", 2, "disk", str(folder), tensors, checksums)
+def publish(folder: Path, tensors: Tensors | None = None, checksums: dict[str, int] | None = None) -> Publication:
+    """Write the index of a folder, by default with the tensors and files that it has."""
+    tensors = read_folder(folder) if tensors is None else tensors
+    if checksums is None:
+        checksums = {path.name: file_xxh3(path) for path in folder.iterdir() if path.name != INDEX_FILE}
+    entries = [TensorEntry(name, TORCH[dtype], shape, 0, "any") for name, (dtype, shape) in tensors.items()]
+    index = index_bytes(entries, checksums, dict.fromkeys(checksums, 0))
+    (folder / INDEX_FILE).write_bytes(index)
+    return Publication("policy", 2, "disk", str(folder), index=digest(index))
 
 
 @pytest.fixture
@@ -67,9 +72,6 @@ def good(tmp_path: Path) -> Publication:
 def test_a_whole_publication_that_fits_passes(good: Publication, reference: Tensors) -> None:
     verify_publication(good, reference)
     verify_publication(good, {})
-    in_torch_names = {name: ["torch.float32", shape] for name, (_, shape) in good.tensors.items()}
-    verify_publication(replace(good, tensors=in_torch_names), reference)
-    verify_publication(replace(good, tensors={}, checksums={}), reference)
 
 
 def test_floats_are_cast_and_other_dtypes_are_not(tmp_path: Path, reference: Tensors) -> None:
@@ -101,9 +103,11 @@ def test_shapes_and_names_must_be_the_models(tmp_path: Path, reference: Tensors)
 
 
 def test_the_announcement_must_be_what_is_there(good: Publication, reference: Tensors) -> None:
-    other = {**good.tensors, "model.norm.weight": ["F16", [2]]}
+    other = {**reference, "model.norm.weight": ("F16", (2,))}
     with pytest.raises(PublishError, match="what was announced"):
-        verify_publication(replace(good, tensors=other), reference)
+        verify_publication(publish(Path(good.path), other), reference)
+    with pytest.raises(PublishError, match="not the index that was announced"):
+        verify_publication(replace(good, index=""), reference)
 
 
 def test_bytes_must_be_what_was_announced(good: Publication, reference: Tensors) -> None:
@@ -120,21 +124,21 @@ def test_a_file_that_is_cut_short_is_refused(good: Publication, reference: Tenso
     path = Path(good.path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(PublishError, match="publish it again"):
-        verify_publication(replace(good, checksums={}), reference)
+        verify_publication(publish(path.parent, reference), reference)
 
 
 def test_missing_and_strange_files_are_refused(good: Publication, reference: Tensors, tmp_path: Path) -> None:
     write(Path(good.path), {"stray": [1]}, name="other.safetensors")
     with pytest.raises(PublishError, match=r"other\.safetensors"):
         verify_publication(good, reference)
-    with pytest.raises(PublishError, match="not in"):
-        verify_publication(replace(good, checksums={"../reference/model.safetensors": 1}), reference)
+    with pytest.raises(PublishError, match="invalid name"):
+        verify_publication(publish(Path(good.path), reference, {"../reference/model.safetensors": 1}), reference)
     shutil.rmtree(good.path)
     with pytest.raises(PublishError, match="no folder"):
         verify_publication(good, reference)
     Path(good.path).mkdir()
-    with pytest.raises(PublishError, match="no safetensors"):
-        verify_publication(replace(good, checksums={}), reference)
+    with pytest.raises(PublishError, match="lacks 2 tensors of what was announced"):
+        verify_publication(publish(Path(good.path), reference), reference)
 
 
 @pytest.mark.parametrize("path", ["/" + "x" * 5000, "loop", "a\0b"])
@@ -151,13 +155,9 @@ def test_a_folder_that_cannot_be_looked_at_is_refused(
 
 def test_a_header_has_no_more_room_than_its_index_gives_it(good: Publication, reference: Tensors) -> None:
     """Parsed, a long one would take gigabytes of a worker."""
-    folder = Path(good.path)
-    path = write(folder, LAYOUT, metadata={"format": "pt", "x": "y" * 2 * METADATA_BYTES})
-    entries = [TensorEntry(name, "float32", tuple(shape), 0, path.name) for name, shape in LAYOUT.items()]
-    index = index_bytes(entries, {path.name: file_xxh3(path)}, {path.name: path.stat().st_size})
-    (folder / INDEX_FILE).write_bytes(index)
+    path = write(Path(good.path), LAYOUT, metadata={"format": "pt", "x": "y" * 2 * METADATA_BYTES})
     with pytest.raises(PublishError, match=r"a header of \d+ bytes in a file of"):
-        verify_publication(Publication("policy", 2, "disk", good.path, index=digest(index)), reference)
+        verify_publication(publish(path.parent), reference)
 
 
 @pytest.mark.timeout(20)
@@ -166,32 +166,18 @@ def test_a_fifo_is_refused_and_not_waited_for(good: Publication, reference: Tens
     path = Path(good.path) / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    index = "a" * 32 if name == "weights.index" else ""
-    with pytest.raises(PublishError, match="no plain file"):
-        verify_publication(replace(good, index=index, checksums={}), reference)
+    with pytest.raises(PublishError, match=r"no plain file|also holds"):
+        verify_publication(good, reference)
 
 
 def test_files_that_cannot_be_opened_are_refused(good: Publication, reference: Tensors) -> None:
-    with pytest.raises(PublishError, match="File name too long"):
-        verify_publication(replace(good, checksums={"x" * 300: 1}), reference)
+    with pytest.raises(PublishError, match="invalid name"):
+        verify_publication(publish(Path(good.path), reference, {"x" * 300: 1}), reference)
     path = Path(good.path) / "model.safetensors"
     path.unlink()
     path.symlink_to("nowhere")
     with pytest.raises(PublishError, match="cannot be read"):
-        verify_publication(replace(good, checksums={}), reference)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [{"tensors": {"a": value}} for value in ([], ["F32"], ["F32", 5], [[], [5]], ["F32", [[1]]])]
-    + [{"tensors": {b"a": ["F32", [1]]}}, {"checksums": {b"a": 1}}],
-)
-def test_what_names_no_tensor_and_no_file_is_refused(
-    good: Publication, reference: Tensors, record: dict[str, Any]
-) -> None:
-    known = Publication.from_bytes(replace(good, **record).to_bytes())
-    with pytest.raises(PublishError, match=r"no tensor|is not in"):
-        verify_publication(known, reference)
+        verify_publication(publish(path.parent, reference, {path.name: 1}), reference)
 
 
 def test_weights_are_not_hashed_in_the_worker_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
