@@ -33,12 +33,13 @@ def admit(
     gate: tuple[int, Sequence[str]] | None = None,
     source: str = "train",
     cohorts: bool = False,
+    model: str = MODEL,
 ) -> scripts.Admission:
     at = int(client.hget(keys.source, source) or 0) if position is None else position
     pairs = [(one, one.to_bytes()) for one in jobs]
     return run(
         client,
-        scripts.admit(keys, pairs, lane=lane, source=source, position=at, model=MODEL, gate=gate, cohorts=cohorts),
+        scripts.admit(keys, pairs, lane=lane, source=source, position=at, model=model, gate=gate, cohorts=cohorts),
     )
 
 

@@ -190,6 +190,16 @@ def test_a_group_of_a_stream_that_was_deleted_is_lost_and_a_run_that_is_not_begu
     assert str(run(client, loss(keys))) == "jobs:train, 3 of 3 admitted jobs"
 
 
+def test_publications_that_were_deleted_are_lost_although_no_part_fails(client: redis.Redis, keys: Keys) -> None:
+    play.admit(client, keys, [play.job(0)])
+    play.subscribe(client, keys, model=play.MODEL)
+    play.join(client, keys)
+    play.publish(client, keys, 1, 0)
+    assert not run(client, loss(keys))
+    client.delete(keys.weights(play.MODEL))
+    assert str(run(client, loss(keys))) == f"weights:{play.MODEL}"
+
+
 def test_a_run_of_which_redis_lost_everything_is_found_by_the_parts_that_are_present(
     client: redis.Redis, keys: Keys, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
