@@ -11,15 +11,12 @@ Training does not wait for it, and its failures do not fail a publication.
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 import stat
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from aiohttp import web
 
@@ -31,6 +28,7 @@ from penstock.protocol.scripts import OFFER_EVERY_S, OFFER_MS, offer_weights
 from penstock.records.offer import Offer
 from penstock.redis.control import AsyncControl
 from penstock.text import format_exc, redact
+from penstock.weights.file_errors import is_folder
 from penstock.weights.index import INDEX_FILE, read_index
 from penstock.weights.serving import (
     BAD_REQUESTS,
@@ -123,17 +121,8 @@ class FileServer:
         return web.FileResponse(folder / file, headers={"Content-Type": "application/octet-stream"})
 
 
-class _Connection(NamedTuple):
-    plain: socket.socket
-    #: Serves the connection; cancelled: closes it.
-    task: "asyncio.Task[None]"
-    #: Cancels the task, unless the client presents the token before.
-    timer: asyncio.TimerHandle
-    ended: "asyncio.Future[None]"
-
-
 class _Connections(web.Server):
-    """Accept at most ``max_connections``: the oldest without the token is closed for a new one; else that waits."""
+    """Serve at most ``max_connections``: the oldest without the token is closed for a new one; else that waits."""
 
     def __init__(self, answer: Answer, config: ServingConfig, bytes_per_s: int | None) -> None:
         super().__init__(
@@ -145,9 +134,10 @@ class _Connections(web.Server):
             max_line_size=HEAD_BYTES,
             max_field_size=HEAD_BYTES,
         )
-        self._config, self._bytes_per_s = config, bytes_per_s
-        #: The oldest first.
-        self.open: dict[web.RequestHandler, _Connection] = {}
+        self._stall_s, self._bytes_per_s = config.stall_s, bytes_per_s
+        self._room = asyncio.Semaphore(config.max_connections)
+        #: The oldest first: socket, and the time until which the client has to present the token; None: it has.
+        self.open: dict[web.RequestHandler, tuple[socket.socket, asyncio.Timeout]] = {}
 
     async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Accept connections; each counts from the start of its TLS handshake."""
@@ -160,54 +150,55 @@ class _Connections(web.Server):
                     log.warning("failed to accept a connection: %s", exc)
                     await asyncio.sleep(AGAIN_S)
                     continue
-                while len(self.open) >= self._config.max_connections:
-                    if oldest := next((one for one in self.open.values() if not one.timer.cancelled()), None):
-                        oldest.task.cancel()
-                    await asyncio.wait([one.task for one in self.open.values()], return_when=asyncio.FIRST_COMPLETED)
-                handler: web.RequestHandler = self()
-                task = loop.create_task(self._serve(handler, plain, tls))
-                timer = loop.call_later(self._config.stall_s, task.cancel)
-                self.open[handler] = _Connection(plain, task, timer, loop.create_future())
-                task.add_done_callback(partial(self._forget, handler))
-                self._share_rate()
+                if self._room.locked() and (silent := [limit for _, limit in self.open.values() if limit.when()]):
+                    _expire(silent[0])
+                await self._room.acquire()
+                self._starting = loop.create_task(self._serve(plain, tls))
+                await asyncio.sleep(0)  # it is in ``open`` now, which refers to it
 
-    async def _serve(self, handler: web.RequestHandler, plain: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Serve a connection until it ends, or this is cancelled; then ``_forget`` closes it."""
-        shake_s = None if tls is None else self._config.stall_s
+    async def _serve(self, plain: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serve a connection until it ends or its limit expires; then close it."""
+        loop, handler = asyncio.get_running_loop(), self()
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: handler, plain, ssl=tls, ssl_handshake_timeout=shake_s
-            )
-            await self.open[handler].ended
+            async with asyncio.timeout(self._stall_s) as limit:
+                self.open[handler] = plain, limit
+                self._share_rate()
+                await loop.connect_accepted_socket(lambda: handler, plain, ssl=tls)
+                await loop.create_future()
         except OSError as exc:
-            log.debug("failed to connect: %s", exc)
+            log.debug("connection closed: %s", exc)
+        finally:
+            del self.open[handler]
+            if handler.transport is None:
+                plain.close()
+            else:
+                handler.transport.abort()
+            self._share_rate()
+            self._room.release()
 
     def keep(self, handler: web.RequestHandler) -> None:
         """Let a connection that presented the token stay until it ends."""
-        if (one := self.open.get(handler)) is not None:
-            one.timer.cancel()
+        _, limit = self.open.get(handler, (None, None))
+        if limit is not None and limit.when() and not limit.expired():  # else it is being closed
+            limit.reschedule(None)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        if (one := self.open.get(handler)) is not None and not one.ended.done():
-            one.ended.set_result(None)
         super().connection_lost(handler, exc)
-
-    def _forget(self, handler: web.RequestHandler, task: "asyncio.Task[None]") -> None:
-        one = self.open.pop(handler)
-        one.timer.cancel()
-        if handler.transport is None:
-            one.plain.close()
-        else:
-            handler.transport.abort()
-        self._share_rate()
+        if (found := self.open.get(handler)) is not None:
+            _expire(found[1])
 
     def _share_rate(self) -> None:
         """Divide ``trainer.serve_bytes_per_s`` among the open connections."""
         if self._bytes_per_s is not None:
             each = min(max(1, self._bytes_per_s // max(1, len(self.open))), 2**31 - 1)
-            for one in self.open.values():
+            for plain, _ in self.open.values():
                 with suppress(OSError):  # it is being closed
-                    one.plain.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, each)
+                    plain.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, each)
+
+
+def _expire(limit: asyncio.Timeout) -> None:
+    if not limit.expired():
+        limit.reschedule(0)
 
 
 class StaticFiles:
@@ -263,7 +254,7 @@ class StaticFiles:
                 try:
                     async with self._turn:
                         for name, offer in list(self._offers.items()):
-                            is_present = await asyncio.to_thread(_exists, self.server.versions[name][0])
+                            is_present = await asyncio.to_thread(is_folder, self.server.versions[name][0])
                             await (self._announce(offer) if is_present else self._withdraw(name))
                 except PenstockError as exc:
                     _warn(exc)
@@ -303,14 +294,6 @@ def _is_plain(path: Path, size: int) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(found.st_mode) and found.st_size == size
-
-
-def _exists(path: Path) -> bool:
-    try:
-        os.stat(path)
-    except OSError as exc:
-        return not isinstance(exc, FileNotFoundError)  # a network file system may recover
-    return True
 
 
 def _warn(exc: Exception) -> None:
