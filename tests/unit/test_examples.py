@@ -14,8 +14,8 @@ from penstock.config.staleness import Mode
 from tests.unit.example_parts import EXAMPLES, load
 
 ROOT = Path(__file__).parents[2]
-#: It needs a model of 1.5B parameters, its data, and eight GPUs.
-NOT_SMALL = {"gsm8k"}
+#: They need GPUs to learn: a model of 1.5B parameters and its data, and one of 135M.
+NOT_SMALL = {"gsm8k", "instruct"}
 
 
 @pytest.fixture(scope="module")
