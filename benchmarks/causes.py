@@ -140,7 +140,9 @@ class Causes:
 
     def _first(self) -> None:
         publisher = self._publisher
-        with patched(publisher, _sends_first=lambda: False, _write=self._timed("folder", publisher._write)):
+        writer = publisher.writer
+        folder = self._timed("folder", writer.write_folder)
+        with patched(publisher, _sends_first=lambda: False), patched(writer, write_folder=folder):
             self._publish()
 
     def _step(self) -> None:

@@ -108,22 +108,24 @@ class Line:
 
     def _publish(self, trainer: Trainer) -> None:
         """The folder is written while the engine loads the version before; the announcement waits for that load."""
-        store, waited_s = trainer.publisher._store_deltas, 0.0
+        deltas, waited_s = trainer.publisher.deltas, 0.0
+        if deltas is None:
+            raise RuntimeError("Nothing is put into a delta store.")
+        store = deltas.put
 
-        def when_loaded(*args: Any) -> None:
+        def when_loaded(*args: Any) -> Any:
             nonlocal waited_s
             at_s = time.monotonic()
             if self.rows:
                 self._loaded(trainer)
             waited_s += time.monotonic() - at_s
-            store(*args)
+            return store(*args)
 
         began_s = time.monotonic()
-        with patched(trainer.publisher, _store_deltas=when_loaded):
+        with patched(deltas, put=when_loaded):
             version = trainer.publish(self._policy.model, step=len(self.rows))
-        put = trainer.publisher.deltas.last if trainer.publisher.deltas is not None else None
-        if put is None:
-            raise RuntimeError("Nothing was put into the delta store.")
+        put = deltas.last
+        assert put is not None
         self.rows.append(
             {
                 "version": version,

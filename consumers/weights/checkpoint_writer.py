@@ -25,7 +25,7 @@ from penstock.protocol import scripts
 from penstock.protocol.presence import FRESH_S, live_workers
 from penstock.protocol.scripts import loading_of
 from penstock.protocol.waits import PublishedWaiting
-from penstock.records.causes import Cause, WeightsUnwritten
+from penstock.records.causes import WeightsUnwritten
 from penstock.records.keys import Keys
 from penstock.records.publication import Whole
 from penstock.redis.control import Control
@@ -98,7 +98,7 @@ class CheckpointWriter:
         source: Source,
         version: int,
         control: Control,
-        blocked_on: Callable[[Cause | None], None],
+        waiting: PublishedWaiting,
         *,
         stopped: Callable[[], bool] = lambda: False,
         claim: Callable[[], None] = lambda: None,
@@ -106,7 +106,7 @@ class CheckpointWriter:
         """Write a folder as ``write_weights``; if the disk is full, wait for space and report it, unless ``stopped``.
 
         Args:
-            control: connection of the calling thread.
+            control, waiting: of the calling thread.
         """
         config, keys = self._config, self._subscriber.keys
         return until_room(
@@ -120,7 +120,7 @@ class CheckpointWriter:
                 claim=claim,
                 max_bucket_bytes=config.trainer.bucket_bytes,
             ),
-            blocked_on=blocked_on,
+            blocked_on=waiting.blocked_on,
             stopped=stopped,
         )
 
@@ -129,9 +129,8 @@ class CheckpointWriter:
         with self._changed:
             self._waiting = self._newest = _Task(version, copy)
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="weights-folder", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = threading.Thread(target=self._run, name="weights-folder", daemon=True)
+                self._thread.start()
             self._changed.notify_all()
 
     def forgive(self) -> None:
@@ -207,28 +206,23 @@ class CheckpointWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._waiting is None and not self._closed.is_set():
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting is not None or self._closed.is_set())
                 if self._waiting is None:
                     return
                 task = self._writing = self._waiting
                 self._waiting = None
-            why = self._try_write(task)
+            why = ""
+            try:
+                self._write(task)
+            except DiskFull as exc:
+                why = str(exc).rstrip(".")
+                log.warning("version %d gets no folder: %s", task.version, exc)
+            except BaseException as exc:  # otherwise this thread would end silently
+                why = format_exc(exc).rstrip(".")
+                log.error("the folder of version %d was not written", task.version, exc_info=exc)
             with self._changed:
                 task.why, self._writing = why, None
                 self._changed.notify_all()
-
-    def _try_write(self, task: _Task) -> str:
-        """Write a folder; return '' or the error."""
-        try:
-            self._write(task)
-        except DiskFull as exc:
-            log.warning("version %d gets no folder: %s", task.version, exc)
-            return str(exc).rstrip(".")
-        except BaseException as exc:  # otherwise this thread would end silently
-            log.error("the folder of version %d was not written", task.version, exc_info=exc)
-            return format_exc(exc).rstrip(".")
-        return ""
 
     def _write(self, task: _Task) -> None:
         """Write, announce and offer a folder, in the thread."""
@@ -237,7 +231,7 @@ class CheckpointWriter:
             self._control = Control(sub.control.url, stopped=self._closed.is_set, check=False)
         control = self._control
         waiting = PublishedWaiting(control.client, sub.keys, f"{sub.seat.who(sub.name)}:folder")
-        written = self.write_folder(task.copy, version, control, waiting.blocked_on, stopped=self._is_room_unneeded)
+        written = self.write_folder(task.copy, version, control, waiting, stopped=self._is_room_unneeded)
         took_s = time.monotonic() - began
         whole = Whole(version, str(written.path), written.index_digest, written.num_bytes, took_s)
         self._announce(control, whole)

@@ -11,6 +11,7 @@ and workers that missed the transfer load it.
 import logging
 import operator
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from penstock.consumers.subscription.progress import Progress
 from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.consumers.weights import write
 from penstock.consumers.weights.checkpoint_writer import CheckpointWriter, versions_in_use
-from penstock.consumers.weights.copies import CheckedSource, Copy
+from penstock.consumers.weights.copies import CheckedSource
 from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.rank_barrier import RankBarrier
 from penstock.consumers.weights.sender import Sender, Transfer, deliver, quietly, sender_of
@@ -32,7 +33,7 @@ from penstock.consumers.weights.static_files import StaticFiles
 from penstock.errors import ProtocolError, PublishError, WeightsNotFinite
 from penstock.names import Lane
 from penstock.protocol import transfers
-from penstock.protocol.presence import WorkerState, live_workers
+from penstock.protocol.presence import WorkerPresence, WorkerState, live_workers
 from penstock.protocol.scripts import cohorts_in
 from penstock.records.codec import LEAST
 from penstock.records.publication import Publication
@@ -106,19 +107,16 @@ class Publisher:
         leads, source = self._leads("publish"), as_source(weights)
         if not leads:
             if source.is_sharded:
-                self._clock.last = self._barrier.follow(source, write.require_config(Path(self.config.model.path)))
+                self._clock.last = self._barrier.follow(source, self._model_config())
             return self._clock.last
         source = self._barrier.lead(source)
         try:
-            number = None if step is None else _whole(step)
-            with self._tally.waiting("ranks"):
-                through = self._progress.await_ranks(timeout_s)
+            draft = self._draft(step, timeout_s)
             try:
-                publish = self._send_first if self._sends_first() else self._write_first
-                publish(source, through if number is None else number, through)
+                (self._send_first if self._sends_first() else self._write_first)(source, draft)
                 self.skipped_in_a_row = 0
             except WeightsNotFinite as exc:
-                self._skip(exc, through if number is None else number, through)
+                self._skip(exc, draft)
         except BaseException as exc:
             self._barrier.fail(exc)
             raise
@@ -131,9 +129,7 @@ class Publisher:
             return self._clock.last
         if self._clock.must_publish:
             raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
-        number = None if step is None else _whole(step)
-        through = self._progress.await_ranks(timeout_s)
-        return self._announce_again(through if number is None else number, through)
+        return self._announce_again(self._draft(step, timeout_s))
 
     def pin(self, version: int, name: str) -> Path:
         """Keep the folder of ``version`` for ``name``, see ``Trainer.pin``."""
@@ -162,7 +158,19 @@ class Publisher:
             raise ProtocolError(f"Role {seat.role} may not {verb}(): only role {seat.roles[0]} drives the clock.")
         return bool(seat.leads)
 
-    def _skip(self, exc: WeightsNotFinite, step: int, through: int) -> None:
+    def _draft(self, step: int | None, timeout_s: float) -> Callable[..., Publication]:
+        """Return a constructor of the next publication, once every rank has committed its batches."""
+        number = None if step is None else _whole(step)
+        with self._tally.waiting("ranks"):
+            through = self._progress.await_ranks(timeout_s)
+
+        def draft(**fields: Any) -> Publication:
+            about = {"transport": self.config.trainer.transport, "published_s": time.time(), **fields}
+            return Publication(self._clock.model, step=through if number is None else number, through=through, **about)
+
+        return draft
+
+    def _skip(self, exc: WeightsNotFinite, draft: Callable[..., Publication]) -> None:
         """Count a refused publication, and announce the last version's weights under the next number instead.
 
         Without a new number the staleness bound would stop admission, and the trainer would wait forever.
@@ -182,7 +190,7 @@ class Publisher:
                 f"{exc} This is publication {self.skipped_in_a_row} in a row that was refused, so the run stops: lower "
                 "trainer.lr, and continue from a checkpoint with finite weights."
             ) from exc
-        version = self._announce_again(step, through)
+        version = self._announce_again(draft)
         log.warning(
             "publication skipped (%d in a row): %s Engines keep the weights of the version before, as version %d.",
             self.skipped_in_a_row,
@@ -196,103 +204,74 @@ class Publisher:
         is_late = not self._clock.must_publish and self._clock.last and not self.writer.owes
         return bool(is_late and not needs_folder and not self.config.trainer.folder_first)
 
-    def _write_first(self, source: Source, step: int, through: int) -> None:
+    def _write_first(self, source: Source, draft: Callable[..., Publication]) -> None:
         self.writer.rest()
         began = time.monotonic()
         version, abandoned = self._clock.next_version()
-        written = self._write(CheckedSource(source), version)
-        self._store_deltas(written, version, abandoned)
-        written_at = time.monotonic()
-        publication = self._publication(
-            version,
-            abandoned,
-            step,
-            through,
+        claim = cache(lambda: self._clock.claim(version))  # an attempt may fail after it
+        written = self.writer.write_folder(CheckedSource(source), version, self._control, self._waiting, claim=claim)
+        if (deltas := self.deltas) is not None:
+            before = self._clock.announced()
+            until_room(lambda: deltas.put(written, version, before, abandoned), blocked_on=self._waiting.blocked_on)
+        write_s = time.monotonic() - began
+        publication = draft(
+            version=version,
+            abandoned=abandoned,
             path=str(written.path),
             index=written.index_digest,
             num_bytes=written.num_bytes,
-            write_s=written_at - began,
+            write_s=write_s,
         )
-        self._announce(publication, None)
+        self._announce(publication)
         self.writer.forgive()
-        self._offer(publication)
         self._send(source, publication)
-        self._tally.publish(written.num_bytes, written_at - began, time.monotonic() - written_at)
+        self._tally.publish(written.num_bytes, write_s, time.monotonic() - began - write_s)
 
-    def _send_first(self, source: Source, step: int, through: int) -> None:
+    def _send_first(self, source: Source, draft: Callable[..., Publication]) -> None:
         began, before = time.monotonic(), self._clock.last
-        if self.sender is not None:
-            self.sender.leave_copies()
         copy = self.writer.copy(source)
         write.check_layout(copy.layout, Path(self.config.model.path))
         version, abandoned = self._clock.claim_next()
-        copied_at = time.monotonic()
-        publication = self._publication(
-            version, abandoned, step, through, path="", layout=copy.layout_digest, num_bytes=copy.num_bytes
+        copy_s = time.monotonic() - began
+        publication = draft(
+            version=version, abandoned=abandoned, path="", layout=copy.layout_digest, num_bytes=copy.num_bytes
         )
-        self._announce(publication, copy)
+        self._announce(publication)
         try:
             self._send(copy, publication, after=before)
         finally:
             self.writer.put(version, copy)
-        self._tally.publish(copy.num_bytes, copied_at - began, time.monotonic() - copied_at)
+        self._tally.publish(copy.num_bytes, copy_s, time.monotonic() - began - copy_s)
 
-    def _announce_again(self, step: int, through: int) -> int:
+    def _announce_again(self, draft: Callable[..., Publication]) -> int:
         """Announce the weights of the last version, once they have a folder, under the next number; return it."""
         self.writer.settle()
         before = self._clock.newest()
         if not before.is_whole:
             raise PublishError(f"Version {before.version} has no folder: publish its weights before tick().")
         version, abandoned = self._clock.claim_next()
-        publication = self._publication(
-            version, abandoned, step, through, transport="disk", path=before.path, index=before.index
+        self._announce(
+            draft(version=version, abandoned=abandoned, transport="disk", path=before.path, index=before.index)
         )
-        announced = self._clock.announce(publication)
-        self._offer(publication)
-        return announced
+        return version
 
-    def _publication(
-        self, version: int, abandoned: list[list[int]], step: int, through: int, **fields: Any
-    ) -> Publication:
-        about = {"transport": self.config.trainer.transport, "published_s": time.time(), **fields}
-        return Publication(
-            model=self._clock.model, version=version, step=step, through=through, abandoned=abandoned, **about
-        )
-
-    def _offer(self, publication: Publication) -> None:
-        """Serve an announced version over HTTP, if ``serving.enabled``. Returns at once."""
-        if self._serving is not None and publication.index:
-            self._serving.offer(publication.version, publication.index, Path(publication.path))
-
-    def _write(self, source: Source, version: int) -> write.Written:
-        """Write and verify a version, and claim its number once it is complete. Blocks for the disk; PublishError."""
-        claim = cache(lambda: self._clock.claim(version))  # an attempt may fail after it
-        return self.writer.write_folder(source, version, self._control, self._waiting.blocked_on, claim=claim)
-
-    def _store_deltas(self, written: write.Written, version: int, abandoned: list[list[int]]) -> None:
-        """Put a written version into the delta store, if the run has one. Blocks for the store; PublishError."""
-        if (deltas := self.deltas) is not None:
-            before = self._clock.announced()
-            until_room(lambda: deltas.put(written, version, before, abandoned), blocked_on=self._waiting.blocked_on)
-
-    def _announce(self, publication: Publication, copy: Copy | None) -> None:
-        """Open the enrollment for a version, whose weights are in ``copy`` or a folder, and announce it.
+    def _announce(self, publication: Publication) -> None:
+        """Open the enrollment for a version that is sent, announce it, and serve its folder over HTTP if enabled.
 
         Raises PublishError if another trainer has the subscription, whose transfers must not be disturbed.
         """
         sub, model = self._subscriber, publication.model
-        if self.sender is not None:
+        if self.sender is not None and publication.transport != "disk":
             call = transfers.open_(sub.keys, sub.name, model, publication.id, owner=sub.owner, gen=sub.gen)
             if not self._control.call(call):
                 raise PublishError(
                     f"Version {publication.version} of model {model!r} cannot be announced: another trainer has "
                     f"subscription {sub.name!r} by now, or it was rewound."
                 )
-            if copy is None:
-                self.sender.begin(publication)
-            else:
-                self.sender.begin_copy(publication, copy)
+            self.sender.begin(publication)
         self._clock.announce(publication)
+        if self._serving is not None and publication.index:
+            self._serving.offer(publication.version, publication.index, Path(publication.path))
 
     def _send(self, source: Source, publication: Publication, after: int = 0) -> None:
         """Send an announced version to the ready workers; failures are logged, and those workers load the folder.
@@ -306,9 +285,9 @@ class Publisher:
         if self.sender is None:
             return
         began, trainer = time.monotonic(), self.config.trainer
-        walk = buckets(source, write.require_config(Path(self.config.model.path)), trainer.bucket_bytes)
+        walk = buckets(source, self._model_config(), trainer.bucket_bytes)
         transfer = Transfer(publication, trainer, walk, keys=self._keys, control=self._control, waiting=self._waiting)
-        transfer.await_workers(lambda: self._ready(after, publication) if after else self._expected(publication))
+        transfer.await_workers(lambda: self._ready(publication, after))
         waited, failure = time.monotonic(), ""
         if transfer.workers:
             failure = deliver(self.sender, transfer)
@@ -316,38 +295,38 @@ class Publisher:
         ended = time.monotonic()
         self.last = Sent(publication.transport, tuple(transfer.workers), failure, waited - began, ended - waited)
 
-    def _expected(self, new: Publication) -> set[str]:
-        """Return the workers that will be ready soon: serving, able to receive weights, with an older version."""
-        workers = self._control.do(lambda client: live_workers(client, self._keys))
-        return {
-            one.name for one in workers if one.state == WorkerState.SERVING and one.ranks and one.version < new.version
-        }
+    def _ready(self, new: Publication, after: int) -> set[str]:
+        """Return the workers that enroll: those that serve an older version, or, with ``after``, can receive now.
 
-    def _ready(self, version: int, new: Publication) -> set[str]:
-        """Return workers that can receive now: they know the layout, and have ``version`` or wait for its folder.
-
-        They need not drain first. A worker that waits for a folder receives the next version; otherwise it would stay
-        behind while the disk is slower than a step.
+        The latter know the layout, and have that version or wait for its folder; they need not drain first. A worker
+        that waits for a folder receives the next version; otherwise it would stay behind while the disk is slower than
+        a step.
         """
-        config = self.config
+        if not after:
+            return {one.name for one in self._serving_workers() if one.version < new.version}
+        config, drains = self.config, self.config.staleness.rules.drains
         if config.data.eval_pinned and self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))):
             return set()
-        drains = config.staleness.rules.drains or config.worker.apply == "drain"
-        if config.staleness.rules.drains:
+        if drains:
             cohorts = self._control.do(lambda client: client.hkeys(self._keys.cohorts))
             if any(one < new.version for one in cohorts_in(cohorts)):
                 return set()  # no worker loads before the cohort has ended (T5)
-        workers = self._control.do(lambda client: live_workers(client, self._keys))
+        drains = drains or config.worker.apply == "drain"
         return {
             one.name
-            for one in workers
-            if one.state == WorkerState.SERVING
-            and one.ranks
-            and one.layout == new.layout
-            and version in (one.version, one.awaits)
+            for one in self._serving_workers()
+            if one.layout == new.layout
+            and after in (one.version, one.awaits)
             and one.age_s <= READY_S
             and not (drains and one.running)
         }
+
+    def _serving_workers(self) -> list[WorkerPresence]:
+        workers = self._control.do(lambda client: live_workers(client, self._keys))
+        return [one for one in workers if one.state == WorkerState.SERVING and one.ranks]
+
+    def _model_config(self) -> dict[str, Any]:
+        return write.require_config(Path(self.config.model.path))
 
 
 def _whole(step: int) -> int:

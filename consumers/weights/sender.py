@@ -29,7 +29,6 @@ from penstock.text import format_exc
 if TYPE_CHECKING:
     import torch
 
-    from penstock.consumers.weights.copies import Copy
     from penstock.consumers.weights.sources import Bucket
 
 log = logging.getLogger(__name__)
@@ -244,13 +243,6 @@ class Sender(ABC):
 
         Errors abort ``Trainer.publish``: the version is not announced.
         """
-
-    def begin_copy(self, publication: Publication, copy: "Copy") -> None:
-        """Prepare, instead of :meth:`begin`, a version that is sent first, with its weights in ``copy``."""
-        self.begin(publication)
-
-    def leave_copies(self) -> None:  # noqa: B027
-        """Wait until no process reads the copies, whose memory is about to be reused. Blocks."""
 
     @abstractmethod
     def send(self, transfer: Transfer) -> None:

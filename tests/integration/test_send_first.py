@@ -338,10 +338,10 @@ def test_T5_nobody_is_waited_for_while_a_cohort_of_before_is_drawn(
     client.hset(keys.workers, "w.1", pack(shown.to_record()))
     new = Publication("policy", 2, "gloo", "", layout="l")
     publisher = trainer.publisher
-    assert publisher._ready(1, new) == {"w.1"}
+    assert publisher._ready(new, 1) == {"w.1"}
     publisher.config = config.model_copy(update={"staleness": StalenessConfig(mode=Mode.ONE_STEP)})
-    assert publisher._ready(1, new) == {"w.1"}
+    assert publisher._ready(new, 1) == {"w.1"}
     client.hset(keys.cohorts, 1, 2)
-    assert publisher._ready(1, new) == set()
+    assert publisher._ready(new, 1) == set()
     client.hset(keys.workers, "w.1", b"")
     client.hdel(keys.workers, "w.1")

@@ -61,4 +61,4 @@ def test_a_worker_that_has_the_weights_already_is_not_waited_for_by_the_send(mon
     monkeypatch.setattr(publisher, "live_workers", lambda client, keys: shown)
     made: Any = publisher.Publisher.__new__(publisher.Publisher)
     made._control, made._keys = SimpleNamespace(do=lambda work: work(None)), Keys("x")
-    assert made._expected(Publication("policy", 3, "nccl", "/v3")) == {"w.2"}
+    assert made._ready(Publication("policy", 3, "nccl", "/v3"), 0) == {"w.2"}

@@ -5,22 +5,15 @@ import sys
 
 import pytest
 
-from penstock.config import Config, TrainerConfig
+from penstock.config import Config
 from penstock.config.transport import TRANSPORTS
-from penstock.consumers.weights.copies import Copy
 from penstock.consumers.weights.sender import Sender, Transfer, sender_of
 from penstock.errors import ConfigError
 from penstock.hooks.user_imports import named
-from penstock.records.publication import Publication
 from penstock.workers.weights.receive.receive import Receiver, receiver_of
 
 
 class Own(Sender):
-    began: str = ""
-
-    def begin(self, publication: Publication) -> None:
-        self.began = publication.id
-
     def send(self, transfer: Transfer) -> None:
         raise NotImplementedError
 
@@ -39,15 +32,6 @@ def test_by_disk_nothing_is_sent() -> None:
 
 def test_a_senders_class_is_found_by_its_import_path() -> None:
     assert sender_of(f"{__name__}:Own") is Own
-
-
-def test_a_sender_that_has_no_use_for_the_copy_begins_as_ever() -> None:
-    sender = Own(TrainerConfig())
-    assert not sender.needs_folder
-    publication = Publication(model="policy", version=3, transport="x", path="", layout="0" * 16)
-    sender.begin_copy(publication, Copy([]))
-    sender.leave_copies()
-    assert sender.began == publication.id
 
 
 @pytest.mark.parametrize("name", ["json:loads", "pathlib:Path"])
