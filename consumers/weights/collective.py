@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -86,16 +85,17 @@ class SendGroup:
         """Send [N] bytes to every member. Blocks until they have them, at most ``timeout_s``; raises TransferFailed."""
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)  # the caller may fill it on another stream
-        self._in_time(partial(self._send, flat), f"a member of group {self.name} did not take a bucket")
 
-    def _send(self, flat: Tensor) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        options.asyncOp = True  # else a broadcast on a GPU is bound to this thread's stream
-        work = self._group.broadcast([flat], options)
-        while not work.is_completed():
-            time.sleep(_POLL_S)
-        work.wait()
+        def send() -> None:
+            options = dist.BroadcastOptions()
+            options.rootRank = 0
+            options.asyncOp = True  # else a broadcast on a GPU is bound to this thread's stream
+            work = self._group.broadcast([flat], options)
+            while not work.is_completed():
+                time.sleep(_POLL_S)
+            work.wait()
+
+        self._in_time(send, f"a member of group {self.name} did not take a bucket")
 
     def _in_time(self, work: Callable[[], None], what: str) -> None:
         """Run a call that may never return in a thread, and abandon the thread: NCCL waits for a dead peer forever."""

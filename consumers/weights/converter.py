@@ -30,9 +30,10 @@ from penstock.model.folder import count_experts
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 #: Parameter of a layer of multi-token prediction; its transformer layer has two names, by megatron-core's release.
-_MTP_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(?:(?:transformer_layer|mtp_model_layer)\.(.+)|(.+))")
+_MTP_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(transformer_layer\.|mtp_model_layer\.)?(.+)")
+_MLP = re.compile(r"mlp\.(shared_experts\.)?linear_fc([12])\.weight")
 #: ``experts.local_experts.3.linear_fc1.weight`` or, grouped, ``experts.linear_fc1.weight3``.
-_EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.linear_fc([12])\.weight|linear_fc([12])\.weight(\d+))")
+_EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.)?linear_fc([12])\.weight(\d*)")
 _NORMS = {
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
@@ -111,26 +112,19 @@ def _in_layer(name: str, rest: str, shards: Sequence[Tensor], config: Mapping[st
     norms = _NORMS | _MLA_NORMS if _is_latent(config) else _NORMS
     if rest in norms:
         return [(norms[rest], shards[0])]
-    if expert := _EXPERT.fullmatch(rest):
-        return _expert(name, expert, shards, config)
+    if (expert := _EXPERT.fullmatch(rest)) and (expert[1] or expert[3]):
+        return _expert(name, int(expert[1] or expert[3]), expert[2], shards, config)
+    if mlp := _MLP.fullmatch(rest):
+        # DeepSeek's name, or Qwen's.
+        shared = "mlp.shared_experts." if config.get("n_shared_experts") else "mlp.shared_expert."
+        return _mlp(shared if mlp[1] else "mlp.", mlp[2], shards)
     if _is_latent(config) and rest in (sizes := _latent_sizes(config)):
         short, size = sizes[rest]
         return [(f"self_attn.{short}.weight", _whole(name, shards, size))]
-    # DeepSeek's name, or Qwen's.
-    shared = "mlp.shared_experts." if config.get("n_shared_experts") else "mlp.shared_expert."
-    match rest.removeprefix("self_attention."):
-        case "linear_qkv.weight" | "linear_qkv.bias":
-            return _qkv(name, shards, config, rest.rpartition(".")[2])
-        case "linear_proj.weight":
-            return [("self_attn.o_proj.weight", torch.cat(list(shards), dim=1))]
-        case "mlp.linear_fc1.weight":
-            return _mlp("mlp.", "1", shards)
-        case "mlp.linear_fc2.weight":
-            return _mlp("mlp.", "2", shards)
-        case "mlp.shared_experts.linear_fc1.weight":
-            return _mlp(shared, "1", shards)
-        case "mlp.shared_experts.linear_fc2.weight":
-            return _mlp(shared, "2", shards)
+    if rest == "self_attention.linear_proj.weight":
+        return [("self_attn.o_proj.weight", torch.cat(list(shards), dim=1))]
+    if rest in ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"):
+        return _qkv(name, shards, config)
     raise PublishError(f"{name} has no name that this converter knows: give one of your own.")
 
 
@@ -168,8 +162,8 @@ def _mtp(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> tupl
             "(num_nextn_predict_layers, kv_lora_rank): set it right, or give a converter of your own."
         )
     prefix = f"model.layers.{int(config['num_hidden_layers']) + int(match[1])}."
-    if match[2] is not None:
-        return prefix, _in_layer(name, match[2], shards, config)
+    if match[2]:
+        return prefix, _in_layer(name, match[3], shards, config)
     if match[3] == "eh_proj.weight":
         return prefix, [("eh_proj.weight", _whole(name, shards, int(config["hidden_size"])))]
     if match[3] not in _MTP_NORMS:
@@ -201,21 +195,18 @@ def _whole(name: str, shards: Sequence[Tensor], num_rows: int) -> Tensor:
     return whole
 
 
-def _qkv(name: str, shards: Sequence[Tensor], config: Mapping[str, Any], kind: str) -> Named:
+def _qkv(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
     """Split [groups x (queries per group + 2) x head, ...] into queries, keys and values."""
     heads = int(config["num_attention_heads"])
     groups = int(config.get("num_key_value_heads") or heads)
     size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
-    whole = torch.cat(list(shards))
-    per_group = heads // groups
-    if whole.shape[0] != groups * (per_group + 2) * size:
-        raise PublishError(
-            f"{name} has {whole.shape[0]} rows where {heads} heads in {groups} groups of size {size} need "
-            f"{groups * (per_group + 2) * size}: config.json is of another model, or a part is missing."
-        )
-    grouped = whole.reshape(groups, per_group + 2, size, *whole.shape[1:])
-    parts = {"q": grouped[:, :per_group], "k": grouped[:, per_group : per_group + 1], "v": grouped[:, per_group + 1 :]}
-    return [(f"self_attn.{one}_proj.{kind}", part.reshape(-1, *whole.shape[1:])) for one, part in parts.items()]
+    whole = _whole(name, shards, (heads + 2 * groups) * size)
+    parts = torch.split(whole.reshape(groups, -1, size, *whole.shape[1:]), [heads // groups, 1, 1], dim=1)
+    kind = name.rpartition(".")[2]
+    return [
+        (f"self_attn.{one}_proj.{kind}", part.reshape(-1, *whole.shape[1:]))
+        for one, part in zip("qkv", parts, strict=True)
+    ]
 
 
 def _mlp(prefix: str, which: str, shards: Sequence[Tensor]) -> Named:
@@ -226,10 +217,8 @@ def _mlp(prefix: str, which: str, shards: Sequence[Tensor]) -> Named:
     return [(f"{prefix}gate_proj.weight", torch.cat(gates)), (f"{prefix}up_proj.weight", torch.cat(ups))]
 
 
-def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
+def _expert(name: str, local: int, which: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
     """Convert the parts of one local expert number: one expert per rank of expert parallelism, in one or more parts."""
-    local = int(match[1] if match[1] is not None else match[4])
-    which = match[2] or match[3]
     total = count_experts(config)
     per_expert = _parts_per_expert(name, shards[0], which, config)
     ranks, left = divmod(len(shards), per_expert)

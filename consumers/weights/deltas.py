@@ -5,13 +5,11 @@ else, and every ``trainer.anchor_every`` versions, as an anchor. The base is alw
 """
 
 import logging
-import os
-import shutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from penstock.consumers.weights.write import Written
+from penstock.consumers.weights.write import Written, temporary_folder
 from penstock.errors import DiskFull, PublishError
 from penstock.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
@@ -22,7 +20,6 @@ log = logging.getLogger(__name__)
 
 #: Number of folders of this process that may still become a base.
 _KEPT = 4
-_TEMPORARY = ".delta-"
 
 
 class Put(NamedTuple):
@@ -65,8 +62,6 @@ class Deltas:
         """
         began = time.monotonic()
         try:
-            if not self._own:
-                self._remove_unmarked(written, version)
             delta_bytes = self._put_delta(written, version, announced, abandoned)
             is_anchor = not delta_bytes or version - self._anchored >= self._anchor_every
             if is_anchor:
@@ -92,19 +87,16 @@ class Deltas:
         if (base := self._own.get(announced.index)) is None:
             return 0
         group = Delta(announced.version, base.index_digest, version, written.index_digest).group
-        temporary = written.path.parent / f"{_TEMPORARY}{version:08d}-{os.getpid()}"
-        temporary.mkdir()
         try:
             old, new = (WeightsFolder(one.path, one.index_digest) for one in (base, written))
-            num_bytes = write_delta(old, new, temporary / DELTA)
-            self._store.put(f"{group}/{DELTA}", temporary / DELTA)
+            with temporary_folder(written.path.parent, version) as temporary:
+                num_bytes = write_delta(old, new, temporary / DELTA)
+                self._store.put(f"{group}/{DELTA}", temporary / DELTA)
             self._store.mark(f"{group}/{MARKER}")
         except PublishError as exc:
             # The base was deleted or is damaged; an anchor does not need it.
             log.warning("storing version %d as an anchor because no delta can be made: %s", version, exc)
             return 0
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return num_bytes
 
     def _put_anchor(self, written: Written, version: int) -> None:
@@ -115,26 +107,14 @@ class Deltas:
         self._anchored = version
 
     def _delete_old(self, version: int, announced: set[int]) -> None:
+        """Delete anchors and deltas that are not needed, and what killed trainers left incomplete."""
         try:
             names = self._store.names()
             stay = kept(catalog_of(names), announced | set(self._in_use()), version)
-            self._delete(name for name in names_up_to(version, names) if name.partition("/")[0] not in stay)
+            gone = [name for name in names_up_to(version, names) if name.partition("/")[0] not in stay]
+            # Markers first, so that no half-deleted version counts as complete.
+            for name in sorted(gone, key=lambda one: not one.endswith(f"/{MARKER}")):
+                self._store.delete(name)
         except (OSError, PublishError) as exc:
             # The version itself is stored; the next one deletes the rest.
             log.warning("failed to delete old versions from trainer.delta_store: %s", exc)
-
-    def _remove_unmarked(self, written: Written, version: int) -> None:
-        """Delete incomplete leftovers of a killed process, which no worker reads. Raises PublishError as ``names``."""
-        for folder in written.path.parent.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(folder)
-        names = self._store.names()
-        complete = {name.partition("/")[0] for name in names if name.endswith(f"/{MARKER}")}
-        try:
-            self._delete(name for name in names_up_to(version, names) if name.partition("/")[0] not in complete)
-        except OSError as exc:
-            log.warning("failed to delete leftovers of a killed trainer from trainer.delta_store: %s", exc)
-
-    def _delete(self, names: Iterable[str]) -> None:
-        """Delete markers first, so that no half-deleted version counts as complete."""
-        for name in sorted(names, key=lambda one: not one.endswith(f"/{MARKER}")):
-            self._store.delete(name)

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from penstock.consumers.weights.sender import Sender, Transfer, trainers_device
-from penstock.consumers.weights.sources import Bucket
 from penstock.errors import EngineError
 from penstock.protocol.engine_http import fetch
 from penstock.system.processes import is_loopback
@@ -38,7 +37,7 @@ class CudaIpc(Sender):
         transfer.decide()
         engines = {name: (url, transfer.workers[name].num_ranks) for name, url in transfer.await_held().items()}
         failed = dict.fromkeys(sorted(transfer.workers.keys() - engines.keys()), _LATE)
-        buckets = transfer.buckets()
+        buckets, device = transfer.buckets(), trainers_device(self.config)
         bucket = next(buckets, None)
         while True:
             for worker, why in failed.items():
@@ -49,15 +48,10 @@ class CudaIpc(Sender):
                 break
             following = next(buckets, None)
             version = str(transfer.publication.version) if following is None else None
-            failed, bucket = self._give(bucket, engines, version, transfer.timeout_s), following
+            here = [(name, tensor.to(device)) for name, tensor in bucket]
+            failed, bucket = send(here, engines, version, transfer.timeout_s), following
         for worker in engines:
             transfer.end(worker)
-
-    def _give(
-        self, bucket: Bucket, engines: dict[str, tuple[str, int]], version: str | None, timeout_s: float
-    ) -> dict[str, str]:
-        device = trainers_device(self.config)
-        return send([(name, tensor.to(device)) for name, tensor in bucket], engines, version, timeout_s)
 
 
 class _Pickler(ForkingPickler):

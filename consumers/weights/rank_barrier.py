@@ -26,53 +26,58 @@ from penstock.redis.refusals import in_words
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Polling interval for the other ranks, which doubles.
-POLL_S, LONGEST_POLL_S = 0.001, 0.01
+#: Polling interval for the other ranks, and theirs for rank 0.
+POLL_S = 0.005
 
 
 class RankBarrier:
     """Barrier of the ranks of one trainer during publications; every rank has one. Not thread-safe.
 
+    On rank 0 it is the source of the weights, whose walks the other ranks join.
+
     Args:
         timeout_s: longest wait of rank 0 for other ranks, and of those for a rank 0 that does not renew its lease.
     """
 
+    is_sharded = True
+
     def __init__(self, subscriber: Subscriber, timeout_s: float) -> None:
-        self._subscriber = subscriber
-        self._timeout_s = timeout_s
+        self._subscriber, self._timeout_s = subscriber, timeout_s
         #: Publications of sharded weights so far, the same on every rank; completed orders of the current one.
         self._call = self._place = 0
-        #: Whether the other ranks take part in the current publication of rank 0.
-        self._is_leading = False
+        #: Rank 0: what it publishes, if the other ranks take part.
+        self._source: Source | None = None
 
     def lead(self, source: Source) -> Source:
-        """Begin a publication on rank 0; return the source to publish, whose walks the other ranks join."""
-        self._is_leading = source.is_sharded and self._subscriber.seat.ranks > 1
-        if not self._is_leading:
+        """Begin a publication on rank 0; return the source to publish."""
+        self._source = source if source.is_sharded and self._subscriber.seat.ranks > 1 else None
+        if self._source is None:
             return source
         self._call, self._place = self._call + 1, 0
-        return _LedSource(source, self)
+        return self
 
-    def signal_walk(self) -> None:
-        """Make the other ranks walk, once all of them wait for an order; block until they have received it.
+    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """Walk through the source, once all other ranks wait for an order and have received it; block until then.
 
         Raises WaitTimeout, which names the ranks that did not arrive; OwnershipLost; ProtocolError.
         """
+        assert self._source is not None
         deadline = time.monotonic() + self._timeout_s
         self._until(self._place, None, deadline)
         self._until(self._place + 1, Order("walk"), deadline)
         self._subscriber.waiting.end()
         self._place += 1
+        yield from self._source.tensors(config)
 
     def finish(self, version: int) -> None:
         """Release the other ranks with the published version. Blocks for a round trip. Raises ProtocolError."""
-        if self._is_leading:
+        if self._source is not None:
             self._ask(self._order(Order("done", version)))
 
     def fail(self, exc: BaseException) -> None:
         """Release the other ranks with an error, in one attempt: without Redis they see the lease expire."""
         try:
-            if self._is_leading:
+            if self._source is not None:
                 failed = Order("failed", reason=str(exc) or repr(exc))
                 scripts.run(self._subscriber.control.client, self._order(failed))
         except Exception as failure:  # why the publication failed is what matters
@@ -96,7 +101,7 @@ class RankBarrier:
 
     def _until(self, place: int, order: Order | None, deadline: float) -> None:
         """Write ``order`` until every rank waits for the order number ``place``."""
-        seat, waiting, pause_s = self._subscriber.seat, self._subscriber.waiting, POLL_S
+        seat = self._subscriber.seat
         while True:
             places = self._ask(self._order(order))
             if places is None:
@@ -112,9 +117,8 @@ class RankBarrier:
                     count=sum(at >= place for at in places),
                     cause=cause,
                 )
-            waiting.blocked_on(cause)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+            self._subscriber.waiting.blocked_on(cause)
+            time.sleep(POLL_S)
 
     def _order(self, order: Order | None) -> scripts.Call[list[int] | None]:
         sub = self._subscriber
@@ -130,7 +134,7 @@ class RankBarrier:
         )
 
     def _wait_for_order(self) -> Order:
-        sub, pause_s, alive_s = self._subscriber, POLL_S, time.monotonic()
+        sub, alive_s = self._subscriber, time.monotonic()
         while True:
             current = self._read()
             if current.order is not None:
@@ -151,8 +155,7 @@ class RankBarrier:
                     f"lease for {self._timeout_s:g} s: it is dead or stopped; stop all ranks."
                 )
             sub.waiting.blocked_on(RankPublishing(is_silent=not current.is_alive))
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+            time.sleep(POLL_S)
 
     def _read(self) -> scripts.Heard:
         sub = self._subscriber
@@ -170,16 +173,3 @@ class RankBarrier:
             return self._subscriber.control.call(call)
         except ResponseError as exc:
             raise in_words(exc) or exc from exc
-
-
-class _LedSource:
-    """Signal the other ranks before each walk through a sharded source on rank 0."""
-
-    is_sharded = True
-
-    def __init__(self, source: Source, barrier: RankBarrier) -> None:
-        self._source, self._barrier = source, barrier
-
-    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        self._barrier.signal_walk()
-        yield from self._source.tensors(config)

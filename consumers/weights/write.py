@@ -11,8 +11,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,35 +81,28 @@ def write_weights(
         raise PublishError(f"version {version}, keep {keep}: both must be at least 1.")
     if not (folder / "config.json").is_file():
         raise PublishError(f"{folder} has no config.json; give the local folder of the first policy as model.path.")
-    temporary, lock = parent / f"{_TEMPORARY}{version:08d}-{secrets.token_hex(4)}", -1
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(parent)
-        temporary.mkdir()
-        lock = _lock(temporary)
-        for file in sorted(folder.iterdir()):
-            is_hidden = file.name.startswith(".")  # for example ._config.json of macOS
-            if file.suffix in _COMPANIONS and file.is_file() and not is_hidden and not file.match("*.index.json"):
-                shutil.copyfile(file, temporary / file.name)
-        entries = _write_tensors(as_source(weights), require_config(folder), temporary, max_bucket_bytes)
-        check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
-        checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
-        sizes = {name: (temporary / name).stat().st_size for name in checksums}
-        index = index_bytes(entries, checksums, sizes)
-        (temporary / INDEX_FILE).write_bytes(index)
-        for file in temporary.iterdir():
-            fsync(file)
-        fsync(temporary)
-        claim()
-        path = _put_in_place(temporary, folder_of(parent, version))
-        _delete_old(parent, version, keep, in_use)
+        with temporary_folder(parent, version) as temporary:
+            for file in sorted(folder.iterdir()):
+                is_hidden = file.name.startswith(".")  # for example ._config.json of macOS
+                if file.suffix in _COMPANIONS and file.is_file() and not is_hidden and not file.match("*.index.json"):
+                    shutil.copyfile(file, temporary / file.name)
+            entries = _write_tensors(as_source(weights), require_config(folder), temporary, max_bucket_bytes)
+            check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
+            checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
+            sizes = {name: (temporary / name).stat().st_size for name in checksums}
+            index = index_bytes(entries, checksums, sizes)
+            (temporary / INDEX_FILE).write_bytes(index)
+            for file in temporary.iterdir():
+                fsync(file)
+            fsync(temporary)
+            claim()
+            path = _put_in_place(temporary, folder_of(parent, version))
+            _delete_old(parent, version, keep, in_use)
     except (OSError, SafetensorError) as exc:
         kind = DiskFull if is_full(exc) else PublishError
         raise kind(f"version {version} cannot be written to {parent}: {exc}.") from exc
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if lock >= 0:
-            os.close(lock)
     return Written(path, digest(index), sum(entry.num_bytes for entry in entries))
 
 
@@ -244,13 +237,23 @@ def _gone(folder: Path) -> Path:
     return folder.with_name(f"{_TEMPORARY}gone-{folder.name}-{os.getpid()}")
 
 
-def _remove_leftovers(parent: Path) -> None:
-    """Remove temporary folders of dead processes; live ones hold a lock on theirs."""
+@contextmanager
+def temporary_folder(parent: Path, version: int) -> Iterator[Path]:
+    """Make a folder that is removed at the end; first remove those of dead processes, as live ones lock theirs."""
     for leftover in parent.glob(f"{_TEMPORARY}*"):
         with suppress(FileNotFoundError):  # its writer has just ended
             if (lock := _lock(leftover)) >= 0:
                 shutil.rmtree(leftover)
                 os.close(lock)
+    folder = parent / f"{_TEMPORARY}{version:08d}-{secrets.token_hex(4)}"
+    folder.mkdir()
+    lock = _lock(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 def _lock(folder: Path) -> int:
