@@ -56,7 +56,7 @@ LOAD = counter("worker_weight_load_seconds", "Time to load weights into the engi
 WAIT = counter("worker_weight_wait_seconds", "Time to drain or abort running samples before a load.")
 COPIES = counter(
     "worker_weight_copies",
-    "Local copies of versions loaded into the engine (trainer.transport delta), by origin: whole, deltas, here.",
+    "Versions fetched to this machine (serving, or trainer.transport delta), by origin: whole, deltas, here.",
     "how",
 )
 COPY_BYTES = counter("worker_weight_copy_bytes", "Bytes of complete versions and deltas fetched for them.")

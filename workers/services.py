@@ -70,8 +70,8 @@ class Tally:
     weight_pause_s: float = 0.0
     weight_load_s: float = 0.0
     weight_wait_s: float = 0.0
-    #: Local copies of versions loaded into the engine (transport delta), by origin: whole, deltas, here; bytes fetched
-    #: for them, and the time it took.
+    #: Versions fetched to this machine (serving, or transport delta), by origin: whole, deltas, here; their bytes, and
+    #: the time it took.
     weight_copies: Counter[str] = field(default_factory=Counter)
     weight_copy_bytes: int = 0
     weight_copy_s: float = 0.0

@@ -806,17 +806,11 @@ class WeightsFetched(Cause, kind=WORK, part="worker", subject="version"):
     #: Bytes that are missing, of all; 0 of 0 before they are known.
     missing: int = 0
     size: int = 0
-    #: Folder that another process of this machine fetches into.
-    folder: str = ""
-    process: int = 0
 
     def words(self) -> str:
-        what = f"version {self.version} to be fetched over HTTP"
-        if self.folder:
-            return f"{what}: {process_name(self.process)} fetches into {self.folder}"
         left = f": {self.missing:,} of {self.size:,} bytes are missing" if self.size else ""
         left = {"offer": ": it is not offered yet", "index": ": its index is missing"}.get(self.step, left)
-        return f"{what}{left}"
+        return f"version {self.version} to be fetched over HTTP{left}"
 
 
 class CopyMade(Cause, kind=WORK, part="worker", subject="version"):
@@ -830,7 +824,7 @@ class FolderLocked(Cause, kind=WORK, part="worker", subject="folder process"):
     folder: str
 
     def words(self) -> str:
-        return f"{process_name(self.process)}, which makes a copy in {self.folder}"
+        return f"{process_name(self.process)}, which fetches weights into {self.folder}"
 
 
 def process_name(pid: int) -> str:

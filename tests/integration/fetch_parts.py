@@ -1,6 +1,5 @@
 """A trainer that serves versions and workers that fetch them, for tests; ``python -m`` it is one such worker."""
 
-import asyncio
 import random
 import sys
 from contextlib import closing
@@ -13,6 +12,7 @@ import redis
 from penstock.config import Config
 from penstock.records.keys import Keys
 from penstock.records.offer import Offer
+from penstock.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import INDEX_FILE, digest, index_bytes
@@ -29,6 +29,10 @@ class Version:
     index: str
     folder: Path
     num_bytes: int
+
+    @property
+    def publication(self) -> Publication:
+        return Publication("policy", self.number, "disk", "/not/on/this/machine", index=self.index)
 
     def is_at(self, path: Path) -> bool:
         """Whether a folder has the same files, byte by byte."""
@@ -108,7 +112,7 @@ def main() -> None:
     url, run, folder, version, index = sys.argv[1:]
     keys = Keys(run)
     with closing(Download(config_of(url, keys, Path(folder)), keys)) as download:
-        path = asyncio.run(download.fetch(int(version), index))
+        path = download.get(Publication("policy", int(version), "disk", "", index=index))
         print(path, download.num_bytes, flush=True)
 
 

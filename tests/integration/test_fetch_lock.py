@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import PublishError
+from penstock.records.causes import FolderLocked
 from penstock.workers.weights import download, machine_lock
-from penstock.workers.weights.download import Progress
 from penstock.workers.weights.version_folders import VersionFolders
 from tests.integration.fetch_parts import Version
 from tests.integration.test_fetching import PATIENCE_S, Play, fetched, play, until, version
@@ -59,11 +59,11 @@ async def test_what_is_spoilt_here_is_fetched_again_by_who_has_the_lock(
 
 
 @pytest.mark.parametrize("where", ["prepare", "make_room", "differing"])
-async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
+async def test_a_fetch_that_is_stopped_keeps_others_out_until_it_has_ended(
     play: Play, version: Version, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     play.trainer().offer(version.number, version.index, version.folder)
-    first, second, progress = play.worker("m"), play.worker("m"), Progress()
+    first, second = play.worker("m"), play.worker("m")
     of: Any = VersionFolders if where == "make_room" else download
     inside, may_go_on, real = threading.Event(), threading.Event(), getattr(of, where)
 
@@ -74,15 +74,15 @@ async def test_a_fetch_that_is_cancelled_keeps_others_out_until_it_has_ended(
         return real(*arguments)
 
     monkeypatch.setattr(of, where, slow)
-    cancelled = asyncio.create_task(fetched(first, version))
+    stopped = asyncio.create_task(fetched(first, version))
     try:
         await asyncio.to_thread(inside.wait, PATIENCE_S)
-        cancelled.cancel()
-        await asyncio.gather(cancelled, return_exceptions=True)
-        coming = asyncio.create_task(second.fetch(version.number, version.index, progress=progress))
-        await asyncio.to_thread(until, lambda: progress.cause.process or coming.done())
+        first.stop.set()
+        coming = asyncio.create_task(fetched(second, version))
+        await asyncio.to_thread(until, lambda: isinstance(second.cause, FolderLocked) or coming.done())
         assert not coming.done(), "two are in one folder"
     finally:
         may_go_on.set()
-    assert version.is_at(await asyncio.wait_for(coming, PATIENCE_S))
+    await asyncio.gather(stopped, return_exceptions=True)
+    assert version.is_at(await coming)
     assert not list((play.folder / "m" / "fetched").glob(".making-*"))

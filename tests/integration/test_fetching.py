@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -14,20 +15,35 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.config import Config
 from penstock.consumers.weights import static_files
 from penstock.consumers.weights.static_files import StaticFiles
 from penstock.errors import PublishError
+from penstock.records.causes import Cause, WeightsFetched
 from penstock.records.keys import Keys
 from penstock.records.offer import Offer
 from penstock.redis.server import RedisServer
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest
 from penstock.weights.serving import object_name
 from penstock.workers.weights import download
-from penstock.workers.weights.download import Download, Progress
+from penstock.workers.weights.download import Download
+from penstock.workers.weights.machine_lock import Stopped
 from tests.integration.fetch_parts import TOKEN, Version, config_of, forge, make_version, owner_of
 from tests.integration.spoiling_proxy import How, SpoilingProxy
 
 PATIENCE_S = 120.0
+
+
+class Reported(Download):
+    """A download of which tests see the cause of the wait, and that they may stop."""
+
+    def __init__(self, config: Config, keys: Keys) -> None:
+        super().__init__(config, keys, self._see)
+        self.cause: Cause | None = None
+        self.stop = threading.Event()
+
+    def _see(self, cause: Cause | None) -> None:
+        self.cause = cause or self.cause
 
 
 class Play:
@@ -41,9 +57,9 @@ class Play:
         config = config_of(self.url, self.keys, self.folder / "trainer", trainer=trainer, **serving)
         return self._stack.enter_context(closing(StaticFiles(config, owner_of(self.url, self.keys))))
 
-    def worker(self, machine: str, **serving: Any) -> Download:
+    def worker(self, machine: str, **serving: Any) -> Reported:
         config = config_of(self.url, self.keys, self.folder / machine, **serving)
-        return self._stack.enter_context(closing(Download(config, self.keys)))
+        return self._stack.enter_context(closing(Reported(config, self.keys)))
 
     def up(self, proxy: SpoilingProxy) -> SpoilingProxy:
         return self._stack.enter_context(proxy.up())
@@ -82,8 +98,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-async def fetched(worker: Download, version: Version) -> Path:
-    return await asyncio.wait_for(worker.fetch(version.number, version.index), PATIENCE_S)
+async def fetched(worker: Reported, version: Version) -> Path:
+    return await asyncio.wait_for(asyncio.to_thread(worker.get, version.publication, worker.stop.is_set), PATIENCE_S)
 
 
 async def test_a_version_comes_from_the_trainer_as_it_was_published(play: Play, version: Version) -> None:
@@ -102,7 +118,7 @@ async def test_a_tick_fetches_nothing(play: Play, version: Version) -> None:
     paths = set()
     for number in range(1, 6):
         trainer.offer(number, version.index, version.folder)
-        paths.add(await asyncio.wait_for(worker.fetch(number, version.index), PATIENCE_S))
+        paths.add(await fetched(worker, replace(version, number=number)))
     assert worker.num_bytes == version.num_bytes
     assert paths == {play.folder / "a" / "fetched" / object_name(1, version.index)}
 
@@ -165,7 +181,7 @@ async def test_a_file_with_a_wrong_byte_is_fetched_again_and_no_other(
 ) -> None:
     """As a power loss leaves it."""
     trainer, worker = play.trainer(), play.worker("a")
-    half = worker.versions.temporary(object_name(version.number, version.index))
+    half = worker.temporary(object_name(version.number, version.index))
     half.mkdir(parents=True)
     for name in ("model-00001.safetensors", "model-00002.safetensors"):
         (half / name).write_bytes((version.folder / name).read_bytes()[:600_000])
@@ -184,7 +200,7 @@ async def test_a_file_that_is_not_what_the_index_names_never_comes(play: Play, v
     trainer.offer(version.number, version.index, version.folder)
     with pytest.raises(PublishError, match=r"model-00001\.safetensors is not the file that its index names"):
         await fetched(worker, version)
-    assert not (worker.versions.folder / object_name(1, version.index)).exists()
+    assert not (worker.folder / object_name(1, version.index)).exists()
     assert worker.num_bytes < 2 * version.num_bytes, "the wrong file twice, the others once"
 
 
@@ -205,14 +221,14 @@ async def test_an_address_that_gives_nothing_is_named(
     forge(play.client, play.keys, Offer(url, version.number, version.index))
     with pytest.raises(PublishError, match=says):
         await fetched(worker, version)
-    assert os.listdir(worker.versions.folder) == [".lock"]
+    assert os.listdir(worker.folder) == [".lock"]
 
 
 @pytest.mark.parametrize("forged", [Offer("http://127.0.0.1:1", 2, "c" * 32), Offer("http://127.0.0.1:1", 9, "d" * 32)])
 async def test_an_offer_of_another_version_is_refused(play: Play, forged: Offer) -> None:
     play.client.set(play.keys.offer("policy", 9, "c" * 32), forged.to_bytes())
     with pytest.raises(PublishError, match="is of another version or index"):
-        await asyncio.wait_for(play.worker("a").fetch(9, "c" * 32), PATIENCE_S)
+        await fetched(play.worker("a"), Version(9, "c" * 32, play.folder, 0))
 
 
 async def test_an_index_that_is_not_the_announced_one_is_refused_before_anything_takes_room(
@@ -226,7 +242,7 @@ async def test_an_index_that_is_not_the_announced_one_is_refused_before_anything
     file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(PublishError, match="its trainer sends another index than was announced"):
         await fetched(worker, version)
-    assert os.listdir(worker.versions.folder) == [".lock"]
+    assert os.listdir(worker.folder) == [".lock"]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +268,8 @@ async def test_an_index_that_claims_what_it_may_not_is_refused(
     trainer.server.versions[name] = version.folder, {INDEX_FILE: len(data)}
     forge(play.client, play.keys, Offer(trainer.server.url, 1, digest(data)))
     with pytest.raises(PublishError, match=says):
-        await asyncio.wait_for(worker.fetch(1, digest(data)), PATIENCE_S)
-    assert os.listdir(worker.versions.folder) == [".lock"]
+        await fetched(worker, replace(version, index=digest(data)))
+    assert os.listdir(worker.folder) == [".lock"]
     assert not (play.folder / "a" / "escape").exists()
 
 
@@ -307,7 +323,7 @@ async def test_what_came_before_the_trainer_went_is_kept_and_nothing_keeps_no_ro
     play.client.delete(play.key(version))
     with pytest.raises(PublishError, match="its trainer no longer offers it"):
         await coming
-    (half,) = worker.versions.folder.glob(".making-*")
+    (half,) = worker.folder.glob(".making-*")
     came = sum(file.stat().st_size for file in half.iterdir())
     assert came > 0
     before = worker.num_bytes
@@ -364,22 +380,21 @@ async def test_an_index_that_is_no_digest_is_no_path_on_this_machine(play: Play,
     forge(play.client, play.keys, Offer("http://127.0.0.1:1", 9, index))
     worker = play.worker("a")
     with pytest.raises(PublishError, match="which is no digest"):
-        await asyncio.wait_for(worker.fetch(9, index), PATIENCE_S)
+        await fetched(worker, Version(9, index, play.folder, 0))
     assert [one.name for one in kept.parent.iterdir()] == ["kept"]
-    assert not worker.versions.folder.exists()
+    assert not worker.folder.exists()
 
 
 async def test_who_waits_for_an_offer_holds_up_nobody_of_its_machine(play: Play, tmp_path: Path) -> None:
     unoffered, version = (make_version(tmp_path / "published", number) for number in (1, 2))
     first, second = play.worker("m"), play.worker("m")
-    progress = Progress()
-    waits = asyncio.create_task(first.fetch(1, unoffered.index, progress=progress))
-    await asyncio.to_thread(until, lambda: progress.cause.step == "offer")
+    waits = asyncio.create_task(fetched(first, unoffered))
+    await asyncio.to_thread(until, lambda: first.cause == WeightsFetched(1, "offer"))
     play.trainer().offer(2, version.index, version.folder)
     assert version.is_at(await fetched(second, version))
-    assert progress.cause.step == "offer"
+    assert first.cause == WeightsFetched(1, "offer")
     play.trainer().offer(1, unoffered.index, unoffered.folder)
-    assert unoffered.is_at(await asyncio.wait_for(waits, PATIENCE_S))
+    assert unoffered.is_at(await waits)
 
 
 async def test_what_is_not_offered_or_not_allowed_is_said(
@@ -403,12 +418,12 @@ async def test_old_versions_make_room_but_for_those_that_are_used(play: Play, tm
     for one in made[:4]:
         trainer.offer(one.number, one.index, one.folder)
         await fetched(worker, one)
-    there = sorted(path.name[:9] for path in worker.versions.folder.iterdir() if path.name[0] == "v")
+    there = sorted(path.name[:9] for path in worker.folder.iterdir() if path.name[0] == "v")
     assert there == ["v00000002", "v00000003", "v00000004"], "the oldest went"
     assert await fetched(worker, made[2])
     trainer.offer(made[4].number, made[4].index, made[4].folder)
     assert await fetched(worker, made[4])
-    held = sorted(hold.path.name[:9] for hold in worker.versions._holds)
+    held = sorted(hold.path.name[:9] for hold in worker._holds)
     assert held == ["v00000003", "v00000005"], "an engine that went back to 3 has it still"
     small = play.worker("a", max_bytes=int(2.5 * made[0].num_bytes))
     trainer.offer(made[5].number, made[5].index, made[5].folder)
@@ -449,20 +464,25 @@ async def test_I4_a_worker_that_is_killed_in_the_middle_resumes_with_what_came(
     assert sorted(os.listdir(store)) == sorted([".lock", path.name])
 
 
-async def test_a_fetch_that_is_cancelled_keeps_what_came_and_lets_another_version_be_fetched(
+async def test_a_fetch_that_is_stopped_keeps_what_came_and_lets_another_version_be_fetched(
     play: Play, tmp_path: Path
 ) -> None:
     first, second = (make_version(tmp_path / "published", number) for number in (1, 2))
     trainer, worker = play.trainer({"serve_bytes_per_s": 500_000}), play.worker("a")
     trainer.offer(1, first.index, first.folder)
     trainer.offer(2, second.index, second.folder)
-    progress = Progress()
-    coming = asyncio.create_task(worker.fetch(1, first.index, progress))
-    await asyncio.to_thread(until, lambda: 0 < progress.cause.missing < first.num_bytes - 300_000)
-    assert progress.cause.step == "files"
-    coming.cancel()
-    await asyncio.gather(coming, return_exceptions=True)
-    came = sum(file.stat().st_size for file in worker.versions.folder.glob(".making-*/*"))
+    coming = asyncio.create_task(fetched(worker, first))
+
+    def has_come() -> bool:
+        return isinstance(worker.cause, WeightsFetched) and 0 < worker.cause.missing < first.num_bytes - 300_000
+
+    await asyncio.to_thread(until, has_come)
+    assert isinstance(worker.cause, WeightsFetched)
+    assert worker.cause.step == "files"
+    worker.stop.set()
+    with pytest.raises(Stopped):
+        await coming
+    came = sum(file.stat().st_size for file in worker.folder.glob(".making-*/*"))
     other = play.worker("a")
     assert first.is_at(await fetched(other, first))
     assert other.num_bytes <= first.num_bytes - 200_000

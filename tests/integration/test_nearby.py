@@ -9,7 +9,7 @@ import redis
 
 from penstock.consumers.weights.static_files import StaticFiles
 from penstock.protocol.waits import PublishedWaiting, read_waits
-from penstock.records.causes import WeightsFetched
+from penstock.records.causes import FolderLocked
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
@@ -65,8 +65,8 @@ async def test_I8_whoever_is_waited_for_is_named(
         lock.write("4711")
         lock.flush()
         coming = asyncio.create_task(here.fetch(unseen))
-        fetched = WeightsFetched(1, folder=str(tmp_path / "w" / "fetched"), process=4711)
-        await until(lambda: [wait.cause for wait in read_waits(client, keys)] == [fetched])
+        locked = FolderLocked(4711, str(tmp_path / "w" / "fetched"))
+        await until(lambda: [wait.cause for wait in read_waits(client, keys)] == [locked])
         lock.close()
         assert version.is_at(Path((await coming).path))
         assert read_waits(client, keys) == []

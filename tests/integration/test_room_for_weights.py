@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import PublishError
+from penstock.errors import DiskFull, PublishError
 from penstock.system.disk import free_bytes
 from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights import version_folders
@@ -54,7 +54,7 @@ async def test_a_disk_that_fills_meanwhile_is_not_left_full(
     monkeypatch.setattr(version_folders, "free_bytes", lambda folder: 2**40)
     worker, version = play.worker("w"), make_version(tmp_path / "published", num_bytes=10_000_000)
     trainer.offer(1, version.index, version.folder)
-    with pytest.raises(PublishError, match=r"cannot be kept in .*: there is no room"):
+    with pytest.raises(DiskFull, match=r"cannot be kept in .*: .*No space left"):
         await fetched(worker, version)
     assert free_bytes(disk.path) == before
 

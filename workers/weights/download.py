@@ -1,4 +1,4 @@
-"""Download versions whose folder a worker cannot access from their trainer over HTTP, in a thread of its own.
+"""Download versions whose folder a worker cannot access from their trainer over HTTP.
 
     on this machine? ─no─> wait for an offer ─> lock ─> index ─> room ─> files in parallel ─> verify ─> rename
 
@@ -8,15 +8,12 @@ Only the announced digest proves the index, and only the index proves files: an 
 
 import asyncio
 import io
-import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -25,22 +22,18 @@ from yarl import URL
 from penstock.config import Config
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.scripts import OFFER_EVERY_S, read_offer
-from penstock.records.causes import VersionNotServed, WeightsFetched
+from penstock.records.causes import Cause, VersionNotServed, WeightsFetched
 from penstock.records.keys import Keys
-from penstock.records.offer import Offer
 from penstock.records.publication import Publication
 from penstock.redis.control import AsyncControl
 from penstock.system.disk import fsync, is_full, remove
 from penstock.text import format_exc
-from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, WeightsIndex, digest, index_in
-from penstock.weights.serving import LoopThread, client_context, is_object, object_name, token_of
+from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
+from penstock.weights.serving import client_context, object_name, token_of
 from penstock.workers.weights.file_hashes import differing
-from penstock.workers.weights.machine_lock import MachineLock
-from penstock.workers.weights.version_folders import VersionFolders, size_of
+from penstock.workers.weights.machine_lock import Stopped
+from penstock.workers.weights.version_folders import Fetched, Report, VersionFolders, log, size_of
 
-log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Longest wait for the offer of a published version, and polling interval.
@@ -66,107 +59,6 @@ _SAME_TOKEN = (
 _KNOWN_CERTIFICATE = "set serving.tls_ca to what its certificate is signed with, and serving.reached_at to its name"
 
 
-async def to_thread_shielded(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run as ``asyncio.to_thread``, but raise a cancellation only when the work has ended, so that locks stay held."""
-    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    cancelled: asyncio.CancelledError | None = None
-    while not working.done():
-        try:
-            await asyncio.wait([working])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
-        working.exception()  # marks it as retrieved
-        raise cancelled
-    return working.result()
-
-
-@dataclass(slots=True)
-class Progress:
-    """Hold the progress of one download: written by the thread that downloads, read by any."""
-
-    #: The version that is fetched, and the cause of the wait.
-    cause: WeightsFetched = field(default_factory=lambda: WeightsFetched(0))
-
-    def blocked_on(self, **fields: Any) -> None:
-        """Set the cause of the wait, as fields of ``WeightsFetched``; no fields: not waiting."""
-        self.cause = WeightsFetched(self.cause.version, **fields)
-
-
-class Download:
-    """Download versions for one worker, until ``close``.
-
-    Args:
-        config: with ``redis.url`` set and ``serving.enabled``.
-
-    Raises:
-        ConfigError: there is no token, or the TLS settings are invalid.
-    """
-
-    def __init__(self, config: Config, keys: Keys) -> None:
-        assert config.redis.url is not None
-        self.config, self.keys, self.model, self._token = config.serving, keys, config.model.name, token_of(config)
-        self._url = config.redis.url
-        self._tls = client_context(config.serving)
-        self.scheme = "http" if self._tls is None else "https"
-        #: The versions on this machine.
-        self.versions = VersionFolders(
-            config.serving.folder or config.run_dir / "fetched", config.serving.max_bytes, "serving.max_bytes"
-        )
-        #: Bytes received so far.
-        self.num_bytes = 0
-        self._thread = LoopThread("weights-download")
-
-    async def fetch(self, version: int, index: str, progress: Progress | None = None) -> Path:
-        """Return the folder of a version on this machine; download it if missing. May be awaited in any event loop.
-
-        A version that exists here is returned without waiting for other workers' downloads. It is not deleted until
-        two others were requested. Received bytes are kept if this is cancelled or killed, and a later call resumes.
-
-        Args:
-            index: digest of its index, from the publication.
-            progress: updated during the download.
-
-        Raises:
-            PublishError: the index is no digest, or the version is not offered, cannot be fetched in time, is not the
-                announced one, or does not fit on the disk.
-        """
-        return await asyncio.wrap_future(self._thread.submit(self._fetch(version, index, progress or Progress())))
-
-    def close(self) -> None:
-        """Stop downloading, and release all versions. Blocks briefly."""
-        self._thread.close()
-        self.versions.close()
-
-    def session(self) -> aiohttp.ClientSession:
-        """Return a client of the trainer."""
-        stall_s = self.config.stall_s
-        return aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
-            connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=self._tls or True),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            read_bufsize=CHUNK_BYTES,
-        )
-
-    async def _fetch(self, version: int, index: str, progress: Progress) -> Path:
-        if not is_object(object_name(version, index)):
-            # It comes from Redis and is used as a path on this machine.
-            raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
-        control = AsyncControl(self._url)
-        try:
-            path = await to_thread_shielded(self.versions.find, index, repairs=False)
-            return path or await _Fetch(self, control, version, index, progress).run()
-        except OSError as exc:
-            why = "there is no room" if is_full(exc) else format_exc(exc)
-            raise PublishError(f"version {version} cannot be kept in {self.versions.folder}: {why}.") from exc
-        except ProtocolError as exc:
-            raise PublishError(str(exc)) from exc
-        finally:
-            await control.close()
-
-
 class _Failed(Exception):
     """A request failed; the message says why."""
 
@@ -175,39 +67,123 @@ class _Failed(Exception):
         self.remedy = remedy
 
 
-class _Fetch:
-    """Fetch one version from its trainer, which may restart at another address."""
+class Download(VersionFolders):
+    """Download versions from their trainer, which may restart at another address.
 
-    def __init__(self, owner: Download, control: AsyncControl, version: int, index: str, progress: Progress) -> None:
-        self._owner, self._control, self._progress = owner, control, progress
-        self._version, self._index, self._name = version, index, object_name(version, index)
-        self._versions, self._folder = owner.versions, owner.versions.temporary(self._name)
-        self._turns, self._url = asyncio.Semaphore(owner.config.fetches), ""
-        #: Times at which bytes arrived last, and the version was offered (monotonic, s).
-        self._came_at = self._offered_at = 0.0
+    Received bytes are kept if a download is stopped or killed.
 
-    async def run(self) -> Path:
-        """Wait for an offer and for the lock of this machine, download, and return the folder, which is held."""
-        await self._await_offer()
-        with closing(MachineLock(self._versions.lock_file())) as lock:
-            while not lock.try_acquire():
-                self._progress.blocked_on(folder=str(self._versions.folder), process=lock.holder)
-                await asyncio.sleep(LOOK_S)
-            await to_thread_shielded(self._versions.remove_leftovers, self._name)
-            path = await to_thread_shielded(self._versions.find, self._index, repairs=True)
-            return path or await self._download()
+    Args:
+        config: with ``redis.url`` set and ``serving.enabled``.
 
-    async def _look(self) -> Offer | None:
-        owner = self._owner
-        return await self._control.do(
-            lambda client: read_offer(client, owner.keys, owner.model, self._version, self._index)
+    Raises:
+        ConfigError: there is no token, or the TLS settings are invalid.
+    """
+
+    def __init__(self, config: Config, keys: Keys, blocked_on: Report = lambda cause: None) -> None:
+        assert config.redis.url is not None
+        serving = config.serving
+        super().__init__(
+            serving.folder or config.run_dir / "fetched", serving.max_bytes, "serving.max_bytes", blocked_on
         )
+        self._config, self._keys, self._model, self._redis_url = serving, keys, config.model.name, config.redis.url
+        self._token, self._tls = token_of(config), client_context(serving)
+        self._scheme = "http" if self._tls is None else "https"
+        #: Bytes received so far, of all versions.
+        self.num_bytes = 0
+
+    def prepare(self, publication: Publication) -> None:
+        """Wait for an offer of the version. Raises PublishError."""
+        self._version, self._index, self._url = publication.version, publication.index, ""
+        self._name = object_name(self._version, self._index)
+        self._cause: Callable[[], Cause] = lambda: WeightsFetched(self._version, "offer")
+        self._run(self._await_offer)
+
+    def make(self, publication: Publication) -> tuple[Path, Fetched]:
+        """Download a version, and hold it. Raises PublishError, OSError."""
+        folder, before = self.temporary(self._name), self.num_bytes
+        self.remove_leftovers(self._name)
+        #: Times at which bytes arrived last, and the version was offered (monotonic, s).
+        self._came_at = self._offered_at = time.monotonic()
+        self._cause = lambda: WeightsFetched(self._version, "index")
+        data = self._run(self._receive_index)
+        record = index_in(data, f"the index of version {self._version}")
+        if record.sizes.keys() != record.files.keys():
+            raise PublishError(
+                f"the index of version {self._version} does not say how large its files are, as an earlier penstock "
+                "wrote it: publish again."
+            )
+        size = sum(record.sizes.values())
+        self._cause = lambda: WeightsFetched(self._version, missing=size - size_of(folder), size=size)
+        try:
+            prepare(folder, record.sizes)
+            self.make_room(size + len(data), size_of(folder))
+            for _ in range(ATTEMPTS):
+                self._run(lambda: self._receive_files(folder, record.sizes))
+                if not (wrong := differing(folder, record.files, self._index)):
+                    break
+                log.warning("%s is fetched again: %s differ from the index", self._name, ", ".join(wrong[:8]))
+                for file in wrong:
+                    (folder / file).unlink()
+            else:
+                raise self._error(f"{wrong[0]} is not the file that its index names; publish it again")
+            (folder / INDEX_FILE).write_bytes(data)
+            for path in (*sorted(folder.iterdir()), folder):
+                fsync(path)
+            return self.add(folder, self._name), Fetched(self.num_bytes - before, is_whole=True)
+        except (PublishError, OSError) as exc:
+            if is_full(exc) or not any(file.stat().st_size for file in folder.glob("*")):
+                remove(folder)  # the disk is not left full
+            raise
+
+    def _error(self, why: str) -> PublishError:
+        return PublishError(f"version {self._version} cannot be fetched: {why}.")
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run ``work`` in an event loop until it ends, and report what it waits for. Blocks.
+
+        Raises:
+            PublishError: it failed; Stopped: this worker stops. OSError.
+        """
+        try:
+            return asyncio.run(self._watched(work))
+        except ProtocolError as exc:
+            raise PublishError(str(exc)) from exc
+
+    async def _watched(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        stall_s = self._config.stall_s
+        self._control = AsyncControl(self._redis_url)
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
+            connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=self._tls or True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=CHUNK_BYTES,
+        ) as self._session:
+            task = asyncio.create_task(work())
+            try:
+                while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
+                    self.blocked_on(self._cause())
+                    if self.stopped():
+                        raise Stopped(f"version {self._version} was not fetched completely: this worker stops.")
+                return task.result()
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await self._control.close()
+
+    async def _look(self) -> bool:
+        """Read the offer of the version and its address; return whether there is one."""
+        offer = await self._control.do(
+            lambda client: read_offer(client, self._keys, self._model, self._version, self._index)
+        )
+        self._url = self._url if offer is None else offer.url
+        return offer is not None
 
     async def _await_offer(self) -> None:
         """Wait for an offer, without the lock of this machine. Raises PublishError."""
         version, deadline = self._version, time.monotonic() + OFFER_WAIT_S
-        while await self._look() is None:
-            self._progress.blocked_on(step="offer")
+        while not await self._look():
             if await self._is_superseded():
                 raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
             if time.monotonic() > deadline:
@@ -219,38 +195,10 @@ class _Fetch:
             await asyncio.sleep(LOOK_S)
 
     async def _is_superseded(self) -> bool:
-        key = self._owner.keys.weights(self._owner.model)
+        key = self._keys.weights(self._model)
         entries = await self._control.do(lambda client: client.xrevrange(key, count=1))
         newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "the newest publication") if entries else None
         return newest is not None and newest.version > self._version
-
-    async def _download(self) -> Path:
-        """Download and hold the version; the caller holds the lock of this machine."""
-        began, before, folder = time.monotonic(), self._owner.num_bytes, self._folder
-        self._came_at = self._offered_at = began
-        async with self._owner.session() as self._session:
-            self._progress.blocked_on(step="index")
-            data = await self._receive_index()
-            record = index_in(data, f"the index of version {self._version}")
-            if record.sizes.keys() != record.files.keys():
-                raise PublishError(
-                    f"the index of version {self._version} does not say how large its files are, as an earlier "
-                    "penstock wrote it: publish again."
-                )
-            size = sum(record.sizes.values()) + len(data)
-            try:
-                await to_thread_shielded(prepare, folder, record.sizes)
-                await to_thread_shielded(self._versions.make_room, size, size_of(folder))
-                await self._receive(record)
-                await to_thread_shielded(_finish, folder, data)
-                path = await to_thread_shielded(self._versions.add, folder, self._name)
-            except (PublishError, OSError) as exc:
-                if is_full(exc) or not any(file.stat().st_size for file in folder.glob("*")):
-                    await to_thread_shielded(remove, folder)  # the disk is not left full
-                raise
-        took_s, num_bytes = time.monotonic() - began, self._owner.num_bytes - before
-        log.info("version %d fetched in %.2f s: %s bytes", self._version, took_s, f"{num_bytes:,}")
-        return path
 
     async def _receive_index(self) -> bytes:
         """Return the bytes of the announced index. Raises PublishError."""
@@ -258,68 +206,43 @@ class _Fetch:
         while not await self._request(INDEX_FILE, 0, None, received):
             received = io.BytesIO()
         if digest(received.getvalue()) != self._index:
-            raise PublishError(
-                f"version {self._version} cannot be fetched: its trainer sends another index than was announced; "
-                "publish it again."
-            )
+            raise self._error("its trainer sends another index than was announced; publish it again")
         return received.getvalue()
 
-    async def _receive(self, record: WeightsIndex) -> None:
-        """Receive what is missing of all files, until they have the checksums of the index.
+    async def _receive_files(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        """Append to the files in ``folder`` what is missing; retry failures.
 
         Raises:
-            PublishError: they do not come, or are other ones. OSError: a disk error.
+            PublishError: no bytes arrived for ``GIVE_UP_S``, or the version is no longer offered.
+            OSError: a disk error.
         """
-        folder, size = self._folder, sum(record.sizes.values())
-        for _ in range(ATTEMPTS):
-            tasks = [
-                asyncio.create_task(self._receive_file(folder / name, size)) for name, size in record.sizes.items()
-            ]
-            try:
-                while not all(task.done() for task in tasks):
-                    self._progress.blocked_on(missing=size - size_of(folder), size=size)
-                    done, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
-                    for task in done:
-                        task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                self._progress.blocked_on()
-            if not (wrong := await to_thread_shielded(differing, folder, record.files, self._index)):
-                return
-            log.warning("%s is fetched again: %s differ from the index", folder.name, ", ".join(wrong[:8]))
-            for name in wrong:
-                (folder / name).unlink()
-        raise PublishError(
-            f"version {self._version} cannot be fetched: {wrong[0]} is not the file that its index names; publish it "
-            "again."
-        )
+        turns = asyncio.Semaphore(self._config.fetches)
 
-    async def _receive_file(self, path: Path, size: int) -> None:
-        """Append to a file what is missing; retry failures.
+        async def receive(path: Path, size: int) -> None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            async with turns:
+                with os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0) as file:
+                    while (start := os.fstat(file.fileno()).st_size) < size:
+                        await self._request(path.name, start, min(start + REQUEST_BYTES, size), file)
 
-        Raises:
-            PublishError: no bytes arrived for ``GIVE_UP_S``, or the version is no longer offered. OSError.
-        """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        async with self._turns:
-            with os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0) as file:
-                while (start := os.fstat(file.fileno()).st_size) < size:
-                    await self._request(path.name, start, min(start + REQUEST_BYTES, size), file)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, num_bytes in sizes.items():
+                    group.create_task(receive(folder / name, num_bytes))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
     async def _request(self, file: str, start: int, end: int | None, into: BinaryIO | io.RawIOBase) -> bool:
         """Request a range of a file (None: to its end) and write what comes of it; return whether all came.
 
-        Waits after a failure. Raises as ``_receive_file``.
+        Waits after a failure. Raises as ``_receive_files``.
         """
-        if not self._url:
-            await self._renew_offer(None)
         try:
             url, last = _URL.fullmatch(self._url), (MAX_INDEX_BYTES if end is None else end) - 1
-            if url is None or url[1] != self._owner.scheme:
-                why = f"{self._url[:200]!r} is no address of {self._owner.scheme}"
-                raise _Failed(why, "give every part the same tls_cert")
+            if url is None or url[1] != self._scheme:
+                raise _Failed(
+                    f"{self._url[:200]!r} is no address of {self._scheme}", "give every part the same tls_cert"
+                )
             async with self._session.get(
                 URL(f"{self._url}/{self._name}/{quote(file, safe='')}", encoded=True),
                 headers={"Range": f"bytes={start}-{last}"},
@@ -328,7 +251,7 @@ class _Fetch:
                 end = _checked_end(answer, start, end)
                 while start < end and (part := await answer.content.read(min(CHUNK_BYTES, end - start))):
                     self._came_at = time.monotonic()
-                    self._owner.num_bytes += len(part)
+                    self.num_bytes += len(part)
                     start += len(part)
                     while part:
                         part = part[into.write(part) or 0 :]
@@ -340,21 +263,14 @@ class _Fetch:
         except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError) as exc:  # others are of the disk
             is_unknown = isinstance(exc, aiohttp.ClientSSLError)
             failed = _Failed(f"{self._url}: {format_exc(exc)}", _KNOWN_CERTIFICATE if is_unknown else _BE_RUNNING)
-        await self._renew_offer(failed)
-        return False
-
-    async def _renew_offer(self, failed: _Failed | None) -> None:
-        """Read the address again, after a pause if a request failed. Raises PublishError if that is too late."""
-        if failed is not None:
-            await asyncio.sleep(AGAIN_S)
-        offer, now = await self._look(), time.monotonic()
-        if offer is not None:
-            self._url, self._offered_at = offer.url, now
-        why = f"{failed}; {failed.remedy}" if failed is not None else f"it was not offered; {_BE_RUNNING}"
+        await asyncio.sleep(AGAIN_S)
+        is_offered, now = await self._look(), time.monotonic()
+        self._offered_at = now if is_offered else self._offered_at
         if now - self._offered_at > GONE_S:
-            raise PublishError(f"version {self._version} cannot be fetched: its trainer no longer offers it; {why}.")
+            raise self._error(f"its trainer no longer offers it; {failed}; {failed.remedy}")
         if now - self._came_at > GIVE_UP_S:
-            raise PublishError(f"version {self._version} cannot be fetched: {why}.")
+            raise self._error(f"{failed}; {failed.remedy}")
+        return False
 
 
 def prepare(folder: Path, sizes: Mapping[str, int]) -> None:
@@ -365,13 +281,6 @@ def prepare(folder: Path, sizes: Mapping[str, int]) -> None:
     for entry in folder.iterdir():
         if entry.is_symlink() or not entry.is_file() or entry.stat().st_size > sizes.get(entry.name, -1):
             remove(entry)
-
-
-def _finish(folder: Path, index: bytes) -> None:
-    """Add the index, and sync all files. Raises OSError."""
-    (folder / INDEX_FILE).write_bytes(index)
-    for path in (*sorted(folder.iterdir()), folder):
-        fsync(path)
 
 
 def _checked_end(answer: aiohttp.ClientResponse, start: int, end: int | None) -> int:

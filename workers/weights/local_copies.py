@@ -1,8 +1,6 @@
 """Make copies of versions on this machine for ``transport: delta``, before an engine is touched.
 
-    held, without the lock:    proven copy? ─no──┐
-    under the lock:            proven copy? <────┘
-                               └─no─> chain ─> anchor or copy ─> deltas ─> verify ─> rename
+    on this machine? ─no─> lock ─> chain ─> anchor or copy ─> deltas ─> verify ─> rename
 
 A copy is valid if its index is the announced one and its files have their checksums. If a chain fails, the error is
 logged and the next best chain is tried; the error of the last one is raised.
@@ -10,104 +8,48 @@ logged and the next best chain is tried; the error of the last one is raised.
 
 import logging
 import shutil
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
-from penstock.errors import DiskFull, PublishError
-from penstock.records.causes import Cause
+from penstock.errors import PublishError
 from penstock.records.publication import Publication
-from penstock.system.disk import fsync, is_full
+from penstock.system.disk import fsync
 from penstock.weights.delta_format import WeightsFolder, apply_delta
 from penstock.weights.delta_store import DELTA, Anchor, Chain, Delta, DeltaStore, catalog_of, find_chains
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from penstock.weights.serving import object_name
 from penstock.workers.weights.file_hashes import prove
-from penstock.workers.weights.machine_lock import Stopped, alone_in
-from penstock.workers.weights.version_folders import Hold, VersionFolders
+from penstock.workers.weights.machine_lock import Stopped
+from penstock.workers.weights.version_folders import Fetched, Hold, Report, VersionFolders
 
 log = logging.getLogger(__name__)
 
 
-class Fetched(NamedTuple):
-    """Describe how the copy of one version was obtained."""
-
-    #: Bytes fetched from the store; 0: the copy existed.
-    num_bytes: int = 0
-    #: Whether an anchor was fetched.
-    is_whole: bool = False
-    num_deltas: int = 0
-    took_s: float = 0.0
-
-    @property
-    def how(self) -> str:
-        """Return ``whole`` (an anchor, perhaps with deltas), ``deltas`` (deltas alone) or ``here`` (it existed)."""
-        return "whole" if self.is_whole else "deltas" if self.num_deltas else "here"
-
-
-class LocalCopies:
-    """Make copies in one folder of this machine, for one engine. Calls block for long; one thread at a time.
+class LocalCopies(VersionFolders):
+    """Make copies in one folder of this machine, for one engine.
 
     Args:
         folder: as of ``VersionFolders``. All workers of one user may share it.
         max_bytes: most bytes of all copies in it, including the one in progress and objects fetched for it.
-        stopped: called often; True aborts a call with PublishError.
-        blocked_on: called periodically with the cause of a wait; None at its end.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        store: DeltaStore,
-        max_bytes: int,
-        stopped: Callable[[], bool] = lambda: False,
-        blocked_on: Callable[[Cause | None], None] = lambda cause: None,
+        self, folder: Path, store: DeltaStore, max_bytes: int, blocked_on: Report = lambda cause: None
     ) -> None:
-        self._folders = VersionFolders(folder, max_bytes, "worker.copies_bytes")
-        self._store, self._max_bytes = store, max_bytes
-        self._stopped, self._blocked_on = stopped, blocked_on
-        #: Outcome for the last version.
-        self.last: Fetched | None = None
+        super().__init__(folder, max_bytes, "worker.copies_bytes", blocked_on)
+        self._store = store
 
-    def get(self, publication: Publication) -> Path:
-        """Return the folder of a verified copy of ``publication``; it is kept until two others were requested.
-
-        Raises:
-            PublishError: no chain to the version, all failed, an engine may read a damaged copy of it, or a process
-                that makes a copy here is stalled.
-            DiskFull: the disk is full.
-        """
-        began, fetched, folders = time.monotonic(), Fetched(), self._folders
-        try:
-            path = folders.find(publication.index, repairs=False)
-            if path is None:
-                with alone_in(folders.lock_file(), self._blocked_on, self._stopped):
-                    folders.remove_leftovers()
-                    path = folders.find(publication.index, repairs=True)
-                    if path is None:
-                        path, fetched = self._make(publication)
-        except OSError as exc:
-            kind = DiskFull if is_full(exc) else PublishError
-            raise kind(f"version {publication.version} cannot be copied to {folders.folder}: {exc}.") from exc
-        self.last = fetched._replace(took_s=time.monotonic() - began)
-        log.info("version %d copied to this machine: %s", publication.version, self.last)
-        return path
-
-    def close(self) -> None:
-        """Release all copies."""
-        self._folders.close()
-
-    def _make(self, publication: Publication) -> tuple[Path, Fetched]:
+    def make(self, publication: Publication) -> tuple[Path, Fetched]:
+        """Make a copy by the best chain. Raises PublishError: there is none, or all failed. OSError."""
+        self.remove_leftovers()
         catalog = catalog_of(self._store.names())
         #: Groups of the store and digests of local copies that were found damaged.
         avoid: set[str] = set()
         failure = "it has neither a whole version nor a chain that leads there"
         cause: PublishError | None = None
         while True:
-            chains = find_chains(catalog, publication.index, self._folders.by_index().keys() - avoid, avoid)
+            chains = find_chains(catalog, publication.index, self.by_index().keys() - avoid, avoid)
             if not chains:
                 raise PublishError(
                     f"version {publication.version} of {publication.model!r} cannot be made from the delta store: "
@@ -118,21 +60,21 @@ class LocalCopies:
                 return self._make_by(chains[0], publication)
             except _Broken as broken:
                 cause, failure = broken.cause, str(broken.cause).rstrip(".")
-                if self._stopped():
+                if self.stopped():
                     raise Stopped(str(cause)) from cause
                 log.warning("copy of version %d failed, trying another chain: %s", publication.version, cause)
                 avoid |= {broken.avoid}
-                if (damaged := self._folders.by_index().get(broken.avoid)) is not None:
-                    self._folders.remove(damaged)
+                if (damaged := self.by_index().get(broken.avoid)) is not None:
+                    self.remove(damaged)
 
     def _make_by(self, chain: Chain, publication: Publication) -> tuple[Path, Fetched]:
         """Make a version by one chain, and hold it; raise _Broken."""
-        making = self._folders.temporary(f"{publication.version:08d}")
+        making = self.temporary(f"{publication.version:08d}")
         making.mkdir()
         num_bytes, is_local = 0, chain.start is None
         try:
             if chain.start is None:
-                at = self._folders.by_index()[chain.base]
+                at = self.by_index()[chain.base]
             else:
                 at, num_bytes = self._fetch_anchor(chain.start, making)
             for delta in chain.deltas:
@@ -142,7 +84,7 @@ class LocalCopies:
                 if at.parent == making:
                     shutil.rmtree(at)
                 at, is_local = step, False
-            path = self._folders.add(at, object_name(publication.version, publication.index))
+            path = self.add(at, object_name(publication.version, publication.index))
             return path, Fetched(num_bytes, chain.start is not None, len(chain.deltas))
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -153,7 +95,7 @@ class LocalCopies:
         try:
             num_bytes = self._fetch(f"{anchor.group}/{INDEX_FILE}", into / INDEX_FILE, MAX_INDEX_BYTES)
             index = read_index(into, anchor.index)
-            self._folders.make_room(sum(index.sizes.values()))
+            self.make_room(sum(index.sizes.values()))
             with as_publish_error(f"{anchor.group} cannot be fetched"):
                 for name in index.files:
                     num_bytes += self._fetch(f"{anchor.group}/{name}", into / name, index.sizes.get(name, 0))
@@ -170,12 +112,12 @@ class LocalCopies:
         try:
             base = WeightsFolder(at, delta.base_index)
             size = sum(base.index.sizes.values())
-            self._folders.make_room(size)
+            self.make_room(size)
             with as_publish_error(f"{delta.group} cannot be applied"):
                 # A delta is at most as large as its base, or it is not worth fetching.
                 num_bytes = self._fetch(f"{delta.group}/{DELTA}", file, size + MAX_INDEX_BYTES)
-                self._folders.make_room(size + num_bytes, present=num_bytes)
-                apply_delta(file, base, into, delta.index, self._stopped)
+                self.make_room(size + num_bytes, present=num_bytes)
+                apply_delta(file, base, into, delta.index, self.stopped)
         except PublishError as exc:
             try:
                 if is_local:
@@ -187,7 +129,7 @@ class LocalCopies:
         return into, num_bytes
 
     def _fetch(self, name: str, into: Path, max_bytes: int) -> int:
-        return self._store.fetch(name, into, min(max_bytes, self._max_bytes), self._stopped)
+        return self._store.fetch(name, into, min(max_bytes, self.max_bytes), self.stopped)
 
 
 class _Broken(Exception):

@@ -115,7 +115,7 @@ def alone_in(
     with closing(MachineLock(file)) as lock:
         while not lock.try_acquire():
             if stopped():
-                raise Stopped(f"another worker makes a copy in {file.parent}, and this one stops.")
+                raise Stopped(f"another worker fetches weights into {file.parent}, and this one stops.")
             blocked_on(FolderLocked(lock.holder, str(file.parent)))
             time.sleep(LOOK_S)
         blocked_on(None)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from penstock.records.publication import Publication
 from penstock.weights.file_errors import is_folder
 from penstock.weights.index import read_index
 from penstock.workers.services import Tally
-from penstock.workers.weights.download import Download, Progress
+from penstock.workers.weights.download import Download
+from penstock.workers.weights.machine_lock import Stopped
+from penstock.workers.weights.version_folders import VersionFolders
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +37,24 @@ class WeightStore:
 
     def __init__(self, config: Config, keys: Keys, waiting: Waiting, tally: Tally) -> None:
         self._waiting, self._tally = waiting, tally
-        self._download = Download(config, keys) if config.serving.enabled else None
-        self._stop = threading.Event()
-        #: Cause of the wait of a fetch; also set by the thread that copies.
+        #: Cause of the wait of a fetch, also set by its thread; and the one to report if that has none.
         self._cause: Cause | None = None
-        self._version = -1
-        self._copies = None
-        if config.trainer.transport == "delta":
+        self._default: Cause | None = None
+        #: Makes copies from deltas, or downloads; None: the trainer's folders are used.
+        self._source: VersionFolders | None = None
+        self._makes_copies = config.trainer.transport == "delta"
+        if self._makes_copies:
             from penstock.weights.delta_store import DeltaStore
             from penstock.workers.weights.local_copies import LocalCopies
 
-            self._copies = LocalCopies(
-                config.copies_dir,
-                DeltaStore(config.delta_store),
-                config.worker.copies_bytes,
-                self._stop.is_set,
-                self._blocked_on,
+            self._source = LocalCopies(
+                config.copies_dir, DeltaStore(config.delta_store), config.worker.copies_bytes, self._blocked_on
             )
+        elif config.serving.enabled:
+            self._source = Download(config, keys, self._blocked_on)
+        #: One thread, so that a fetch begins when the one before it has ended.
+        self._thread = ThreadPoolExecutor(1, "weights")
+        self._stop = threading.Event()
         #: The publication that is fetched, or was fetched ahead, and its fetch.
         self._task: tuple[str, asyncio.Task[Publication]] | None = None
 
@@ -77,7 +81,7 @@ class WeightStore:
             id_, task = self._task
             if id_ == publication.id:
                 return True
-            if self._copies is not None and not task.done():
+            if self._makes_copies and not task.done():
                 return False
             task.cancel()
         task = asyncio.ensure_future(self._fetch(publication))
@@ -88,10 +92,9 @@ class WeightStore:
     def close(self) -> None:
         """Stop fetching, and release all holds. Blocks briefly."""
         self._stop.set()
-        if self._copies is not None:
-            self._copies.close()
-        if self._download is not None:
-            self._download.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._source is not None:
+            self._source.close()
 
     async def _wait(self) -> None:
         """Wait until the fetch ends."""
@@ -106,62 +109,42 @@ class WeightStore:
             self._waiting.end()
 
     def _blocked_on(self, cause: Cause | None) -> None:
-        self._cause = cause or CopyMade(self._version)
+        self._cause = cause or self._default
 
     async def _fetch(self, publication: Publication) -> Publication:
-        if not publication.index:
+        source, version = self._source, publication.version
+        if source is None or not publication.index:
             return publication
-        self._cause = None
+        if not self._makes_copies and await asyncio.to_thread(_has_index, publication):
+            return publication
+        stop = self._stop = threading.Event()
+        self._cause = self._default = CopyMade(version) if self._makes_copies else WeightsFetched(version)
         try:
-            if self._copies is not None:
-                path = await self._copy(publication)
-            elif self._download is None or await asyncio.to_thread(_has_index, publication):
-                return publication
-            else:
-                path = await self._downloaded(self._download, publication)
-        finally:
-            self._cause = None
-        return replace(publication, path=str(path))
-
-    async def _downloaded(self, download: Download, publication: Publication) -> Path:
-        progress = Progress(WeightsFetched(publication.version))
-        coming = asyncio.ensure_future(download.fetch(publication.version, publication.index, progress))
-        try:
-            while not coming.done():
-                self._cause = progress.cause
-                await asyncio.wait([coming], timeout=LOOK_S)
-        finally:
-            coming.cancel()
-        return coming.result()
-
-    async def _copy(self, publication: Publication) -> Path:
-        """Return a verified copy; the trainer's folder, with a logged error, if none can be made and that is visible.
-
-        Raises:
-            PublishError: neither.
-        """
-        assert self._copies is not None
-        self._version, self._cause = publication.version, CopyMade(publication.version)
-        try:
-            path = await asyncio.to_thread(self._copies.get, publication)
+            path = await asyncio.get_running_loop().run_in_executor(self._thread, source.get, publication, stop.is_set)
         except asyncio.CancelledError:
-            self._stop.set()
+            stop.set()
             raise
         except (PublishError, DiskFull) as exc:
-            folder, cause = Path(publication.path), exc.cause if isinstance(exc, PublishError) else None
-            try:
-                is_visible = not self._stop.is_set() and await asyncio.to_thread(is_folder, folder)
-            except PublishError as unknown:
-                raise PublishError(f"{exc} {unknown}", cause) from exc
-            if not is_visible:
-                raise PublishError(str(exc), cause) from exc
-            log.error("version %d is loaded from %s: %s", publication.version, folder, exc)
-            return folder
-        if (copy := self._copies.last) is not None:
-            self._tally.weight_copies[copy.how] += 1
-            self._tally.weight_copy_bytes += copy.num_bytes
-            self._tally.weight_copy_s += copy.took_s
-        return path
+            await asyncio.to_thread(_require_folder, publication, exc)
+            log.error("version %d is loaded from %s: %s", version, publication.path, exc)
+            return publication
+        finally:
+            self._cause = None
+        self._tally.weight_copies[source.last.how] += 1
+        self._tally.weight_copy_bytes += source.last.num_bytes
+        self._tally.weight_copy_s += source.last.took_s
+        return replace(publication, path=str(path))
+
+
+def _require_folder(publication: Publication, failed: PublishError | DiskFull) -> None:
+    """Raise PublishError with ``failed`` unless the folder of this version can be read, or the worker stops."""
+    why, cause = str(failed), failed.cause if isinstance(failed, PublishError) else None
+    try:
+        if not isinstance(failed, Stopped) and is_folder(Path(publication.path)) and _has_index(publication):
+            return
+    except PublishError as unknown:
+        why += f" {unknown}"
+    raise PublishError(why, cause) from failed
 
 
 def _has_index(publication: Publication) -> bool:

@@ -8,19 +8,24 @@ FOLDER/.lock                held while a version is made, so that a machine make
 import fcntl
 import logging
 import os
+import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
-from penstock.errors import PublishError
-from penstock.records.causes import WeightsDiskFull, WeightsOverLimit
-from penstock.system.disk import free_bytes, fsync, own_folder, remove, remove_whole
-from penstock.weights.serving import is_object
+from penstock.errors import DiskFull, PublishError
+from penstock.records.causes import Cause, WeightsDiskFull, WeightsOverLimit
+from penstock.records.publication import Publication
+from penstock.system.disk import free_bytes, fsync, is_full, own_folder, remove, remove_whole
+from penstock.weights.serving import is_object, object_name
 from penstock.workers.weights.file_hashes import prove
-from penstock.workers.weights.machine_lock import locks
+from penstock.workers.weights.machine_lock import alone_in, locks
 
 log = logging.getLogger(__name__)
 
+#: Called with the cause of a wait.
+Report: TypeAlias = Callable[[Cause | None], None]
 #: Versions that one engine may have to read: the loaded one, and the next.
 HELD = 2
 _MAKING, _GONE, _LOCK = ".making-", ".gone-", ".lock"
@@ -47,20 +52,90 @@ class Hold:
             self._handle = -1
 
 
+class Fetched(NamedTuple):
+    """Describe how one version came to this machine."""
+
+    #: Bytes received; 0: it existed.
+    num_bytes: int = 0
+    #: Whether a complete version was fetched.
+    is_whole: bool = False
+    num_deltas: int = 0
+    took_s: float = 0.0
+
+    @property
+    def how(self) -> str:
+        """Return ``whole`` (perhaps with deltas), ``deltas`` (deltas alone) or ``here`` (it existed)."""
+        return "whole" if self.is_whole else "deltas" if self.num_deltas else "here"
+
+
 class VersionFolders:
-    """Keep versions under ``folder``, at most ``max_bytes``, for one worker. Calls block for the disk.
+    """Keep versions under ``folder``, at most ``max_bytes``, for one engine. Calls block; one thread at a time.
+
+        held, without the lock:    proven version? ─no─> prepare ──┐
+        under the lock:            proven version? <───────────────┘
+                                   └─no─> make, by a subclass
 
     Args:
         folder: on a disk of this machine; created if missing, and closed to other users.
         limit: the configuration key of ``max_bytes``.
+        blocked_on: called periodically with the cause of a wait; None at its end.
     """
 
     def __init__(
-        self, folder: Path, max_bytes: int, limit: Literal["serving.max_bytes", "worker.copies_bytes"]
+        self,
+        folder: Path,
+        max_bytes: int,
+        limit: Literal["serving.max_bytes", "worker.copies_bytes"],
+        blocked_on: Report = lambda cause: None,
     ) -> None:
-        self.folder, self._max_bytes, self._limit = folder, max_bytes, limit
+        self.folder, self.max_bytes, self._limit, self.blocked_on = folder, max_bytes, limit, blocked_on
+        #: Whether the running ``get`` has to end; called often.
+        self.stopped: Callable[[], bool] = lambda: False
+        #: How the last version came.
+        self.last = Fetched()
         #: Versions that the engine may read, the last one held at the end.
         self._holds: list[Hold] = []
+
+    def get(self, publication: Publication, stopped: Callable[[], bool] = lambda: False) -> Path:
+        """Return the folder of a proven version; it is kept until two others were requested.
+
+        Args:
+            stopped: called often; True ends the call with Stopped.
+
+        Raises:
+            PublishError: it cannot be made, an engine may read a damaged one, or a process that makes one is stalled.
+            DiskFull: the disk is full.
+        """
+        version, index = publication.version, publication.index
+        if not is_object(object_name(version, index)):
+            # It comes from Redis and is used as a path on this machine.
+            raise PublishError(f"version {version} has an index {index!r:.100}, which is no digest: publish it again.")
+        began, fetched, self.stopped = time.monotonic(), Fetched(), stopped
+        try:
+            path = self.find(index, repairs=False)
+            if path is None:
+                self.prepare(publication)
+                with alone_in(self.lock_file(), self.blocked_on, stopped):
+                    path = self.find(index, repairs=True)
+                    if path is None:
+                        path, fetched = self.make(publication)
+        except OSError as exc:
+            kind = DiskFull if is_full(exc) else PublishError
+            raise kind(f"version {version} cannot be kept in {self.folder}: {exc}.") from exc
+        self.last = fetched._replace(took_s=time.monotonic() - began)
+        num_bytes, took_s, how = self.last.num_bytes, self.last.took_s, self.last.how
+        log.info("version %d fetched in %.2f s: %s bytes (%s)", version, took_s, f"{num_bytes:,}", how)
+        return path
+
+    def prepare(self, publication: Publication) -> None:
+        """Wait, without the lock, until the version can be made. Raises PublishError."""
+
+    def make(self, publication: Publication) -> tuple[Path, Fetched]:
+        """Make a version, add it to the folders and return its path; the caller holds the lock.
+
+        Raises PublishError, OSError.
+        """
+        raise NotImplementedError
 
     def lock_file(self) -> Path:
         """Return the file to lock while a version is made. Raises OSError if the folder is another user's."""
@@ -142,16 +217,16 @@ class VersionFolders:
         Raises:
             PublishError: they exceed the limit alone, or together with versions in use, or the disk is full.
         """
-        if num_bytes > self._max_bytes:
+        if num_bytes > self.max_bytes:
             raise self._over_limit(num_bytes, 0)
         sizes = {path: size_of(path) for path in self.by_index().values()}
         needed = num_bytes - present
         for path in list(sizes):
-            if sum(sizes.values()) + num_bytes <= self._max_bytes and needed <= free_bytes(self.folder):
+            if sum(sizes.values()) + num_bytes <= self.max_bytes and needed <= free_bytes(self.folder):
                 return
             if self.remove(path):
                 del sizes[path]
-        if (used := sum(sizes.values())) + num_bytes > self._max_bytes:
+        if (used := sum(sizes.values())) + num_bytes > self.max_bytes:
             raise self._over_limit(num_bytes, used)
         if (free := free_bytes(self.folder)) < needed:
             raise PublishError(
@@ -183,7 +258,7 @@ class VersionFolders:
     def _over_limit(self, num_bytes: int, used: int) -> PublishError:
         return PublishError(
             f"{num_bytes:,} bytes, and the {used:,} that engines use in {self.folder}, are more than {self._limit} "
-            f"({self._max_bytes:,}): raise it.",
+            f"({self.max_bytes:,}): raise it.",
             WeightsOverLimit(self._limit, str(self.folder), num_bytes, used),
         )
 

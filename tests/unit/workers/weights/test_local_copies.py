@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.weights import delta_store
 from penstock.weights.delta_store import DeltaStore
 from penstock.workers.weights import local_copies
 from penstock.workers.weights.local_copies import LocalCopies
+from penstock.workers.weights.machine_lock import Stopped
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.test_delta_format import joined, split
 
@@ -33,10 +35,10 @@ def copies_of(line: Line, name: str = "copies", max_bytes: int = GIB) -> LocalCo
     return LocalCopies(line.path / name, DeltaStore(str(line.path / "store")), max_bytes)
 
 
-def get(copies: LocalCopies, line: Line, version: int) -> Path:
+def get(copies: LocalCopies, line: Line, version: int, stopped: Callable[[], bool] = lambda: False) -> Path:
     line.announce(version)
     assert line.announced is not None
-    path = copies.get(line.announced)
+    path = copies.get(line.announced, stopped)
     assert contents(path) == contents(line.written[version].path)
     return path
 
@@ -58,7 +60,6 @@ def spoil(path: Path) -> None:
 
 
 def last(copies: LocalCopies) -> tuple[bool, int]:
-    assert copies.last is not None
     return copies.last.is_whole, copies.last.num_deltas
 
 
@@ -79,7 +80,6 @@ def test_who_has_a_version_takes_the_deltas_alone(line: Line) -> None:
 
     assert last(copies) == (False, 2)
     assert before == contents(line.written[4].path)
-    assert copies.last is not None
     assert copies.last.num_bytes < line.written[4].num_bytes / 2
 
 
@@ -94,7 +94,7 @@ def test_what_is_here_is_made_once_for_all_workers_of_a_machine(line: Line) -> N
         thread.join()
 
     assert len(set(done)) == 1
-    assert sorted(copies.last.num_bytes > 0 for copies in (one, other) if copies.last) == [False, True]
+    assert sorted(copies.last.num_bytes > 0 for copies in (one, other)) == [False, True]
 
 
 def test_a_tick_needs_no_other_copy(line: Line) -> None:
@@ -242,11 +242,11 @@ def test_what_a_killed_worker_left_is_removed(line: Line) -> None:
 
 def test_a_worker_that_stops_waits_for_nothing(line: Line) -> None:
     stop = threading.Event()
-    copies = LocalCopies(line.path / "copies", DeltaStore(str(line.path / "store")), GIB, stop.is_set)
+    copies = LocalCopies(line.path / "copies", DeltaStore(str(line.path / "store")), GIB)
     stop.set()
 
-    with pytest.raises(PublishError, match="stops"):
-        get(copies, line, 6)
+    with pytest.raises(Stopped, match="stops"):
+        get(copies, line, 6, stop.is_set)
 
 
 def test_a_store_of_objects_serves_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:

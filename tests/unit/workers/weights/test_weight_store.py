@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from penstock.records.publication import Publication
 from penstock.workers.services import Tally
 from penstock.workers.weights import machine_lock
 from penstock.workers.weights.store import WeightStore
+from tests.integration.parts import until
 from tests.unit.consumers.weights.test_deltas import Line
 
 
@@ -160,13 +162,14 @@ async def test_a_worker_that_ends_ends_the_making_too(line: Line, monkeypatch: p
     store, _ = store_of(line)
     loop, begun, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.get_running_loop().create_future()
 
-    def get(publication: Publication) -> Path:
+    def get(publication: Publication, stopped: Callable[[], bool]) -> Path:
         loop.call_soon_threadsafe(begun.set)
-        loop.call_soon_threadsafe(ended.set_result, store._stop.wait(60))
+        until(stopped)
+        loop.call_soon_threadsafe(ended.set_result, True)
         raise PublishError("stops")
 
-    assert store._copies is not None
-    monkeypatch.setattr(store._copies, "get", get)
+    assert store._source is not None
+    monkeypatch.setattr(store._source, "get", get)
     task = asyncio.create_task(store.fetch(announced(line)))
     await begun.wait()
     task.cancel()
