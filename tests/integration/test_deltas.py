@@ -79,7 +79,7 @@ def test_I9_T16_engines_load_the_bytes_of_each_version_from_copies_through_kills
                 until(lambda: len(worker.text()) > 0, "the worker to begin", 60)
                 seen.train(trainer)
             state = seen.state
-        assert "is_whole=True" not in worker.text(), "a worker that comes back is led on from its copy"
+        assert "bytes (whole)" not in worker.text(), "a worker that comes back is led on from its copy"
         with Trainer(run_.config) as trainer:
             trainer.load_state_dict(state)
             first = seen.publish(trainer, 100)
@@ -90,6 +90,6 @@ def test_I9_T16_engines_load_the_bytes_of_each_version_from_copies_through_kills
         seen.check()
         assert len(seen.written) == 13
         text = worker.log.read_text()
-        assert text.count("is_whole=True") == 2, "the first version of each trainer"
+        assert text.count("bytes (whole)") == 2, "the first version of each trainer"
         assert "is loaded from" not in text
         assert "trying another chain" not in text

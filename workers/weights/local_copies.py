@@ -39,6 +39,8 @@ class LocalCopies(VersionFolders):
     ) -> None:
         super().__init__(folder, max_bytes, "worker.copies_bytes", blocked_on)
         self._store = store
+        #: Group of the store that the last step used.
+        self._group = ""
 
     def make(self, publication: Publication) -> tuple[Path, Fetched]:
         """Make a copy by the best chain. Raises PublishError: there is none, or all failed. OSError."""
@@ -46,32 +48,39 @@ class LocalCopies(VersionFolders):
         catalog = catalog_of(self._store.names())
         #: Groups of the store and digests of local copies that were found damaged.
         avoid: set[str] = set()
-        failure = "it has neither a whole version nor a chain that leads there"
-        cause: PublishError | None = None
-        while True:
-            chains = find_chains(catalog, publication.index, self.by_index().keys() - avoid, avoid)
-            if not chains:
-                raise PublishError(
-                    f"version {publication.version} of {publication.model!r} cannot be made from the delta store: "
-                    f"{failure}.",
-                    cause.cause if cause is not None else None,
-                ) from cause
+        failure: PublishError | None = None
+        while chains := find_chains(catalog, publication.index, self.by_index().keys() - avoid, avoid):
             try:
                 return self._make_by(chains[0], publication)
-            except _Broken as broken:
-                cause, failure = broken.cause, str(broken.cause).rstrip(".")
+            except PublishError as exc:
+                failure = exc
                 if self.stopped():
-                    raise Stopped(str(cause)) from cause
-                log.warning("copy of version %d failed, trying another chain: %s", publication.version, cause)
-                avoid |= {broken.avoid}
-                if (damaged := self.by_index().get(broken.avoid)) is not None:
-                    self.remove(damaged)
+                    raise Stopped(str(exc)) from exc
+                log.warning("copy of version %d failed, trying another chain: %s", publication.version, exc)
+                avoid.add(self._damaged(chains[0]))
+        why = "it has neither a whole version nor a chain that leads there" if failure is None else str(failure)
+        raise PublishError(
+            f"version {publication.version} of {publication.model!r} cannot be made from the delta store: "
+            f"{why.rstrip('.')}.",
+            None if failure is None else failure.cause,
+        ) from failure
+
+    def _damaged(self, chain: Chain) -> str:
+        """Return the part for which a chain failed: its local copy, which is deleted, or the last group it used."""
+        if chain.start is None:
+            at = self.by_index()[chain.base]
+            try:
+                prove(at, chain.base)
+            except PublishError:
+                self.remove(at)
+                return chain.base
+        return self._group
 
     def _make_by(self, chain: Chain, publication: Publication) -> tuple[Path, Fetched]:
-        """Make a version by one chain, and hold it; raise _Broken."""
+        """Make a version by one chain, and hold it; raise PublishError if one of its parts is damaged. OSError."""
         making = self.temporary(f"{publication.version:08d}")
         making.mkdir()
-        num_bytes, is_local = 0, chain.start is None
+        num_bytes = 0
         try:
             if chain.start is None:
                 at = self.by_index()[chain.base]
@@ -79,62 +88,43 @@ class LocalCopies(VersionFolders):
                 at, num_bytes = self._fetch_anchor(chain.start, making)
             for delta in chain.deltas:
                 with closing(Hold(at)):
-                    step, fetched = self._patch(delta, at, making, is_local)
+                    step, fetched = self._patch(delta, at, making)
                 num_bytes += fetched
                 if at.parent == making:
                     shutil.rmtree(at)
-                at, is_local = step, False
+                at = step
             path = self.add(at, object_name(publication.version, publication.index))
             return path, Fetched(num_bytes, chain.start is not None, len(chain.deltas))
         finally:
             shutil.rmtree(making, ignore_errors=True)
 
     def _fetch_anchor(self, anchor: Anchor, making: Path) -> tuple[Path, int]:
-        into = making / "anchor"
+        into, self._group = making / "anchor", anchor.group
         into.mkdir()
-        try:
-            num_bytes = self._fetch(f"{anchor.group}/{INDEX_FILE}", into / INDEX_FILE, MAX_INDEX_BYTES)
-            index = read_index(into, anchor.index)
-            self.make_room(sum(index.sizes.values()))
-            with as_publish_error(f"{anchor.group} cannot be fetched"):
-                for name in index.files:
-                    num_bytes += self._fetch(f"{anchor.group}/{name}", into / name, index.sizes.get(name, 0))
-                prove(into, anchor.index)
-                fsync(into)
-        except PublishError as exc:
-            raise _Broken(exc, anchor.group) from exc
+        num_bytes = self._fetch(f"{anchor.group}/{INDEX_FILE}", into / INDEX_FILE, MAX_INDEX_BYTES)
+        index = read_index(into, anchor.index)
+        self.make_room(sum(index.sizes.values()))
+        with as_publish_error(f"{anchor.group} cannot be fetched"):
+            for name in index.files:
+                num_bytes += self._fetch(f"{anchor.group}/{name}", into / name, index.sizes.get(name, 0))
+            prove(into, anchor.index)
+            fsync(into)
         return into, num_bytes
 
-    def _patch(self, delta: Delta, at: Path, making: Path, is_local: bool) -> tuple[Path, int]:
+    def _patch(self, delta: Delta, at: Path, making: Path) -> tuple[Path, int]:
         """Apply a delta to a second folder; ``at``, which an engine may read, is not written."""
-        file, into = making / DELTA, making / f"v{delta.version:08d}"
+        file, into, self._group = making / DELTA, making / f"v{delta.version:08d}", delta.group
         into.mkdir()
-        try:
-            base = WeightsFolder(at, delta.base_index)
-            size = sum(base.index.sizes.values())
-            self.make_room(size)
-            with as_publish_error(f"{delta.group} cannot be applied"):
-                # A delta is at most as large as its base, or it is not worth fetching.
-                num_bytes = self._fetch(f"{delta.group}/{DELTA}", file, size + MAX_INDEX_BYTES)
-                self.make_room(size + num_bytes, present=num_bytes)
-                apply_delta(file, base, into, delta.index, self.stopped)
-        except PublishError as exc:
-            try:
-                if is_local:
-                    prove(at, delta.base_index)
-            except PublishError:
-                raise _Broken(exc, delta.base_index) from exc  # the delta itself may be valid
-            raise _Broken(exc, delta.group) from exc
+        base = WeightsFolder(at, delta.base_index)
+        size = sum(base.index.sizes.values())
+        self.make_room(size)
+        with as_publish_error(f"{delta.group} cannot be applied"):
+            # A delta is at most as large as its base, or it is not worth fetching.
+            num_bytes = self._fetch(f"{delta.group}/{DELTA}", file, size + MAX_INDEX_BYTES)
+            self.make_room(size + num_bytes, present=num_bytes)
+            apply_delta(file, base, into, delta.index, self.stopped)
         file.unlink()
         return into, num_bytes
 
     def _fetch(self, name: str, into: Path, max_bytes: int) -> int:
         return self._store.fetch(name, into, min(max_bytes, self.max_bytes), self.stopped)
-
-
-class _Broken(Exception):
-    """A chain failed; names the group of the store, or the digest of a local copy, to avoid."""
-
-    def __init__(self, cause: PublishError, avoid: str) -> None:
-        super().__init__(str(cause))
-        self.cause, self.avoid = cause, avoid

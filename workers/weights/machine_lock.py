@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from penstock.errors import PublishError
@@ -31,77 +31,15 @@ class Stopped(PublishError):
     """The worker stops: no alternative is tried."""
 
 
-class MachineLock:
-    """The lock of ``file``, created if missing; this process holds it from ``try_acquire`` to ``close``.
-
-    The file must be in an ``own_folder``: any process that can open it, even for reading, could hold its lock forever.
-    Raises OSError: a disk error, or the path is another user's file or a link.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._handle = file, own_file(file)
-        #: Process id of the holder; 0: unknown.
-        self.holder = 0
-        self._seen, self._looked_at, self._still_s = (b"", 0), time.monotonic(), 0.0
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def try_acquire(self) -> bool:
-        """Return whether this process holds the lock now. Raises PublishError if its holder is stalled."""
-        if not locks(self._handle):
-            self._check_holder()
-            return False
-        os.ftruncate(self._handle, 0)
-        self._sign()
-        self._thread = threading.Thread(target=self._beat, name="machine-lock", daemon=True)
-        self._thread.start()
-        return True
-
-    def close(self) -> None:
-        """Release the lock and empty the file."""
-        if self._thread is not None:
-            self._closed.set()
-            self._thread.join()
-            os.ftruncate(self._handle, 0)
-        os.close(self._handle)
-
-    def _check_holder(self) -> None:
-        now, seen = time.monotonic(), (os.pread(self._handle, 20, 0), os.fstat(self._handle).st_mtime_ns)
-        is_still = seen == self._seen and seen[0] != b""
-        self._still_s = self._still_s + min(now - self._looked_at, LOOK_COUNTS_S) if is_still else 0.0
-        self._seen, self._looked_at = seen, now
-        self.holder = int(seen[0]) if seen[0].isdigit() else 0
-        if self._still_s > STILL_S:
-            raise PublishError(
-                f"{process_name(self.holder)} holds {self._file} and has been stalled for {STILL_S:g} s: resume it "
-                "(kill -CONT), or end it.",
-                LockHolderStalled(self.holder, str(self._file)),
-            )
-
-    def _sign(self) -> None:
-        """Write the process id; on a full disk only mark the file, so that this process can free space there."""
-        try:
-            os.pwrite(self._handle, str(os.getpid()).encode(), 0)
-        except OSError as exc:
-            if exc.errno not in FULL:
-                raise
-            os.ftruncate(self._handle, 1)  # a sparse file needs no space
-
-    def _beat(self) -> None:
-        while not self._closed.wait(BEAT_S):
-            try:
-                os.utime(self._handle)
-            except OSError as exc:
-                log.warning("failed to renew a lock of this machine: %s", exc)
-
-
 @contextmanager
 def alone_in(
     file: Path,
     blocked_on: Callable[[Cause | None], None] = lambda cause: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Hold the lock of ``file``. Blocks while another live process holds it.
+    """Hold the lock of ``file``, created if missing. Blocks while another live process holds it.
+
+    The file must be in an ``own_folder``: any process that can open it, even for reading, could hold its lock forever.
 
     Args:
         blocked_on: called periodically with the cause of the wait; None at its end.
@@ -110,16 +48,60 @@ def alone_in(
     Raises:
         PublishError: the process that holds the lock is stalled.
         Stopped: ``stopped`` returned True.
-        OSError: as ``MachineLock``.
+        OSError: a disk error, or the path is another user's file or a link.
     """
-    with closing(MachineLock(file)) as lock:
-        while not lock.try_acquire():
-            if stopped():
-                raise Stopped(f"another worker fetches weights into {file.parent}, and this one stops.")
-            blocked_on(FolderLocked(lock.holder, str(file.parent)))
-            time.sleep(LOOK_S)
+    with ExitStack() as stack:
+        handle = own_file(file)
+        stack.callback(os.close, handle)
+        _acquire(handle, file, blocked_on, stopped)
         blocked_on(None)
+        os.ftruncate(handle, 0)
+        _sign(handle)
+        stack.callback(os.ftruncate, handle, 0)
+        released = threading.Event()
+        thread = threading.Thread(target=_beat, args=(handle, released), name="machine-lock", daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(released.set)
         yield
+
+
+def _acquire(handle: int, file: Path, blocked_on: Callable[[Cause | None], None], stopped: Callable[[], bool]) -> None:
+    seen, seen_at, still_s = (b"", 0), time.monotonic(), 0.0
+    while not locks(handle):
+        before, before_at = seen, seen_at
+        seen, seen_at = (os.pread(handle, 20, 0), os.fstat(handle).st_mtime_ns), time.monotonic()
+        is_still = seen == before and seen[0] != b""
+        still_s = still_s + min(seen_at - before_at, LOOK_COUNTS_S) if is_still else 0.0
+        holder = int(seen[0]) if seen[0].isdigit() else 0
+        if still_s > STILL_S:
+            raise PublishError(
+                f"{process_name(holder)} holds {file} and has been stalled for {STILL_S:g} s: resume it (kill -CONT), "
+                "or end it.",
+                LockHolderStalled(holder, str(file)),
+            )
+        if stopped():
+            raise Stopped(f"another worker fetches weights into {file.parent}, and this one stops.")
+        blocked_on(FolderLocked(holder, str(file.parent)))
+        time.sleep(LOOK_S)
+
+
+def _sign(handle: int) -> None:
+    """Write the process id; on a full disk only mark the file, so that this process can free space there."""
+    try:
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+        os.ftruncate(handle, 1)  # a sparse file needs no space
+
+
+def _beat(handle: int, released: threading.Event) -> None:
+    while not released.wait(BEAT_S):
+        try:
+            os.utime(handle)
+        except OSError as exc:
+            log.warning("failed to renew a lock of this machine: %s", exc)
 
 
 def locks(handle: int) -> bool:
