@@ -36,8 +36,8 @@ def is_object(name: str) -> bool:
     return _OBJECT.fullmatch(name) is not None
 
 
-#: Longest wait for cancelled tasks to end.
-END_S = 5.0
+#: Longest wait for cancelled tasks to end, and for threads that they use.
+END_S = 10.0
 
 
 class LoopThread:
@@ -53,23 +53,14 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Cancel running tasks and end the thread. Blocks for at most twice ``END_S``."""
+        """Cancel running tasks and end the thread. Blocks for at most ``END_S``."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(2 * END_S)
+            self._thread.join(END_S)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
+        with asyncio.Runner(loop_factory=lambda: self._loop):  # at its end it cancels tasks and closes the loop
             self._loop.run_forever()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=END_S))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        finally:
-            self._loop.close()
 
 
 class BadRequests(logging.LoggerAdapter[logging.Logger]):

@@ -1,12 +1,10 @@
 """Receive weights through a process group with the trainer, whose rank 0 broadcasts buckets (nccl, gloo)."""
 
-import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from penstock.weights.index import TensorEntry, in_buckets, read_index
+from penstock.weights.index import in_buckets
 from penstock.workers.engine import Engine
 from penstock.workers.weights.receive.receive import Arrival, Receiver
 
@@ -20,7 +18,6 @@ class Collective(Receiver):
         super().__init__(engine, birth)
         #: Start number of the engine that is in a group, and the group.
         self._group: tuple[int, str] = (-1, "")
-        self._entries: list[TensorEntry] = []
 
     @property
     def standing(self) -> str:
@@ -28,19 +25,11 @@ class Collective(Receiver):
         birth, group = self._group
         return group if birth == self.birth() else ""
 
-    async def prepare(self, arrival: Arrival) -> None:
-        publication = arrival.publication
-        if arrival.entries:
-            self._entries = list(arrival.entries)
-            return
-        index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
-        self._entries = index.entries()
-
     async def receive(self, arrival: Arrival) -> str:
         if refusal := await self._join(arrival):
             return f"the engine refused the invitation to a group: {refusal}"
         decision = arrival.decision
-        buckets = list(in_buckets(self._entries, decision.bucket_bytes))
+        buckets = list(in_buckets(arrival.entries, decision.bucket_bytes))
         for number, bucket in enumerate(buckets, start=1):
             body: dict[str, Any] = {
                 "names": [entry.name for entry in bucket],

@@ -14,7 +14,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +59,13 @@ class NotSent(Exception):
 
 
 class Arrival:
-    """Represent one version that is sent to a receiver, with the decision on its recipients.
+    """Represent one version that is sent to a receiver, with the decision on its recipients."""
 
-    Args:
-        entries: tensors of another version with the same layout, if this one has no folder yet.
-    """
-
-    def __init__(
-        self,
-        services: Services,
-        publication: Publication,
-        decision: Decision,
-        *,
-        entries: Sequence[TensorEntry] = (),
-    ) -> None:
+    def __init__(self, services: Services, publication: Publication, decision: Decision) -> None:
         self.publication = publication
         self.decision = decision
-        self.entries = entries
+        #: Its tensors, in the order in which they are sent.
+        self.entries: Sequence[TensorEntry] = ()
         self._services = services
         self._timeout_s = services.config.trainer.transfer_timeout_s
         #: Whether the trainer waits for the outcome.
@@ -179,15 +168,14 @@ class Receiver(ABC):
 
 
 def receiver_of(name: str) -> type[Receiver]:
-    """Return the class of a built-in transport that sends weights. Imports its module."""
-    module, _, attribute = TRANSPORTS[name].receiver.partition(":")
-    found: type[Receiver] = getattr(import_module(f"penstock.workers.weights.receive.{module}"), attribute)
-    return found
+    """Return the class of a built-in transport that sends weights, or that a user's sender ``module:Class`` names.
 
-
-def users_receiver(name: str) -> type[Receiver]:
-    """Return the class that a user's sender ``module:Class`` names. Imports both modules; raises ConfigError."""
-    named: Any = getattr(find(name, "trainer.transport"), "receiver", None)
+    Imports its module; raises ConfigError.
+    """
+    if name in TRANSPORTS:
+        named: Any = f"{__package__}.{TRANSPORTS[name].receiver}"
+    else:
+        named = getattr(find(name, "trainer.transport"), "receiver", None)
     if not isinstance(named, str) or not named:
         raise ConfigError(f"trainer.transport {name} names no receiver: write receiver = 'module:Class' in its class.")
     found = find(named, f"The receiver of trainer.transport {name},")
@@ -209,10 +197,11 @@ class Transfers:
     def __init__(self, services: Services, reader: AsyncControl, waiting: Waiting) -> None:
         self._services, self._reader, self._waiting = services, reader, waiting
         self._named = services.config.trainer.transport
-        self._receivers: dict[type[Receiver], Receiver] = {}
+        self._receivers: dict[str, Receiver] = {}
         #: Digest of the latest index read, digest of its layout, and its tensors.
         self._known: tuple[str, str, list[TensorEntry]] = ("", "", [])
-        self._users = None if self._named in TRANSPORTS else users_receiver(self._named)
+        if self._named not in TRANSPORTS:
+            receiver_of(self._named)
 
     def check(self, publication: Publication) -> None:
         """Raise PublishError on a transport that is neither built in nor named by this worker's configuration.
@@ -239,24 +228,27 @@ class Transfers:
 
     async def learn(self, publication: Publication) -> None:
         """Store the layout of a loaded version, from the index in its folder. Reads a small file in a thread."""
-        is_new = publication.is_whole and publication.index not in ("", self._known[0])
-        if not is_new or not transport(self._named).is_sent:
-            return
-        try:
+        if publication.index and transport(self._named).is_sent:
+            try:
+                await self._entries_of(publication)
+            except PublishError as exc:
+                log.info("the layout of version %d is not known: %s", publication.version, exc)
+
+    async def _entries_of(self, publication: Publication) -> list[TensorEntry]:
+        """Return the tensors of a version, without a folder those of the last index read. Raises PublishError."""
+        if publication.is_whole and publication.index != self._known[0]:
             index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
             entries = index.entries()
-        except PublishError as exc:
-            log.info("the layout of version %d is not known: %s", publication.version, exc)
-            return
-        layout = layout_digest((entry.name, entry.dtype, entry.shape) for entry in entries)
-        self._known = publication.index, layout, entries
+            layout = layout_digest((entry.name, entry.dtype, entry.shape) for entry in entries)
+            self._known = publication.index, layout, entries
+        return self._known[2]
 
     def receiver(self, name: str) -> Receiver:
         """Return the receiver of this transport; created on first use."""
-        kind = self._users if self._users is not None and name == self._named else receiver_of(name)
-        if kind not in self._receivers:
-            self._receivers[kind] = kind(self._services.engine, lambda: self._services.births)
-        return self._receivers[kind]
+        key = transport(name).receiver or name
+        if key not in self._receivers:
+            self._receivers[key] = receiver_of(name)(self._services.engine, lambda: self._services.births)
+        return self._receivers[key]
 
     async def prepare(self, publication: Publication) -> Receive | None:
         """Enroll, and wait for the decision on the recipients.
@@ -276,8 +268,9 @@ class Transfers:
         decision = await self._decided(stream, after, id_)
         if decision is None or services.worker not in decision.ranks or decision.transport != publication.transport:
             return None
-        arrival = Arrival(services, publication, decision, entries=() if publication.is_whole else self._known[2])
+        arrival = Arrival(services, publication, decision)
         try:
+            arrival.entries = await self._entries_of(publication)
             await receiver.prepare(arrival)
         except (EngineDied, QueueUnavailable, QueueFull):
             raise
