@@ -122,9 +122,11 @@ class VersionFolders:
         except OSError as exc:
             kind = DiskFull if is_full(exc) else PublishError
             raise kind(f"version {version} cannot be kept in {self.folder}: {exc}.") from exc
-        self.last = fetched._replace(took_s=time.monotonic() - began)
-        num_bytes, took_s, how = self.last.num_bytes, self.last.took_s, self.last.how
-        log.info("version %d fetched in %.2f s: %s bytes (%s)", version, took_s, f"{num_bytes:,}", how)
+        self.last = last = fetched._replace(took_s=time.monotonic() - began)
+        if last.num_bytes:
+            log.info(
+                "version %d fetched in %.2f s: %s bytes (%s)", version, last.took_s, f"{last.num_bytes:,}", last.how
+            )
         return path
 
     def prepare(self, publication: Publication) -> None:
