@@ -127,8 +127,12 @@ class WeightLoop:
             target = decision.target or newest
         is_waiting = isinstance(decision, Wait)
         self.awaits = newest.version if is_waiting and newest and not newest.is_whole and not view.is_sendable else -1
-        if isinstance(decision, Load | Adopt | Wait) and target is not None and await self._note_intent(target):
-            return 0.0
+        if isinstance(decision, Load | Adopt | Wait) and target is not None:
+            is_new = await self._note_intent(target)
+            # Enrolling fails if a later version was announced meanwhile, and no folder may be gone.
+            enrolls = isinstance(decision, Load) and decision.is_sent and not target.is_whole and not view.drains
+            if is_new and not enrolls:
+                return 0.0
         match decision:
             case Load(publication, is_sent):
                 return await self._load(view, publication, is_sent=is_sent)

@@ -258,14 +258,11 @@ class Transfers:
         """
         services, model, id_ = self._services, publication.model, publication.id
         receiver = self.receiver(publication.transport)
-        stream = services.keys.transfers(model)
-        newest = await services.control.do(lambda client: client.xrevrange(stream, count=1))
-        after = newest[0][0] if newest else b"0-0"
         engine = services.engine
         enrollment = Enrollment(services.worker, redact(engine.url), engine.info.num_ranks, receiver.standing)
         if not await services.control.call(transfers.enroll(services.keys, model, id_, enrollment)):
             return None
-        decision = await self._decided(stream, after, id_)
+        decision = await self._decided(services.keys.transfers(model), id_)
         if decision is None or services.worker not in decision.ranks or decision.transport != publication.transport:
             return None
         arrival = Arrival(services, publication, decision)
@@ -280,8 +277,9 @@ class Transfers:
             return None
         return partial(receive, receiver, arrival, engine)
 
-    async def _decided(self, stream: str, after: bytes, id_: str) -> Decision | None:
+    async def _decided(self, stream: str, id_: str) -> Decision | None:
         deadline = time.monotonic() + self._services.config.trainer.transfer_timeout_s + MARGIN_S
+        after = b"0-0"  # the stream is short
         try:
             while time.monotonic() < deadline:
                 self._waiting.blocked_on(TransferUndecided(id_))
