@@ -201,76 +201,67 @@ def apply_delta(
     """
     with open_plain(delta) as file:
         try:
-            _Patch(file, base, wanted, stopped).write(into)
+            _apply(file, base, into, wanted, stopped)
         except PublishError as exc:
             raise PublishError(f"{delta} cannot be applied, load a complete version: {exc}") from exc
 
 
-class _Patch:
-    def __init__(self, file: BinaryIO, base: WeightsFolder, wanted: str, stopped: Callable[[], bool]) -> None:
-        self._file, self._base, self._stopped = file, base, stopped
-        magic, of_base, of_target = _HEAD.unpack(file.read(_HEAD.size).ljust(_HEAD.size))
-        if magic != MAGIC:
-            raise PublishError("it is not a delta of this format.")
-        if of_base.hex() != base.digest:
-            raise PublishError(f"it has another base than {base.path}.")
-        if of_target.hex() != wanted:
-            raise PublishError("it leads to another version.")
-        self._index_data = _decompressed(self._frame(MAX_INDEX_BYTES), MAX_INDEX_BYTES)
-        if digest(self._index_data) != wanted:
-            raise PublishError("its index is not the announced one.")
-        self._index = index_in(self._index_data, "its index")
+def _apply(file: BinaryIO, base: WeightsFolder, into: Path, wanted: str, stopped: Callable[[], bool]) -> None:
+    magic, of_base, of_target = _HEAD.unpack(file.read(_HEAD.size).ljust(_HEAD.size))
+    if magic != MAGIC:
+        raise PublishError("it is not a delta of this format.")
+    if of_base.hex() != base.digest:
+        raise PublishError(f"it has another base than {base.path}.")
+    if of_target.hex() != wanted:
+        raise PublishError("it leads to another version.")
+    index_data = _decompressed(_frame(file, MAX_INDEX_BYTES), MAX_INDEX_BYTES)
+    if digest(index_data) != wanted:
+        raise PublishError("its index is not the announced one.")
+    index = index_in(index_data, "its index")
 
-    def write(self, into: Path) -> None:
-        base = self._base
-        for name in self._index.files:
-            path = into / name
-            if base.has(self._index, name):
-                with as_publish_error(f"{base.path / name} cannot be read"):
-                    link_or_copy(base.path / name, path)
-                    checksum = file_xxh3(path)
-            else:
-                checksum = self._write(path, self._decodings(name))
-            if checksum != self._index.files[name]:
-                raise PublishError(f"{name!r:.200} is not the file that its index names (its checksum differs).")
-        if self._file.read(1):
-            raise PublishError("it has more bytes than its index needs.")
-        self._write(into / INDEX_FILE, iter([lambda: self._index_data]))
-        fsync(into)
+    def patch(name: str, start: int, num_bytes: int, frame: bytes) -> bytes:
+        return decode(frame, base.read_base(index, name, start, num_bytes), num_bytes)
 
-    def _frame(self, max_bytes: int) -> bytes:
-        """Read the next frame, whose content has at most ``max_bytes``."""
-        (num_bytes,) = _LENGTH.unpack(self._file.read(_LENGTH.size).ljust(_LENGTH.size, b"\xff"))
-        # Incompressible data grow by less than this.
-        if num_bytes > max_bytes + max_bytes // 128 + 1024:
-            raise PublishError(
-                f"it ends early, or has a larger frame than the {max_bytes} bytes that its index allows."
-            )
-        if len(data := self._file.read(num_bytes)) != num_bytes:
-            raise PublishError("it ends within a frame.")
-        return data
+    for name in index.files:
+        if base.has(index, name):
+            with as_publish_error(f"{base.path / name} cannot be read"):
+                link_or_copy(base.path / name, into / name)
+                checksum = file_xxh3(into / name)
+        else:
+            # The frames are read in order, and decoded in any thread.
+            calls = (partial(patch, name, *piece, _frame(file, 1 + piece[1])) for piece in _pieces(index, name))
+            checksum = _write(into / name, calls, stopped)
+        if checksum != index.files[name]:
+            raise PublishError(f"{name!r:.200} is not the file that its index names (its checksum differs).")
+    if file.read(1):
+        raise PublishError("it has more bytes than its index needs.")
+    _write(into / INDEX_FILE, [lambda: index_data], stopped)
+    fsync(into)
 
-    def _decodings(self, name: str) -> Iterator[Callable[[], bytes]]:
-        """Read the frames of a file in order; yield calls that return its pieces, in any thread."""
 
-        def patch(frame: bytes, start: int, num_bytes: int) -> bytes:
-            return decode(frame, self._base.read_base(self._index, name, start, num_bytes), num_bytes)
+def _frame(file: BinaryIO, max_bytes: int) -> bytes:
+    """Read the next frame, whose content has at most ``max_bytes``."""
+    (num_bytes,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\xff"))
+    # Incompressible data grow by less than this.
+    if num_bytes > max_bytes + max_bytes // 128 + 1024:
+        raise PublishError(f"it ends early, or has a larger frame than the {max_bytes} bytes that its index allows.")
+    if len(data := file.read(num_bytes)) != num_bytes:
+        raise PublishError("it ends within a frame.")
+    return data
 
-        for start, num_bytes in _pieces(self._index, name):
-            yield partial(patch, self._frame(1 + num_bytes), start, num_bytes)
 
-    def _write(self, path: Path, calls: Iterator[Callable[[], bytes]]) -> int:
-        """Write a file; return its checksum."""
-        hasher = xxhash.xxh3_64()
-        with path.open("xb") as out, _in_order(calls) as pieces:
-            for piece in pieces:
-                if self._stopped():
-                    raise PublishError("this worker stops.")
-                hasher.update(piece)
-                out.write(piece)
-            out.flush()
-            os.fsync(out.fileno())
-        return hasher.intdigest()
+def _write(path: Path, calls: Iterable[Callable[[], bytes]], stopped: Callable[[], bool]) -> int:
+    """Write a file; return its checksum."""
+    hasher = xxhash.xxh3_64()
+    with path.open("xb") as out, _in_order(calls) as pieces:
+        for piece in pieces:
+            if stopped():
+                raise PublishError("this worker stops.")
+            hasher.update(piece)
+            out.write(piece)
+        out.flush()
+        os.fsync(out.fileno())
+    return hasher.intdigest()
 
 
 @contextmanager
