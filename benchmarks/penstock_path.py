@@ -303,9 +303,12 @@ def cpu_s_of_all(client: Client, pids: dict[str, int]) -> dict[str, float]:
 
 
 def cpu_s_of(pid: int) -> float:
-    """CPU seconds so far of a process, its threads together."""
+    """CPU seconds so far of a process and its running descendants, their threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return own_s + sum(map(cpu_s_of, children))
 
 
 def cpu_s_of_redis(client: Any) -> float:
