@@ -74,7 +74,8 @@ class Segment:
     drafts: Drafts | None = None
     #: Generated tokens that were discarded: their prefix was of older weights.
     num_thrown: int = 0
-    #: The answer was lost on its way: the number of generated tokens is unknown.
+    #: The answer to this request, or to an earlier one that this replaces, was lost on its way: the number of tokens
+    #: generated for it is unknown.
     is_unheard: bool = False
 
 

@@ -31,6 +31,7 @@ from penstock.workers.engine import Heard, Receive
 from penstock.workers.router.process import dropped_fields
 from penstock.workers.router.tended_engines import TendedEngines
 from penstock.workers.sglang.engine import SglangEngine
+from penstock.workers.sglang.http import ConnectionClosed
 from penstock.workers.sglang.stream import UNHEARD
 
 log = logging.getLogger(__name__)
@@ -193,10 +194,11 @@ class RoutedEngine(TendedEngines):
         *,
         ok: Iterable[int] = (200,),
         is_json: bool = True,
+        keep: bool = False,
     ) -> Any:
         """Send requests for tokens through the router, everything else to each server."""
         if path == "/generate":
-            return await self._generate(body or {}, timeout_s)
+            return await self._generate(body or {}, timeout_s, keep)
         return await self._call_each(path, lambda one: one.call(method, path, body, timeout_s, ok=ok, is_json=is_json))
 
     async def _call_each(self, path: str, ask: Callable[[SglangEngine], Awaitable[Any]]) -> Any:
@@ -222,15 +224,16 @@ class RoutedEngine(TendedEngines):
                 raise result
         return answers[0]
 
-    async def _generate(self, body: dict[str, Any], timeout_s: float | None) -> Any:
-        return await self._guarded(body, lambda: super(RoutedEngine, self).call("POST", "/generate", body, timeout_s))
+    async def _generate(self, body: dict[str, Any], timeout_s: float | None, keep: bool) -> Any:
+        calling = super().call
+        return await self._guarded(body, lambda: calling("POST", "/generate", body, timeout_s, keep=keep))
 
-    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
+    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard, keep: bool) -> dict[str, Any]:
         # The router drops the interval: every token arrives separately.
         sampling = {name: value for name, value in body["sampling_params"].items() if name != "stream_interval"}
         passed = body | {"sampling_params": sampling}
         streaming = super()._stream
-        answer: dict[str, Any] = await self._guarded(passed, lambda: streaming(passed, sent, rid, heard))
+        answer: dict[str, Any] = await self._guarded(passed, lambda: streaming(passed, sent, rid, heard, keep))
         return answer
 
     async def _guarded(self, body: dict[str, Any], ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -245,6 +248,8 @@ class RoutedEngine(TendedEngines):
         starts = self._router.starts
         try:
             return await ask()
+        except ConnectionClosed:
+            raise
         except EngineDied as exc:
             if not self.http.is_open or _is_other_weights(exc):
                 raise

@@ -6,7 +6,8 @@ that was loaded when its request was sent.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.records.sample import FinishReason
 from penstock.text import safe_repr
 from penstock.workers.engine import Heard, Rows, Scores, Segment
 from penstock.workers.sglang.controls import SglangControls
+from penstock.workers.sglang.http import ConnectionClosed
 from penstock.workers.sglang.routed_experts import ASK
 from penstock.workers.sglang.segment import (
     NO_ROUTING,
@@ -179,6 +181,9 @@ class SglangClient(SglangControls):
     ) -> Segment:
         """Implement ``Engine.generate``.
 
+        Requests use kept connections. One that the server closes before it answers is sent again, once and on a new
+        connection: the server closes connections that it did not use for a while, at any time.
+
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
             EngineRefused: an id is not in the model's vocabulary, the server refused the request, or its number of
@@ -187,6 +192,23 @@ class SglangClient(SglangControls):
                 spans that do not cover it.
         """
         self._check_ids(input_ids, rid)
+        sending = partial(self._generate_once, input_ids, sampling, rid, heard, interval, images)
+        try:
+            return await sending(keep=True)
+        except ConnectionClosed:
+            return replace(await sending(keep=False), is_unheard=True)
+
+    async def _generate_once(
+        self,
+        input_ids: list[int],
+        sampling: dict[str, Any],
+        rid: str,
+        heard: Heard | None,
+        interval: int,
+        images: Images | None,
+        *,
+        keep: bool,
+    ) -> Segment:
         wire_rid = self.under_way.wire_rid(rid)
         if self.info.deterministic:
             sampling = sampling | {"sampling_seed": sample_seed(sampling.get("sampling_seed", self.seed), rid)}
@@ -207,10 +229,10 @@ class SglangClient(SglangControls):
         sent = self.version
         with self.under_way.sent(rid, wire_rid, most=most_tokens(body)):
             if heard is None:
-                answer = await self.call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
+                answer = await self.call("POST", "/generate", body, self.config.request_timeout_s, keep=keep)
             else:
                 body["sampling_params"] = sampling | {"stream_interval": interval}
-                answer = await self._stream(body | {"stream": True}, sent, rid, heard)
+                answer = await self._stream(body | {"stream": True}, sent, rid, heard, keep)
             segment = self.segment_of(answer, sent, rid)
             self.under_way.answered(wire_rid, len(segment.output_ids))
         check_length(len(segment.output_ids), most_tokens(body), rid)
@@ -223,9 +245,10 @@ class SglangClient(SglangControls):
             )
         return segment
 
-    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
+    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard, keep: bool) -> dict[str, Any]:
         answer = Answer(rid, incremental=self.info.streams_increments, most=most_tokens(body))
-        async with self.http.request("POST", "/generate", body, self.config.request_timeout_s) as response:
+        limit_s = self.config.request_timeout_s
+        async with self.http.request("POST", "/generate", body, limit_s, keep=keep) as response:
             if response.status != 200:
                 raise self.http.refusal("/generate", response.status, await read_head(response.content))
             async for event in read_events(response.content, self._most_bytes(body)):

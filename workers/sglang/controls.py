@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
@@ -29,7 +27,7 @@ from penstock.records.sample import LogprobKind
 from penstock.text import MAX_SAID, safe_repr, utf8_safe
 from penstock.weights.safetensors_files import Tensors, has_tied_embeddings, read_folder
 from penstock.workers.engine import NotBegun, Receive
-from penstock.workers.sglang.http import EngineHttp
+from penstock.workers.sglang.http import EngineHttp, Sessions
 from penstock.workers.sglang.routed_experts import Routing
 from penstock.workers.sglang.server_info import ServerInfo
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
@@ -229,12 +227,12 @@ class SglangControls(ABC):
 
     async def stop(self) -> None:
         """Stop what was started; running requests return as aborted or raise EngineDied."""
-        session = self._detach()
-        if session is not None:
-            await session.close()
+        sessions = self._detach()
+        if sessions is not None:
+            await sessions.close()
 
-    def _detach(self) -> aiohttp.ClientSession | None:
-        """Mark the engine as down; return its session, which the caller must close."""
+    def _detach(self) -> Sessions | None:
+        """Mark the engine as down; return its sessions, which the caller must close."""
         self.paused = False
         self.offloaded = set()
         self._set_version(-1)
@@ -254,9 +252,10 @@ class SglangControls(ABC):
         *,
         ok: Iterable[int] = (200,),
         is_json: bool = True,
+        keep: bool = False,
     ) -> Any:
         """See :meth:`EngineHttp.call`."""
-        return await self.http.call(method, path, body, timeout_s, ok=ok, is_json=is_json)
+        return await self.http.call(method, path, body, timeout_s, ok=ok, is_json=is_json, keep=keep)
 
     def _how_it_ended(self) -> str:
         """Return how its process ended, as the end of a sentence."""

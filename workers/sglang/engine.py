@@ -230,7 +230,7 @@ class SglangEngine(SglangClient):
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; running requests raise EngineDied."""
-        server, faulty_path, session = self._server, self._faulty_path, self._detach()
+        server, faulty_path, sessions = self._server, self._faulty_path, self._detach()
         self._server = self._faulty_path = None
         try:
             if server is not None:
@@ -238,8 +238,8 @@ class SglangEngine(SglangClient):
         finally:
             if faulty_path is not None:
                 await faulty_path.close()
-            if session is not None:
-                await session.close()
+            if sessions is not None:
+                await sessions.close()
 
     def _kill(self) -> None:
         if self.pid is not None:

@@ -79,7 +79,9 @@ class FaultyPath:
         self._open.append(request)
         try:
             if fault == "error":
-                return web.json_response({"error": {"message": "an injected fault"}}, status=500)
+                response = web.json_response({"error": {"message": "an injected fault"}}, status=500)
+                response.force_close()
+                return response
             if fault == "hang":
                 await asyncio.Event().wait()
             return await self._forward(request, body, fault)
@@ -93,6 +95,8 @@ class FaultyPath:
             async with self._session.post(self._target + "/generate", data=body, headers=_JSON) as answer:
                 response = web.StreamResponse(status=answer.status)
                 response.content_type = answer.content_type
+                # A request on a used connection would be sent again when that is cut.
+                response.force_close()
                 await response.prepare(request)
                 # Complete lines: a server-sent event is one, and so is an answer without a stream.
                 rest = b""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,12 @@ from penstock.errors import EngineDied, EngineError, EngineRefused
 from penstock.workers.sglang.stream import read_body, read_head
 
 _JSON = {"Content-Type": "application/json"}
+#: Unused connections are closed after this time. SGLang closes them after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE).
+KEEP_S = 3.0
+
+
+class ConnectionClosed(EngineDied):
+    """The server closed a connection that earlier requests had used, before any byte of the answer."""
 
 
 def open_session(*, connect_s: float | None = None, auto_decompress: bool = True) -> aiohttp.ClientSession:
@@ -29,6 +36,35 @@ def open_session(*, connect_s: float | None = None, auto_decompress: bool = True
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
         auto_decompress=auto_decompress,
     )
+
+
+def _open_kept_session(connect_s: float) -> aiohttp.ClientSession:
+    """Open a session that keeps connections open; a request on a used one adds to its ``trace_request_ctx``, a list."""
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+        trace_configs=[trace],
+    )
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:
+    context.trace_request_ctx.append(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Open connections to one server."""
+
+    #: A new connection for each request.
+    single: aiohttp.ClientSession
+    #: For requests for tokens, which may be sent again.
+    kept: aiohttp.ClientSession
+
+    async def close(self) -> None:
+        await self.single.close()
+        await self.kept.close()
 
 
 class EngineHttp:
@@ -57,27 +93,31 @@ class EngineHttp:
         self._config = config
         self._most_bytes = most_bytes
         self._ended = ended
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: Sessions | None = None
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The open session. Raises EngineDied if it is closed."""
-        if self._session is None:
+        """The open session, with a new connection for each request. Raises EngineDied if it is closed."""
+        return self._open_sessions.single
+
+    @property
+    def _open_sessions(self) -> Sessions:
+        if self._sessions is None:
             raise EngineDied(f"engine {self._name} is not running.")
-        return self._session
+        return self._sessions
 
     @property
     def is_open(self) -> bool:
-        return self._session is not None
+        return self._sessions is not None
 
     def open(self) -> None:
-        self._session = open_session(connect_s=10)
+        self._sessions = Sessions(open_session(connect_s=10), _open_kept_session(10))
 
-    def detach(self) -> aiohttp.ClientSession | None:
-        """Return the session, for the caller to close: requests in flight then raise EngineDied. Send nothing more."""
-        session, self._session = self._session, None
+    def detach(self) -> Sessions | None:
+        """Return the sessions, for the caller to close: requests in flight then raise EngineDied. Send nothing more."""
+        sessions, self._sessions = self._sessions, None
         self.generate_url = ""
-        return session
+        return sessions
 
     async def call(
         self,
@@ -88,15 +128,20 @@ class EngineHttp:
         *,
         ok: Iterable[int] = (200,),
         is_json: bool = True,
+        keep: bool = False,
     ) -> Any:
         """Send one request; return the decoded answer.
 
+        Args:
+            keep: use a kept connection if one is free, and keep it open.
+
         Raises:
+            ConnectionClosed: the server closed the kept connection; it may or may not have read the request.
             EngineRefused: the server answered 400.
             EngineError: another status that is not ``ok``, a timeout, or an answer that is not JSON.
             EngineDied: the connection was lost.
         """
-        async with self.request(method, path, body, timeout_s) as response:
+        async with self.request(method, path, body, timeout_s, keep=keep) as response:
             status = response.status
             if status in ok:
                 answer = await read_body(response.content, self._most_bytes(body))
@@ -113,23 +158,26 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None, *, keep: bool = False
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response, with its body unread; failures raise EngineError or EngineDied."""
-        session = self.session
+        """Send a request and yield the response, with its body unread; raises as ``call``."""
+        sessions, reused = self._open_sessions, list[bool]()
+        session = sessions.kept if keep else sessions.single
         limit = timeout_s if timeout_s is not None else self._config.health_timeout_s * self._config.health_failures
         data = orjson.dumps(body) if body is not None else None
         base = self.generate_url if self.generate_url and path == "/generate" else self.url
         try:
             async with (
                 asyncio.timeout(limit),
-                session.request(method, base + path, data=data, headers=_JSON) as response,
+                session.request(method, base + path, data=data, headers=_JSON, trace_request_ctx=reused) as response,
             ):
+                reused.clear()
                 yield response
         except TimeoutError as exc:
             raise EngineError(f"engine {self._name} did not answer {path} within {limit:g} s.") from exc
         except (aiohttp.ClientError, ConnectionError) as exc:
-            raise EngineDied(f"engine {self._name} was lost during {path} ({exc!r}){self._ended()}.") from exc
+            lost = ConnectionClosed if reused and sessions is self._sessions else EngineDied
+            raise lost(f"engine {self._name} was lost during {path} ({exc!r}){self._ended()}.") from exc
 
     def refusal(self, path: str, status: int, answer: bytes) -> EngineError:
         refused = EngineRefused if status == 400 else EngineError

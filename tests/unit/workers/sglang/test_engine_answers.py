@@ -126,7 +126,7 @@ async def test_where_spans_are_not_told_no_request_finds_KV_of_another_if_weight
     """Nobody knows then whether it waited in the server's queue during the change."""
     client, keys = engine(), []
 
-    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float, *, keep: bool = False) -> Any:
         keys.append(body["extra_key"])
         return answer([1])
 
@@ -143,7 +143,7 @@ async def test_in_place_without_spans_asks_for_complete_answers(monkeypatch: pyt
     """Events of a few tokens each keep the server's tokenizer process busy and limit the rate."""
     client, bodies = engine(reports_spans=False), []
 
-    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float, *, keep: bool = False) -> Any:
         bodies.append(body)
         return answer([1])
 
@@ -161,7 +161,7 @@ async def test_no_two_clients_of_a_server_ever_name_a_request_alike(monkeypatch:
     names = []
     for client in (engine(), engine()):
 
-        async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+        async def call(method: str, path: str, body: dict[str, Any], timeout_s: float, *, keep: bool = False) -> Any:
             names.append(body["rid"])
             return answer([1])
 
@@ -176,7 +176,7 @@ async def test_no_two_clients_of_a_server_ever_name_a_request_alike(monkeypatch:
 async def test_a_sample_has_a_seed_of_its_own_where_the_engine_draws_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     client, bodies = engine(), []
 
-    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float, *, keep: bool = False) -> Any:
         bodies.append(body["sampling_params"])
         return answer([1])
 
