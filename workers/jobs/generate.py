@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal
 
@@ -38,8 +39,14 @@ def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:
         return list(job.prompt_ids)
     if job.prompt is None:
         raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
+    return list(_encode(tokenizer, job.prompt))
+
+
+@lru_cache(maxsize=64)
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Tokenize a prompt, once for all samples of its group."""
     # The chat template was applied, so the text already has all special tokens.
-    return list(tokenizer.encode(job.prompt, add_special_tokens=False))
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 async def generate_sample(

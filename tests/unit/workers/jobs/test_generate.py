@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -137,6 +137,22 @@ async def test_an_engine_that_only_gives_what_cannot_be_kept_is_at_fault_whateve
     with pytest.raises(EngineError, match=r"51 times without a token that can be kept \(waited\)") as raised:
         await make(engine)
     assert ("memory" in str(raised.value)) == (not thrown)
+
+
+async def test_the_prompt_of_a_group_is_tokenized_once() -> None:
+    class Counting(Letters):
+        texts: ClassVar[list[str]] = []
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            self.texts.append(text)
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    tokenizer = Counting()
+    first = await make(ScriptedEngine(segment("x", "stop")), tokenizer=tokenizer)
+    first.tokens[0] = 9
+    second = await make(ScriptedEngine(segment("x", "stop")), tokenizer=tokenizer)
+    assert tokenizer.texts == ["abc"]
+    assert second.tokens[:3] == [1, 2, 3], "a sample owns its tokens"
 
 
 async def test_prompt_ids_are_taken_as_they_are() -> None:
