@@ -27,13 +27,6 @@ RESENT = counter(
 HIT_RATE = slime(
     "rollout/prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache, since this worker started."
 )
-REPETITIVE = counter(
-    "worker_repetitive_samples",
-    "Committed samples of more than 10,000 characters whose end repeats itself.",
-)
-REPETITION = slime(
-    "rollout/repetition_frac", "Share of repetitive samples among the committed, since this worker started."
-)
 DRAFTED = counter("worker_drafted_tokens", "Tokens that speculative decoding drafted.")
 RIGHT_DRAFTS = counter("worker_right_draft_tokens", "Drafted tokens that the model accepted.")
 DRAFT_CHECKS = counter("worker_draft_checks", "Times that the model checked a draft.")
@@ -76,8 +69,8 @@ GPU_SIZE = gauge("worker_gpu_memory_size_bytes", "Memory of this GPU.", "gpu")
 REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not answered.")
 
 SERIES = (
-    TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, PROMPT, PROMPT_CACHED, RESENT, HIT_RATE, REPETITIVE,
-    REPETITION, DRAFTED, RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, GROUP_REWARDS,
+    TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, PROMPT, PROMPT_CACHED, RESENT, HIT_RATE, DRAFTED,
+    RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, GROUP_REWARDS,
     GROUP_REWARD, FAILURES, CRASHES, HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, COPIES, COPY_BYTES,
     COPY, PREFIXES, PREFIX_BYTES, VERSION, RUNNING, SLOTS, REQUESTS, GPU_USE, GPU_USED, GPU_SIZE,
 )  # fmt: skip
@@ -124,12 +117,10 @@ class WorkerCollector(Collector):
         yield REWARD.of(tally.reward_s)
         yield GROUP_REWARDS.of(tally.group_rewards)
         yield GROUP_REWARD.of(tally.group_reward_s)
-        yield REPETITIVE.of(tally.repetitive_samples)
         yield DRAFTED.of(tally.drafted_tokens)
         yield RIGHT_DRAFTS.of(tally.right_draft_tokens)
         yield DRAFT_CHECKS.of(tally.draft_checks)
         yield from _share(HIT_RATE, tally.prompt_cached_tokens, tally.prompt_tokens)
-        yield from _share(REPETITION, tally.repetitive_samples, tally.committed_samples)
         yield from _share(ACCEPT_RATE, tally.right_draft_tokens, tally.drafted_tokens)
         yield from _share(ACCEPT_LENGTH, tally.draft_answer_tokens, tally.draft_checks)
 

@@ -24,7 +24,6 @@ from penstock.workers.hooks.open_calls import OpenCalls
 from penstock.workers.hooks.sample_hooks import SampleHooks
 from penstock.workers.jobs.commits import Commits
 from penstock.workers.jobs.environments import Environments
-from penstock.workers.jobs.sampling import is_repetitive
 from penstock.workers.jobs.stops import Endings
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.rewards.frozen import FrozenModels
@@ -47,8 +46,6 @@ class Tally:
     #: Rewards of whole groups, and their time, reading the samples included.
     group_rewards: int = 0
     group_reward_s: float = 0.0
-    #: Committed samples with repetitive text (``jobs/sampling.py``).
-    repetitive_samples: int = 0
     #: Answered requests that were sent again after an aborted answer.
     resent_requests: int = 0
     #: Prompt tokens of all answers of the engine, and those that it had cached.
@@ -102,7 +99,6 @@ class Tally:
             self.cached_tokens += sample.cached_tokens
             self.generate_s += sample.generate_s
             self.reward_s += sample.reward_s
-            self.repetitive_samples += is_repetitive(sample.text)
 
     @property
     def failed_jobs(self) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from penstock.errors import PenstockError
 from penstock.history.row import SampleRow
-from penstock.metrics.series import counter
+from penstock.metrics.series import counter, slime
 from penstock.protocol.scripts import note
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
@@ -82,7 +83,27 @@ SECONDS = counter("recorder_write_seconds", "Time for writing and syncing them, 
 
 FAILURES = counter("recorder_hook_failures", "Calls of hooks.all_samples that raised or ran too long.")
 
-SERIES = (GROUPS, ROWS, TOKENS, SECONDS, FAILURES)
+REPETITIVE = counter(
+    "recorder_repetitive_samples", "Recorded answers of more than 10,000 characters whose end repeats itself."
+)
+REPETITION = slime(
+    "rollout/repetition_frac", "Share of repetitive answers among the recorded, since this recorder started."
+)
+
+SERIES = (GROUPS, ROWS, TOKENS, SECONDS, FAILURES, REPETITIVE, REPETITION)
+
+#: Shorter answers are not checked; of longer ones, this many characters at the end are.
+LOOKED_AT = 10_000
+#: Compression ratio above which an answer is repetitive.
+RATIO = 10
+
+
+def is_repetitive(text: str) -> bool:
+    """Return whether the end of a long text compresses by more than ``RATIO``. Takes about a millisecond."""
+    if len(text) <= LOOKED_AT:
+        return False
+    end = text[-LOOKED_AT:].encode(errors="replace")
+    return len(end) > RATIO * len(zlib.compress(end, level=9))
 
 
 @dataclass(slots=True)
@@ -94,11 +115,16 @@ class RecorderTally:
     tokens: Counter[str] = field(default_factory=Counter)
     write_s: float = 0.0
     hook_failures: int = 0
+    #: Rows with an answer, and those whose answer is repetitive.
+    answers: int = 0
+    repetitive: int = 0
 
     def wrote(self, rows: Sequence[SampleRow], seconds: float) -> None:
         for row in rows:
             self.rows[row.fate] += 1
             self.tokens[row.fate] += 0 if row.status == SampleStatus.GIVEN else row.num_generated
+            self.answers += row.tokens is not None
+            self.repetitive += is_repetitive(row.answer)
         self.write_s += seconds
 
 
@@ -115,3 +141,6 @@ class RecorderCollector(Collector):
         yield TOKENS.each(list(tally.tokens.items()))
         yield SECONDS.of(tally.write_s)
         yield FAILURES.of(tally.hook_failures)
+        yield REPETITIVE.of(tally.repetitive)
+        if tally.answers:
+            yield REPETITION.of(tally.repetitive / tally.answers)

@@ -1,6 +1,5 @@
 """Merge the sampling parameters of a job: run, dataset and its own; refuse those that bias training (T7)."""
 
-import zlib
 from typing import Any
 
 from penstock.config import RolloutConfig
@@ -8,19 +7,6 @@ from penstock.config.sampling import GREEDY_BELOW, NEUTRAL, hidden_by, is_temper
 from penstock.errors import ConfigError
 from penstock.names import Lane
 from penstock.records.job import Job
-
-#: Shorter texts are not checked; of longer ones, this many characters at the end are.
-LOOKED_AT = 10_000
-#: Compression ratio above which a text is repetitive.
-RATIO = 10
-
-
-def is_repetitive(text: str) -> bool:
-    """Return whether the end of a long text compresses by more than ``RATIO``. Takes about a millisecond."""
-    if len(text) <= LOOKED_AT:
-        return False
-    end = text[-LOOKED_AT:].encode(errors="replace")
-    return len(end) > RATIO * len(zlib.compress(end, level=9))
 
 
 def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a worker serves: sums of what the engine answered, shares of them, and GPUs; what there is not is absent."""
 
-import zlib
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +10,6 @@ from penstock.protocol.presence import GpuLoad
 from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.workers.engine import Drafts, Segment
-from penstock.workers.jobs.sampling import LOOKED_AT, is_repetitive
 from penstock.workers.metrics import WorkerCollector
 from penstock.workers.presence import smoothed
 from penstock.workers.services import Services, Tally
@@ -38,8 +36,8 @@ def segment(*, drawn: int, prompt: int, cached: int, drafts: Drafts | None = Non
 
 def test_shares_are_over_all_answers_of_the_engine() -> None:
     tally = Tally()
-    for text in ("so it is. " * LOOKED_AT, "", "so", None):
-        tally.committed(None if text is None else Sample(JOB, 0, text=text, generate_s=2.0, reward_s=0.5))
+    for one in (*[Sample(JOB, 0, generate_s=2.0, reward_s=0.5)] * 3, None):
+        tally.committed(one)
     tally.answered(segment(drawn=8, prompt=10, cached=0))
     tally.answered(segment(drawn=12, prompt=30, cached=20, drafts=Drafts(checks=4, drafted=16, right=8)))
     found = served(tally)
@@ -47,7 +45,6 @@ def test_shares_are_over_all_answers_of_the_engine() -> None:
     assert found["rollout_prefix_cache_hit_rate",] == 0.5
     assert found["rollout_spec_accept_rate",] == 0.5
     assert found["rollout_spec_accept_length",] == 3, "the answer without drafts is not among them"
-    assert found["rollout_repetition_frac",] == 0.25
     assert found["penstock_worker_generate_seconds_total",] == 6
     assert found["penstock_worker_reward_seconds_total",] == 1.5
 
@@ -77,25 +74,6 @@ def test_gpus_are_told_by_name() -> None:
         ("penstock_worker_gpu_memory_size_bytes", "0"): 4,
         ("penstock_worker_gpu_memory_size_bytes", "MIG-1"): 4,
     }
-
-
-def test_a_long_text_that_says_the_same_again_is_repetitive() -> None:
-    prose = "".join(f"{n * n % 9973} of {n}; " for n in range(LOOKED_AT // 5))
-    assert is_repetitive("so it is. " * LOOKED_AT)
-    assert not is_repetitive("so it is. " * 10), "too short to tell"
-    assert not is_repetitive(prose)
-    assert is_repetitive(prose + "wait, " * LOOKED_AT), "the end counts"
-    assert not is_repetitive("\ud800" * 10 + prose)
-
-
-def test_what_is_repetitive_is_judged_by_the_best_that_zlib_can_do() -> None:
-    phrase = "".join(chr(97 + (n * n + 3 * n) % 23) for n in range(20))
-    text = list(phrase * 501)
-    for j, at in enumerate(range(0, LOOKED_AT + 1, 22)):
-        text[at - j * j % 7] = chr(97 + j * j * j % 26)
-    end = "".join(text[: LOOKED_AT + 1])
-    assert len(zlib.compress(end[-LOOKED_AT:].encode())) > LOOKED_AT / 10, "not by what it does by default"
-    assert is_repetitive(end)
 
 
 def test_the_rate_of_an_idle_worker_becomes_zero() -> None:

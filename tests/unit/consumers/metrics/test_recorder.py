@@ -1,6 +1,11 @@
 """What a recorder counts of the rows that it writes."""
 
-from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
+import zlib
+from typing import Any
+
+import numpy as np
+
+from penstock.consumers.metrics.recorder import LOOKED_AT, RecorderCollector, RecorderTally, is_repetitive
 from penstock.history.row import Fate, SampleRow
 
 
@@ -19,6 +24,37 @@ def test_rows_and_their_tokens_are_counted_by_fate() -> None:
     assert found["penstock_recorder_generated_tokens_total", "dropped"] == 7
     assert found["penstock_recorder_rows_total", "trained"] == 3
     assert found["penstock_recorder_groups_total", ""] == 2
+
+
+def test_the_share_of_repetitive_answers_is_over_those_recorded() -> None:
+    tally = RecorderTally()
+    kept: list[dict[str, Any]]
+    assert "rollout_repetition_frac" not in {family.name for family in RecorderCollector(tally).collect()}
+    answers = ["so it is. " * LOOKED_AT, "so", "", None]
+    kept = [{} if answer is None else {"answer": answer, "tokens": np.zeros(1, np.int32)} for answer in answers]
+    tally.wrote([SampleRow(job="d/0/0", k=k, fate=Fate.TRAINED, **one) for k, one in enumerate(kept)], 0.5)
+    found = {one.name: one.value for family in RecorderCollector(tally).collect() for one in family.samples}
+    assert found["penstock_recorder_repetitive_samples_total"] == 1
+    assert found["rollout_repetition_frac"] == 1 / 3
+
+
+def test_a_long_text_that_says_the_same_again_is_repetitive() -> None:
+    prose = "".join(f"{n * n % 9973} of {n}; " for n in range(LOOKED_AT // 5))
+    assert is_repetitive("so it is. " * LOOKED_AT)
+    assert not is_repetitive("so it is. " * 10), "too short to tell"
+    assert not is_repetitive(prose)
+    assert is_repetitive(prose + "wait, " * LOOKED_AT), "the end counts"
+    assert not is_repetitive("\ud800" * 10 + prose)
+
+
+def test_what_is_repetitive_is_judged_by_the_best_that_zlib_can_do() -> None:
+    phrase = "".join(chr(97 + (n * n + 3 * n) % 23) for n in range(20))
+    text = list(phrase * 501)
+    for j, at in enumerate(range(0, LOOKED_AT + 1, 22)):
+        text[at - j * j % 7] = chr(97 + j * j * j % 26)
+    end = "".join(text[: LOOKED_AT + 1])
+    assert len(zlib.compress(end[-LOOKED_AT:].encode())) > LOOKED_AT / 10, "not by what it does by default"
+    assert is_repetitive(end)
 
 
 def row(k: int, num_generated: int, fate: Fate, status: str = "completed") -> SampleRow:
