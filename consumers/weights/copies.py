@@ -27,12 +27,10 @@ PIECE_BYTES = 255 * 1024**2
 ALIGN_BYTES = 64
 #: Most bytes of a group of tensors on a GPU, which stay allocated until it is checked.
 GROUP_BYTES = 256 * 1024**2
-#: Bytes that a CPU sums and copies at once: they fit into its cache.
+#: Bytes that a CPU checks and copies at once: they fit into its cache.
 CHUNK_BYTES = 4 * 1024**2
 #: Types that are checked without a cast.
 _REDUCED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-#: Types whose sums hardly ever overflow.
-_SUMMED = (torch.float64, torch.float32, torch.bfloat16)
 
 
 class Copy:
@@ -117,7 +115,7 @@ class FiniteCheck:
     """Check the tensors of one version for NaN and Inf.
 
     GPU    groups of tensors ─> one fused reduction each, queued on the trainer's stream ─> one result at the end
-    CPU    4 MiB ─> sum ─> copy from the processor's cache, so that memory is read once
+    CPU    4 MiB ─> least and largest ─> copy from the processor's cache, so that memory is read once
     """
 
     def __init__(self) -> None:
@@ -179,16 +177,14 @@ def _is_finite(tensor: Tensor, place: Tensor | None) -> bool:
     is_flat, size = tensor.is_contiguous(), CHUNK_BYTES // tensor.element_size()
     parts = torch.split(tensor.view(-1), size) if is_flat else (tensor,)
     places = (None,) * len(parts) if place is None else torch.split(place.view(-1), size) if is_flat else (place,)
-    is_finite = tensor.dtype in _SUMMED
+    is_finite = True
     for part, target in zip(parts, places, strict=True):
-        is_finite = is_finite and math.isfinite(part.sum().item())
+        if is_finite and part.is_floating_point() and part.numel():
+            extremes = torch.aminmax(part if part.dtype in _REDUCED else part.float())
+            is_finite = all(math.isfinite(one.item()) for one in extremes)
         if target is not None:
             target.copy_(part)
-    if is_finite or not tensor.is_floating_point() or not tensor.numel():
-        return True
-    # The sum of finite values may overflow.
-    extremes = torch.aminmax(tensor if tensor.dtype in _REDUCED else tensor.float())
-    return all(math.isfinite(one.item()) for one in extremes)
+    return is_finite
 
 
 class CheckedSource:
