@@ -79,8 +79,7 @@ def write_weights(
     folder, parent = Path(source_model_path), Path(into)
     if version < 1 or keep < 1:
         raise PublishError(f"version {version}, keep {keep}: both must be at least 1.")
-    if not (folder / "config.json").is_file():
-        raise PublishError(f"{folder} has no config.json; give the local folder of the first policy as model.path.")
+    config = require_config(folder)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(parent, version) as temporary:
@@ -88,7 +87,7 @@ def write_weights(
                 is_hidden = file.name.startswith(".")  # for example ._config.json of macOS
                 if file.suffix in _COMPANIONS and file.is_file() and not is_hidden and not file.match("*.index.json"):
                     shutil.copyfile(file, temporary / file.name)
-            entries = _write_tensors(as_source(weights), require_config(folder), temporary, max_bucket_bytes)
+            entries = _write_tensors(as_source(weights), config, temporary, max_bucket_bytes)
             check_layout([(entry.name, entry.dtype, entry.shape) for entry in entries], folder)
             checksums = {file.name: file_xxh3(file) for file in temporary.iterdir()}
             sizes = {name: (temporary / name).stat().st_size for name in checksums}
@@ -109,12 +108,11 @@ def write_weights(
 def require_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a model's folder; raise PublishError."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as exc:
-        raise PublishError(f"{folder}/config.json cannot be read ({exc}).") from exc
-    if not isinstance(config, dict):
-        raise PublishError(f"{folder}/config.json is not a map.")
-    return config
+        return dict(json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError, TypeError) as exc:
+        raise PublishError(
+            f"{folder}/config.json cannot be read ({exc}): give the local folder of the first policy as model.path."
+        ) from exc
 
 
 def _write_tensors(source: Source, config: Mapping[str, Any], folder: Path, max_bucket_bytes: int) -> list[TensorEntry]:
