@@ -12,9 +12,6 @@ integers of that size, modulo their range: of all elements; or with 16 added to 
 their distances from the previous one (4 bytes each). Files that the base lacks, or has with another size, are
 differences to zeros. A model keeps the layout of its files until its tensors change.
 
-Bytes over those of the tensors, on bfloat16 with 1 % of the elements moved by one unit: 0.9 %; zstandard over xor
-1.4 %, over positions and new values 1.5 %. On float32 with all elements moved by 1e-6: 20 %, 50 % and 93 %.
-
 SGLang's ``/pull_weights`` reads one frame per tensor, which has to be in memory, and no added or reshaped tensors.
 """
 
