@@ -183,8 +183,13 @@ class Download(VersionFolders):
     async def _await_offer(self) -> None:
         """Wait for an offer, without the lock of this machine. Raises PublishError."""
         version, deadline = self._version, time.monotonic() + OFFER_WAIT_S
+        key = self._keys.weights(self._model)
         while not await self._look():
-            if await self._is_superseded():
+            newest = await self._control.do(lambda client: client.xrevrange(key, count=1))
+            if (
+                newest
+                and Publication.from_bytes(newest[0][1].get(b"p", b""), "the newest publication").version > version
+            ):
                 raise PublishError(f"version {version} was not offered over HTTP before a newer one was announced.")
             if time.monotonic() > deadline:
                 raise PublishError(
@@ -193,12 +198,6 @@ class Download(VersionFolders):
                     VersionNotServed(version),
                 )
             await asyncio.sleep(LOOK_S)
-
-    async def _is_superseded(self) -> bool:
-        key = self._keys.weights(self._model)
-        entries = await self._control.do(lambda client: client.xrevrange(key, count=1))
-        newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "the newest publication") if entries else None
-        return newest is not None and newest.version > self._version
 
     async def _receive_index(self) -> bytes:
         """Return the bytes of the announced index. Raises PublishError."""

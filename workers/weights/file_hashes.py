@@ -120,15 +120,13 @@ def _ask_child(folder: Path, names: list[str], digest: str) -> dict[str, int]:
     environment = python_environment(os.environ)
     try:
         done = subprocess.run(
-            command, input=question, capture_output=True, env=environment, check=False, timeout=limit_s
+            command, input=question, capture_output=True, env=environment, check=True, timeout=limit_s
         )
-        if done.returncode == 0:
-            answer = json.loads(done.stdout)
-            return {name: int(answer[name]) for name in names}
-        why = f"it ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}"
-    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as exc:
-        why = repr(exc)
-    log.warning("the process that hashes %s failed, the files are hashed in this one: %s", folder, why)
+        answer = json.loads(done.stdout)
+        return {name: int(answer[name]) for name in names}
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as exc:
+        why = (getattr(exc, "stderr", None) or b"").decode(errors="replace").strip()[-500:]
+        log.warning("the process that hashes %s failed, the files are hashed in this one: %r %s", folder, exc, why)
     return {name: file_xxh3(folder / name) for name in names}
 
 

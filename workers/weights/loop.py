@@ -115,19 +115,26 @@ class WeightLoop:
         is_back = has_to_settle and "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
         view = await self._view(Purpose.MEMORY if is_back else Purpose.RUN)
         self._report_unusable(view)
-        decision = select_version(view)
-        if has_to_settle and (not is_back or isinstance(decision, Keep)):
-            return await self._settle(None, None)
-        return await self._act(view, decision)
+        decision, birth = select_version(view), services.births
+        try:
+            if has_to_settle and (not is_back or isinstance(decision, Keep)):
+                await self._settle(None, None)
+                return 0.0
+            return await self._act(view, decision)
+        except EngineDied as exc:
+            log.warning("engine crashed during a change of its weights or memory: %s", exc)
+            services.lose_engine(birth, str(exc))
+            return 0.0
 
     async def _act(self, view: View, decision: Decision) -> float:
-        services, newest = self._services, view.newest
-        target = decision.publication if isinstance(decision, Load | Adopt) else newest
-        if isinstance(decision, Wait):
-            target = decision.target or newest
+        services, newest, target = self._services, view.newest, None
         is_waiting = isinstance(decision, Wait)
         self.awaits = newest.version if is_waiting and newest and not newest.is_whole and not view.is_sendable else -1
-        if isinstance(decision, Load | Adopt | Wait) and target is not None:
+        if isinstance(decision, Load | Adopt):
+            target = decision.publication
+        elif isinstance(decision, Wait):
+            target = decision.target or newest
+        if target is not None:
             is_new = await self._note_intent(target)
             # Enrolling fails if a later version was announced meanwhile, and no folder may be gone.
             enrolls = isinstance(decision, Load) and decision.is_sent and not target.is_whole and not view.drains
@@ -137,7 +144,8 @@ class WeightLoop:
             case Load(publication, is_sent):
                 return await self._load(view, publication, is_sent=is_sent)
             case Adopt(publication):
-                return await self._adopt(publication)
+                await self._adopt(publication)
+                return 0.0
             case Wait(cause, ahead):
                 self._waiting.blocked_on(cause)
                 if ahead is not None and ahead.is_whole and not view.is_sendable:
@@ -150,12 +158,13 @@ class WeightLoop:
         return IDLE_S
 
     async def _load(self, view: View, publication: Publication, *, is_sent: bool) -> float:
-        services, birth = self._services, self._services.births
+        services = self._services
         try:
             self.transfers.check(publication)
             here = await self.store.fetch(publication) if publication.is_whole else publication
             if view.purpose is Purpose.MEMORY:
-                return await self._settle(publication, here)
+                await self._settle(publication, here)
+                return 0.0
             if view.engine.partial >= 0:
                 change = self._updater.complete(here)
             else:
@@ -168,9 +177,6 @@ class WeightLoop:
             log.warning("a folder is loaded instead: %s", exc)
             self._partial = publication.version
             self._given_up_at = time.monotonic() + services.config.trainer.transfer_timeout_s
-        except EngineDied as exc:
-            log.warning("engine crashed while loading version %d: %s", publication.version, exc)
-            services.lose_engine(birth, str(exc))
         except PublishError as exc:
             return await self._refused(publication, publication is view.newest, exc)
         else:
@@ -179,35 +185,22 @@ class WeightLoop:
                 await self._count_update(report)
         return 0.0
 
-    async def _adopt(self, publication: Publication) -> float:
-        services, birth = self._services, self._services.births
+    async def _adopt(self, publication: Publication) -> None:
         # Engines of a router that join later load its folder on this machine.
         here = replace(publication, path=self._local_path or publication.path)
-        try:
-            adopted = await unless_lost(services.engine_lost, self._updater.adopt(here))
-        except EngineDied as exc:
-            services.lose_engine(birth, str(exc))
-        else:
-            if adopted:
-                await self._note_loaded(publication, here)
-            elif adopted is False:
-                self._unadopted = publication.id
-        return 0.0
+        adopted = await unless_lost(self._services.engine_lost, self._updater.adopt(here))
+        if adopted:
+            await self._note_loaded(publication, here)
+        elif adopted is False:
+            self._unadopted = publication.id
 
-    async def _settle(self, publication: Publication | None, here: Publication | None) -> float:
+    async def _settle(self, publication: Publication | None, here: Publication | None) -> None:
         """Apply a memory request to the engine; ``publication``: what its weights come back with."""
-        services, birth = self._services, self._services.births
-        try:
-            await self.memory.settle(here, self.policy)
-        except (EngineDied, PublishError) as exc:
-            log.warning("engine crashed during a change of memory: %s", exc)
-            services.lose_engine(birth)
-        else:
-            if publication is not None and here is not None:
-                await self._note_loaded(publication, here)
-            services.may_start_more.set()
-            services.show.set()
-        return 0.0
+        await self.memory.settle(here, self.policy)
+        if publication is not None and here is not None:
+            await self._note_loaded(publication, here)
+        self._services.may_start_more.set()
+        self._services.show.set()
 
     async def start_engine(self) -> None:
         """Start the engine with weights before it gets jobs (I9); without, if none can be loaded.

@@ -1,9 +1,9 @@
 """Receive weights from the trainer's memory, on the engine's own GPU (cuda_ipc)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -26,8 +26,9 @@ _SHUTDOWN_S = 1.0
 Post = Callable[[str, dict[str, Any]], Awaitable[str]]
 
 
-class Inlet:
-    """Let a trainer write to the engine through its worker, within ``async with``, while the engine is frozen.
+@asynccontextmanager
+async def inlet(post: Post) -> AsyncIterator[str]:
+    """Let a trainer write to the engine through its worker while the engine is frozen; yield the URL, without ``PATH``.
 
         trainer ──bucket──> inlet (loopback, an unguessable path) ──> engine
 
@@ -37,56 +38,47 @@ class Inlet:
     Raises:
         EngineDied: at its end, if the engine did not answer to a bucket: its weights are unknown.
     """
+    passing, is_open = asyncio.Lock(), True
+    lost: EngineDied | None = None
+    failure: Exception | None = None
 
-    def __init__(self, post: Post) -> None:
-        #: Base URL for buckets, without ``PATH``.
-        self.url = ""
-        self._post = post
-        self._is_open = False
-        self._passing = asyncio.Lock()
-        self._lost: EngineDied | None = None
-        self._runner: web.AppRunner | None = None
-
-    async def __aenter__(self) -> Self:
-        token = new_token()
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_post(f"/{token}{PATH}", self._pass_on)
-        self._runner = web.AppRunner(app, access_log=None, logger=BAD_REQUESTS, shutdown_timeout=_SHUTDOWN_S)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/{token}"
-        self._is_open = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_open = False
-        try:
-            async with self._passing:
-                pass
-        finally:
-            assert self._runner is not None
-            await self._runner.cleanup()
-        if self._lost is not None and (exc is None or isinstance(exc, Exception)):
-            raise self._lost
-
-    async def _pass_on(self, request: web.Request) -> web.Response:
+    async def pass_on(request: web.Request) -> web.Response:
+        nonlocal lost
         try:
             body = orjson.loads(await request.read())
         except orjson.JSONDecodeError:
             body = None
         if not isinstance(body, dict):
             return _answer("a bucket is a map of JSON", 400)
-        async with self._passing:
-            if not self._is_open:
+        async with passing:
+            if not is_open:
                 return _answer("its worker no longer takes this version", 409)
             try:
-                why = await self._post(PATH, body)
+                why = await post(PATH, body)
             except EngineDied as exc:
-                self._lost = exc
+                lost = exc
                 return _answer(str(exc), 502)
         return _answer(why, 400 if why else 200)
+
+    token = new_token()
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app.router.add_post(f"/{token}{PATH}", pass_on)
+    runner = web.AppRunner(app, access_log=None, logger=BAD_REQUESTS, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/{token}"
+    except Exception as exc:
+        failure = exc
+    finally:
+        is_open = False
+        try:
+            async with passing:
+                pass
+        finally:
+            await runner.cleanup()
+    if (error := lost or failure) is not None:
+        raise error
 
 
 def _answer(why: str, status: int) -> web.Response:
@@ -99,5 +91,5 @@ class CudaIpc(Receiver):
     async def receive(self, arrival: Arrival) -> str:
         if not is_loopback(self.engine.url):
             return await arrival.sent(redact(self.engine.url))  # the trainer refuses and reports it
-        async with Inlet(arrival.post) as inlet:
-            return await arrival.sent(inlet.url)
+        async with inlet(arrival.post) as url:
+            return await arrival.sent(url)

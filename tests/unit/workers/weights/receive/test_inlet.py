@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from penstock.errors import EngineDied
-from penstock.workers.weights.receive.ipc import PATH, Inlet
+from penstock.workers.weights.receive.ipc import PATH, inlet
 
 BUCKET = {"serialized_named_tensors": ["handles"], "weight_version": "4"}
 
@@ -38,8 +38,8 @@ async def post(url: str) -> tuple[int, Any]:
 @pytest.mark.parametrize(("answer", "status"), [("", 200), ("out of memory", 400)])
 async def test_a_bucket_goes_to_the_engine_and_its_answer_back(answer: str, status: int) -> None:
     engine = Engine(answer)
-    async with Inlet(engine.post) as inlet:
-        assert await post(inlet.url) == (status, {"success": not answer, "message": answer})
+    async with inlet(engine.post) as url:
+        assert await post(url) == (status, {"success": not answer, "message": answer})
     assert engine.got == [(PATH, BUCKET)]
 
 
@@ -47,9 +47,9 @@ async def test_a_bucket_goes_to_the_engine_and_its_answer_back(answer: str, stat
 async def test_what_is_no_bucket_reaches_no_engine(body: bytes) -> None:
     engine = Engine()
     async with (
-        Inlet(engine.post) as inlet,
+        inlet(engine.post) as url,
         aiohttp.ClientSession() as session,
-        session.post(inlet.url + PATH, data=body) as response,
+        session.post(url + PATH, data=body) as response,
     ):
         assert response.status == 400
     assert engine.got == []
@@ -57,16 +57,16 @@ async def test_what_is_no_bucket_reaches_no_engine(body: bytes) -> None:
 
 async def test_T1_whoever_comes_behind_its_end_reaches_no_engine() -> None:
     engine = Engine()
-    async with Inlet(engine.post) as first:
+    async with inlet(engine.post) as first:
         pass
-    async with Inlet(engine.post) as second:
-        assert (await post(second.url))[0] == 200
-        port = second.url.rpartition(":")[2].partition("/")[0]
-        late = f"http://127.0.0.1:{port}/{first.url.rpartition('/')[2]}"
+    async with inlet(engine.post) as second:
+        assert (await post(second))[0] == 200
+        port = second.rpartition(":")[2].partition("/")[0]
+        late = f"http://127.0.0.1:{port}/{first.rpartition('/')[2]}"
         async with aiohttp.ClientSession() as session, session.post(late + PATH, json=BUCKET) as response:
             assert response.status == 404, "of another version, on whatever port"
     with pytest.raises(aiohttp.ClientError):
-        await post(first.url)
+        await post(first)
     assert len(engine.got) == 1
 
 
@@ -75,8 +75,8 @@ async def test_T1_its_end_waits_for_a_bucket_that_is_under_way() -> None:
     engine.may_answer.clear()
 
     async def hold() -> None:
-        async with Inlet(engine.post) as inlet:
-            await urls.put(inlet.url)
+        async with inlet(engine.post) as url:
+            await urls.put(url)
             await may_end.wait()
         assert engine.got == [(PATH, BUCKET)], "nothing comes behind its end"
 
@@ -92,7 +92,7 @@ async def test_T1_its_end_waits_for_a_bucket_that_is_under_way() -> None:
 
 
 async def test_an_engine_that_does_not_answer_is_lost_whatever_the_trainer_says() -> None:
-    inlet = Inlet(Engine(EngineDied("the engine is stuck")).post)
+    engine = Engine(EngineDied("the engine is stuck"))
     with pytest.raises(EngineDied, match="the engine is stuck"):
-        async with inlet:
-            assert await post(inlet.url) == (502, {"success": False, "message": "the engine is stuck"})
+        async with inlet(engine.post) as url:
+            assert await post(url) == (502, {"success": False, "message": "the engine is stuck"})
