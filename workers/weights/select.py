@@ -182,15 +182,8 @@ def _blocked_by(view: View, newest: Publication, target: Publication) -> Cause |
     if engine.offloaded or newest.abandons(engine.version):
         return None
     # T5: cohorts before it end first, those of later versions only while another engine may generate them.
-    if view.drains:
-        elsewhere = _elsewhere(view, newest, target.version)
-        running = [
-            cohort
-            for cohort in view.cohorts
-            if cohort < target.version and (cohort <= engine.version or any(cohort <= one for one in elsewhere))
-        ]
-        if running:
-            return CohortRunning(min(running), target.version)
+    if running := _running(view, newest, target.version, engine.version):
+        return CohortRunning(min(running), target.version)
     # T18: an evaluation has one version.
     if view.evaluating:
         return EvaluationRunning(engine.version, view.evaluating, target.version)
@@ -231,7 +224,8 @@ def _to_start(view: View, newest: Publication) -> list[Publication]:
     found = [one for one in wanted if one is not None and _has_weights(newest, one, out)]
     if not is_aside and not newest.is_whole:
         found = [one for one in found if one is wanted[0] or _is_near(view, newest, one)]
-    return [one for one in found if not _overtakes(view, newest, one)]
+    # T5: none after a cohort that another engine generates.
+    return [one for one in found if not _running(view, newest, one.version)]
 
 
 def _of_oldest_cohort(view: View, newest: Publication) -> Publication | None:
@@ -273,15 +267,12 @@ def _is_near(view: View, newest: Publication, one: Publication) -> bool:
     return 0 < newest.version - one.version <= view.bound
 
 
-def _overtakes(view: View, newest: Publication, one: Publication) -> bool:
-    """Return whether ``one`` comes after a cohort that another engine generates (one_step, T5)."""
-    elsewhere = _elsewhere(view, newest, one.version) if view.drains else ()
-    return any(cohort < one.version and cohort <= other for cohort in view.cohorts for other in elsewhere)
-
-
-def _elsewhere(view: View, newest: Publication, before: int) -> list[int]:
-    """Return the versions before ``before`` that other engines generate with, or are about to."""
+def _running(view: View, newest: Publication, before: int, own: int = -1) -> list[int]:
+    """Return the cohorts before a version that an engine of version ``own``, or another one, may generate (one_step)."""
+    if not view.drains:
+        return []
     out = {id_.partition("-")[0] for id_ in view.set_aside | view.failed}
-    found = [one.version for one in view.others]
-    found += [v for one in view.others for v in one.loading if v > one.version and str(v) not in out]
-    return [version for version in found if version < before and not newest.abandons(version)]
+    others = [one.version for one in view.others]
+    others += [v for one in view.others for v in one.loading if v > one.version and str(v) not in out]
+    last = max([own, *(version for version in others if version < before and not newest.abandons(version))])
+    return [cohort for cohort in view.cohorts if cohort < before and cohort <= last]
