@@ -36,8 +36,6 @@ MARKER, DELTA = "whole", "delta"
 #: Most deltas applied to a local copy before an anchor is fetched instead; also the number of newest deltas kept for
 #: workers with an older version.
 LONGEST = 24
-#: Most chains returned by one call.
-MAX_CHAINS = 8
 #: Most anchors and deltas of a store; a run keeps a few hundred.
 MAX_GROUPS = 100_000
 _ANCHOR = re.compile(r"v(\d{8,18})-([0-9a-f]{32})")
@@ -311,8 +309,10 @@ def names_up_to(version: int, names: Iterable[str]) -> list[str]:
     return [name for name, one in groups if one is not None and one.version <= version]
 
 
-def find_chains(catalog: Catalog, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Chain]:
-    """Return chains to the version of ``index``, best first, at most ``MAX_CHAINS``.
+def find_chain(catalog: Catalog, index: str, local: Collection[str], avoid: Collection[str] = ()) -> Chain | None:
+    """Return the best chain to the version of ``index``; None: there is none.
+
+    It begins at the nearest local copy, at most ``LONGEST`` deltas away, else at the nearest anchor, else at any copy.
 
     Args:
         local: indices of local copies.
@@ -325,7 +325,7 @@ def find_chains(catalog: Catalog, index: str, local: Collection[str], avoid: Col
             into[delta.index].append(delta)
     #: Index -> number of deltas from it to the target, and the first of them.
     steps: dict[str, tuple[int, Delta | None]] = {index: (0, None)}
-    #: Order of preference (near local copies, anchors, distant local copies), number of deltas, start and base.
+    #: Order of preference, number of deltas, start and base.
     found: list[tuple[int, int, Anchor | None, str]] = []
     queue = deque([index])
     while queue:
@@ -339,14 +339,14 @@ def find_chains(catalog: Catalog, index: str, local: Collection[str], avoid: Col
             if delta.base_index not in steps:
                 steps[delta.base_index] = length + 1, delta
                 queue.append(delta.base_index)
-    chains = []
-    for _, _, start, base in sorted(found, key=lambda one: one[:2])[:MAX_CHAINS]:
-        deltas, at = list[Delta](), base
-        while (step := steps[at][1]) is not None:
-            deltas.append(step)
-            at = step.index
-        chains.append(Chain(start, base, tuple(deltas)))
-    return chains
+    if not found:
+        return None
+    *_, start, base = min(found, key=lambda one: one[:2])
+    deltas, at = list[Delta](), base
+    while (step := steps[at][1]) is not None:
+        deltas.append(step)
+        at = step.index
+    return Chain(start, base, tuple(deltas))
 
 
 def kept(catalog: Catalog, wanted: Collection[int], newest: int) -> set[str]:
@@ -359,9 +359,8 @@ def kept(catalog: Catalog, wanted: Collection[int], newest: int) -> set[str]:
     groups: set[str] = set()
     for version in {*wanted, newest}:
         for index in _indices(catalog, version):
-            for chain in find_chains(catalog, index, ())[:1]:
+            if (chain := find_chain(catalog, index, ())) is not None:
                 groups |= {one.group for one in (chain.start, *chain.deltas) if one is not None}
-                break
             else:
                 # No anchor leads to it; its deltas can still be applied to a local copy.
                 groups |= {delta.group for delta in catalog.deltas if delta.index == index}

@@ -15,7 +15,7 @@ from penstock.errors import PublishError
 from penstock.records.publication import Publication
 from penstock.system.disk import fsync
 from penstock.weights.delta_format import WeightsFolder, apply_delta
-from penstock.weights.delta_store import DELTA, Anchor, Chain, Delta, DeltaStore, catalog_of, find_chains
+from penstock.weights.delta_store import DELTA, Anchor, Chain, Delta, DeltaStore, catalog_of, find_chain
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from penstock.weights.serving import object_name
@@ -49,15 +49,15 @@ class LocalCopies(VersionFolders):
         #: Groups of the store and digests of local copies that were found damaged.
         avoid: set[str] = set()
         failure: PublishError | None = None
-        while chains := find_chains(catalog, publication.index, self.by_index().keys() - avoid, avoid):
+        while chain := find_chain(catalog, publication.index, self.by_index().keys() - avoid, avoid):
             try:
-                return self._make_by(chains[0], publication)
+                return self._make_by(chain, publication)
             except PublishError as exc:
                 failure = exc
                 if self.stopped():
                     raise Stopped(str(exc)) from exc
                 log.warning("copy of version %d failed, trying another chain: %s", publication.version, exc)
-                avoid.add(self._damaged(chains[0]))
+                avoid.add(self._damaged(chain))
         why = "it has neither a whole version nor a chain that leads there" if failure is None else str(failure)
         raise PublishError(
             f"version {publication.version} of {publication.model!r} cannot be made from the delta store: "

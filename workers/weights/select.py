@@ -268,7 +268,7 @@ def _is_near(view: View, newest: Publication, one: Publication) -> bool:
 
 
 def _running(view: View, newest: Publication, before: int, own: int = -1) -> list[int]:
-    """Return the cohorts before a version that an engine of version ``own``, or another one, may generate (one_step)."""
+    """Return the cohorts before a version that an engine of version ``own``, or another, may generate (one_step)."""
     if not view.drains:
         return []
     out = {id_.partition("-")[0] for id_ in view.set_aside | view.failed}

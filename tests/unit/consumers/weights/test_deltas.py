@@ -12,7 +12,7 @@ from penstock.consumers.weights.deltas import Deltas
 from penstock.consumers.weights.write import Written
 from penstock.errors import PublishError
 from penstock.records.publication import Publication
-from penstock.weights.delta_store import Catalog, DeltaStore, catalog_of, find_chains
+from penstock.weights.delta_store import Catalog, DeltaStore, catalog_of, find_chain
 from tests.unit.penstock.weights.deltas.version_folders import a_model, moved, publish
 
 
@@ -138,7 +138,7 @@ def test_who_goes_on_after_its_successor_takes_nothing_of_it_away(line: Line, at
     stopped = Deltas(Stopped(str(line.path / "store")), line.anchor_every, lambda: line.in_use)
     stopped.put(line.write(2), 2, before, [])
     assert line.announced is not None
-    assert find_chains(line.catalog, line.announced.index, ()), "what is announced can be come to"
+    assert find_chain(line.catalog, line.announced.index, ()), "what is announced can be come to"
     line.publish(4)
     assert line.steps[-1] == (3, 4)
 
@@ -202,7 +202,9 @@ def test_a_tick_between_changes_nothing(line: Line) -> None:
     line.publish(3)
 
     assert line.steps == [(2, 3)]
-    assert find_chains(line.catalog, line.written[3].index_digest, ())[0].start is not None
+    chain = find_chain(line.catalog, line.written[3].index_digest, ())
+    assert chain is not None
+    assert chain.start is not None
 
 
 def test_the_same_weights_again_need_no_delta(line: Line) -> None:
@@ -255,7 +257,7 @@ def test_a_kill_between_any_two_acts_leaves_nothing_that_is_taken_for_whole(
     monkeypatch.undo()
 
     for digest in (last, *([written.index_digest] if line.catalog.anchors[-1].version == 3 else [])):
-        for way in find_chains(line.catalog, digest, ())[:1]:
+        if (way := find_chain(line.catalog, digest, ())) is not None:
             for group in [way.start.group if way.start else "", *(delta.group for delta in way.deltas)]:
                 names = {name for name in line.store.names() if name.startswith(group)}
                 assert f"{group}/delta" in names or f"{group}/weights.index" in names

@@ -8,13 +8,12 @@ from penstock.errors import PublishError
 from penstock.weights import delta_store
 from penstock.weights.delta_store import (
     LONGEST,
-    MAX_CHAINS,
     Anchor,
     Catalog,
     Chain,
     Delta,
     catalog_of,
-    find_chains,
+    find_chain,
     kept,
     names_up_to,
 )
@@ -36,6 +35,16 @@ def names_of(catalog: Catalog) -> list[str]:
     return [f"{one.group}/{file}" for one in (*catalog.anchors, *catalog.deltas) for file in ("x", "whole")]
 
 
+def start(chain: Chain | None) -> Anchor | None:
+    assert chain is not None
+    return chain.start
+
+
+def deltas(chain: Chain | None) -> tuple[Delta, ...]:
+    assert chain is not None
+    return chain.deltas
+
+
 LINE = Catalog([anchor(1), anchor(5)], [step(v) for v in range(2, 9)])
 
 
@@ -48,44 +57,43 @@ def test_a_group_counts_once_its_marker_is_there() -> None:
 
 
 def test_a_local_copy_is_led_on_by_the_deltas_behind_it() -> None:
-    assert find_chains(LINE, index(8), {index(6)})[0] == Chain(None, index(6), (step(7), step(8)))
+    assert find_chain(LINE, index(8), {index(6)}) == Chain(None, index(6), (step(7), step(8)))
 
 
 def test_who_has_nothing_takes_the_nearest_anchor_and_its_chain() -> None:
-    found = find_chains(LINE, index(8), set())
-
-    assert found[0] == Chain(anchor(5), index(5), (step(6), step(7), step(8)))
-    assert found[1].start == anchor(1)
+    assert find_chain(LINE, index(8), set()) == Chain(anchor(5), index(5), (step(6), step(7), step(8)))
+    steps = tuple(step(version) for version in range(2, 9))
+    assert find_chain(LINE, index(8), set(), {anchor(5).group}) == Chain(anchor(1), index(1), steps)
 
 
 def test_what_is_here_needs_nothing() -> None:
-    assert find_chains(LINE, index(8), {index(8)})[0] == Chain(None, index(8), ())
+    assert find_chain(LINE, index(8), {index(8)}) == Chain(None, index(8), ())
 
 
 def test_behind_a_break_the_next_anchor_is_taken() -> None:
-    broken = find_chains(LINE, index(8), {index(3)}, avoid={step(4).group})
+    broken = {step(4).group}
 
-    assert [chain.start for chain in broken] == [anchor(5)]
+    assert start(find_chain(LINE, index(8), {index(3)}, avoid=broken)) == anchor(5)
+    assert find_chain(LINE, index(8), {index(3)}, avoid=broken | {anchor(5).group}) is None
 
 
-def test_without_any_chain_the_list_is_empty() -> None:
-    assert find_chains(Catalog([], LINE.deltas), index(8), set()) == []
-    assert find_chains(LINE, index(99), {index(1)}) == []
+def test_without_any_chain_there_is_none() -> None:
+    assert find_chain(Catalog([], LINE.deltas), index(8), set()) is None
+    assert find_chain(LINE, index(99), {index(1)}) is None
 
 
 def test_a_local_copy_far_behind_is_the_last_resort() -> None:
     long = Catalog([anchor(1)], [step(v) for v in range(2, LONGEST + 10)])
 
-    first, last = find_chains(long, index(LONGEST + 9), {index(2)})
-
-    assert (first.start, last.start) == (anchor(1), None)
+    assert start(find_chain(long, index(LONGEST + 9), {index(2)})) == anchor(1)
+    assert start(find_chain(long, index(LONGEST + 9), {index(2)}, {anchor(1).group})) is None
 
 
 def test_a_rewound_trainer_begins_a_chain_of_its_own() -> None:
     other = Delta(9, "f" * 32, 10, "e" * 32)
     catalog = Catalog([*LINE.anchors, Anchor(9, "f" * 32)], [*LINE.deltas, other])
 
-    assert [chain.start for chain in find_chains(catalog, "e" * 32, {index(8)})] == [Anchor(9, "f" * 32)]
+    assert find_chain(catalog, "e" * 32, {index(8)}) == Chain(Anchor(9, "f" * 32), "f" * 32, (other,))
 
 
 def test_the_newest_keeps_its_anchor_and_chain() -> None:
@@ -122,9 +130,9 @@ def test_whatever_is_deleted_every_wanted_version_can_be_reached(
     )
 
     for version in {*wanted, newest}:
-        assert find_chains(after, index(version), ())[0].deltas == find_chains(catalog, index(version), ())[0].deltas
+        assert deltas(find_chain(after, index(version), ())) == deltas(find_chain(catalog, index(version), ()))
         if newest - version <= LONGEST:
-            assert find_chains(after, index(newest), {index(version)})[0].start is None
+            assert start(find_chain(after, index(newest), {index(version)})) is None
     assert kept(after, wanted, newest) == left
 
 
@@ -146,24 +154,13 @@ def test_what_stays_leads_on_as_shortly_whatever_somebody_put_there(
         [one for one in catalog.anchors if one.group in left], [d for d in catalog.deltas if d.group in left]
     )
     for version in {*wanted, newest}:
-        before, behind = find_chains(catalog, index(version), ()), find_chains(after, index(version), ())
-        assert [len(chain.deltas) for chain in before[:1]] == [len(chain.deltas) for chain in behind[:1]]
-    for chain in find_chains(catalog, index(newest), {index(v) for v in wanted}):
+        before, behind = find_chain(catalog, index(version), ()), find_chain(after, index(version), ())
+        assert (before is None) == (behind is None)
+        assert before is None or len(deltas(before)) == len(deltas(behind))
+    if (chain := find_chain(catalog, index(newest), {index(v) for v in wanted})) is not None:
         ends = [chain.base, *(delta.index for delta in chain.deltas)]
         assert ends[-1] == index(newest)
         assert [delta.base_index for delta in chain.deltas] == ends[:-1]
-
-
-def test_of_many_chains_the_best_are_returned() -> None:
-    """All of them, each with its chain, would be the square of what somebody put into the store."""
-    many = Catalog([anchor(v) for v in range(1, 101)], [step(v) for v in range(2, 101)])
-
-    found = find_chains(many, index(100), {index(v) for v in range(1, 101)})
-
-    assert [chain.base for chain in found] == [index(v) for v in range(100, 100 - MAX_CHAINS, -1)]
-    assert [chain.start for chain in find_chains(many, index(100), ())] == [
-        anchor(v) for v in range(100, 100 - MAX_CHAINS, -1)
-    ]
 
 
 def test_more_versions_than_a_run_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
