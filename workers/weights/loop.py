@@ -212,22 +212,15 @@ class WeightLoop:
         self.memory.reset()
         self._updater.reset()
         self._partial = -1
-        refused: set[str] = set()
+        services, refused = self._services, set[str]()
         while True:
             view = await self._view(Purpose.START, refused)
             self._report_unusable(view)
             decision = select_version(view)
             if not isinstance(decision, Load):
-                return await self._services.engine.start(None)
-            if await self._start_with(decision.publication, is_newest=decision.publication is view.newest):
-                return None
-            refused.add(decision.publication.id)
-
-    async def _start_with(self, publication: Publication, *, is_newest: bool) -> bool:
-        """Start with a publication; return False if it cannot be loaded. Retries one before the newest (one_step)."""
-        services = self._services
-        is_retried = not is_newest and services.config.staleness.rules.drains
-        while True:
+                return await services.engine.start(None)
+            publication, is_newest = decision.publication, decision.publication is view.newest
+            is_retried = not is_newest and services.config.staleness.rules.drains
             try:
                 self.transfers.check(publication)
                 await self._note_intent(publication)
@@ -237,15 +230,14 @@ class WeightLoop:
                 if is_newest:
                     self._report(publication, exc)
                 if not is_retried or not await self._failed_again(publication, exc):
-                    return False
+                    refused.add(publication.id)
             except EngineError as exc:
                 # A version that kills engines must not block the newest forever.
                 if is_retried and not services.engine.is_away:
                     self._count_failure(publication, exc)
                 raise
             else:
-                await self._note_loaded(publication, here)
-                return True
+                return await self._note_loaded(publication, here)
 
     async def _view(self, purpose: Purpose, refused: Iterable[str] = ()) -> View:
         """Read the view, with what this loop knows."""

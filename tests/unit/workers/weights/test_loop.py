@@ -166,7 +166,7 @@ async def test_a_version_that_is_tried_again_shows_the_cause_of_its_failure(monk
     ("drains", "is_away", "skipped"), [(True, False, True), (True, True, False), (False, False, False)]
 )
 async def test_a_version_before_the_newest_that_engines_die_of_in_their_start_is_skipped(
-    drains: bool, is_away: bool, skipped: bool
+    drains: bool, is_away: bool, skipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or one_step would never come to the newest. An engine that does not answer proves nothing about the version."""
 
@@ -180,11 +180,17 @@ async def test_a_version_before_the_newest_that_engines_die_of_in_their_start_is
     services.engine.offloaded, services.engine.version = set(), -1
     services.engine.start, services.engine.is_away = dies, is_away
     followed = loop_of(services, redis, Waits())
+
+    async def is_wanted() -> None:
+        """All of its memory is."""
+
+    monkeypatch.setattr(followed, "_all_memory_is_wanted", is_wanted)
     for _ in range(TRIES):
         assert not (await followed._view(Purpose.START)).failed
-        for publication, is_newest in ((newest, True), (before, False)):
+        for place in (0, 1):
+            monkeypatch.setattr(loop, "select_version", lambda view, place=place: Load(view.published[place]))
             with pytest.raises(EngineDied):
-                await followed._start_with(publication, is_newest=is_newest)
+                await followed.start_engine()
     assert (await followed._view(Purpose.START)).failed == ({"2-0"} if skipped else set())
 
 
