@@ -205,7 +205,7 @@ class Presence:
             layout=self._updates.transfers.layout,
             awaits=self._updates.awaits,
             offloaded=sorted(engine.offloaded),
-            unwatched=self._updates.memory.unwatched,
+            unwatched=self._updates.memory.wish.unwatched,
             revived_at=self._updates.memory.revived_at,
             metrics=self._metrics_url,
             engines=engine.describe(),

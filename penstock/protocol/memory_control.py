@@ -54,10 +54,10 @@ def wish(keys: Keys, model: str, record: MemoryWish) -> Call[str]:
     return Call(script("memory"), [keys.memory(model)], [keys.prefix, record.to_bytes()], lambda a: str(a.decode()))
 
 
-def parse_wish(entries: Any) -> MemoryWish | None:
-    """Return the newest request in entries of ``memory:MODEL``, or None. Raises ProtocolError."""
+def parse_wish(entries: Any) -> MemoryWish:
+    """Return the newest request in entries of ``memory:MODEL``; without entries, the default. Raises ProtocolError."""
     if not entries:
-        return None
+        return MemoryWish()
     found = MemoryWish.from_bytes(entries[-1][1].get(b"w", b""), "wish for memory")
     if not isinstance(found.offloaded, list) or not set(found.offloaded) <= set(TAGS):
         raise ProtocolError(f"The wish for memory has tags that this penstock does not know: {found.offloaded}.")
@@ -68,7 +68,7 @@ def parse_wish(entries: Any) -> MemoryWish | None:
 
 def newest_wish(control: Control, keys: Keys, model: str) -> MemoryWish:
     """Return what is requested of a model's engines now. Blocks for a round trip."""
-    return parse_wish(control.do(lambda client: client.xrevrange(keys.memory(model), count=1))) or MemoryWish()
+    return parse_wish(control.do(lambda client: client.xrevrange(keys.memory(model), count=1)))
 
 
 def change(

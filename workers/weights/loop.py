@@ -274,7 +274,7 @@ class WeightLoop:
             await self._read_wish()
             if not self.memory.wanted:
                 return
-            self._waiting.blocked_on(MemoryOffloaded(tuple(sorted(self.memory.wanted)), self.memory.asked_by))
+            self._waiting.blocked_on(MemoryOffloaded(tuple(sorted(self.memory.wanted)), self.memory.wish.by))
             await asyncio.sleep(MEMORY_S)
 
     async def pause(self, wait_s: float) -> None:

@@ -31,7 +31,8 @@ class Memory:
         self._services = services
         self._hold = ExitStack()
         self._unwatched = ExitStack()
-        self.wish: MemoryWish | None = None
+        #: The newest request.
+        self.wish = MemoryWish()
         #: Set while an immediate restart of a lost engine is requested; and the requester's time of it (Unix time).
         self.revive = asyncio.Event()
         self.revived_at = 0.0
@@ -41,32 +42,22 @@ class Memory:
     @property
     def wanted(self) -> set[str]:
         """Tags to be offloaded."""
-        return set(self.wish.offloaded) if self.wish else set()
-
-    @property
-    def asked_by(self) -> str:
-        """Return the name of the process that made the last request; '': none."""
-        return self.wish.by if self.wish else ""
-
-    @property
-    def unwatched(self) -> bool:
-        """Whether health checks are suspended by request."""
-        return self.wish is not None and self.wish.unwatched
+        return set(self.wish.offloaded)
 
     def is_settled(self) -> bool:
         """Return whether the engine's memory is as requested, or cannot be."""
         return self._services.engine.offloaded == self.wanted or bool(self.cannot_offload)
 
-    def take(self, wish: MemoryWish | None) -> None:
+    def take(self, wish: MemoryWish) -> None:
         """Record a newer request."""
-        before, self.wish = self.unwatched, wish
+        before, self.wish = self.wish, wish
         self.cannot_offload = ""
         engine = self._services.engine
-        if self.unwatched and not before:
+        if wish.unwatched and not before.unwatched:
             self._unwatched.enter_context(engine.unwatched())
-        elif not self.unwatched:
+        elif not wish.unwatched:
             self._unwatched.close()
-        if wish is not None and wish.revive_at > self.revived_at:
+        if wish.revive_at > self.revived_at:
             self.revived_at = wish.revive_at
             self.revive.set()
         if self.wanted and not engine.info.saves_memory:
@@ -112,7 +103,7 @@ class Memory:
 
     def _shut(self) -> None:
         if not self._services.engine.offloaded:
-            self._hold.enter_context(self._services.valves.requests.held(MemoryOffloaded(by=self.asked_by)))
+            self._hold.enter_context(self._services.valves.requests.held(MemoryOffloaded(by=self.wish.by)))
 
     async def _idle(self) -> None:
         """Wait until the engine is idle: SGLang crashes if memory is released while requests run.
