@@ -37,8 +37,10 @@ from benchmarks.random_model import Shape, make_model
 from penstock.records.job import Job
 from penstock.redis.connect import connect
 
-#: Length of an answer in tokens -> groups of a round.
-GROUPS = {52: 384, 448: 128, 3072: 24}
+#: Length of an answer in tokens -> groups of one measurement.
+GROUPS = {52: 128, 448: 48, 3072: 10}
+#: Measurements of each length in a round; the least counts, because other load on the machine only adds.
+REPEATS = 4
 PROMPT_TOKENS = 64
 SLOTS = 256
 ROUND_TIMEOUT_S = 300.0
@@ -47,6 +49,23 @@ ROUND_TIMEOUT_S = 300.0
 @cache
 def answer(length: int, version: str, prompt_tokens: int) -> bytes:
     """An answer of ``length`` tokens as JSON, in the form of SGLang's ``/generate``."""
+    return json.dumps(_answer(length, version, prompt_tokens)).encode()
+
+
+@cache
+def events(length: int, version: str, prompt_tokens: int, index: int) -> bytes:
+    """The two events of an answer in the stream of a batch: the first token, and the rest."""
+    found = _answer(length, version, prompt_tokens)
+    meta, entries = found["meta_info"], found["meta_info"]["output_token_logprobs"]
+    begun = meta | {"finish_reason": None, "weight_versions": None, "completion_tokens": 1}
+    parts = [
+        {"output_ids": found["output_ids"][:1], "meta_info": begun | {"output_token_logprobs": entries[:1]}},
+        {"output_ids": found["output_ids"][1:], "meta_info": meta | {"output_token_logprobs": entries[1:]}},
+    ]
+    return b"".join(b"data: " + json.dumps(one | {"text": "", "index": index}).encode() + b"\n\n" for one in parts)
+
+
+def _answer(length: int, version: str, prompt_tokens: int) -> dict[str, Any]:
     ids = [2 + 7919 * at % 90 for at in range(length)]
     meta = {
         "id": "0123456789abcdef0123456789abcdef",
@@ -60,7 +79,7 @@ def answer(length: int, version: str, prompt_tokens: int) -> bytes:
         "e2e_latency": 0.123456789,
         "output_token_logprobs": [[-0.5 - at % 97 / 13, token, None] for at, token in enumerate(ids)],
     }
-    return json.dumps({"text": "x" * length, "output_ids": ids, "meta_info": meta}).encode()
+    return {"text": "x" * length, "output_ids": ids, "meta_info": meta}
 
 
 def serve(pipe: Any) -> None:
@@ -74,6 +93,7 @@ def serve(pipe: Any) -> None:
 
     async def info(_: web.Request) -> web.Response:
         shown = {"version": "0.5.20", "disable_overlap_schedule": True, "weight_version": version}
+        shown |= {"incremental_streaming_output": True, "stream_interval": 1}
         return web.json_response(shown | {"model_path": "/model", "tp_size": 1, "dp_size": 1, "loads": []})
 
     async def load(request: web.Request) -> web.Response:
@@ -84,8 +104,15 @@ def serve(pipe: Any) -> None:
     async def done(_: web.Request) -> web.Response:
         return web.json_response({"success": True})
 
-    async def generate(request: web.Request) -> web.Response:
+    async def generate(request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if isinstance(body["rid"], list):
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            for index, (ids, sampling) in enumerate(zip(body["input_ids"], body["sampling_params"], strict=True)):
+                await response.write(events(sampling["max_new_tokens"], version, len(ids), index))
+            await response.write(b"data: [DONE]\n\n")
+            return response
         data = answer(body["sampling_params"]["max_new_tokens"], version, len(body["input_ids"]))
         return web.Response(body=data, content_type="application/json")
 
@@ -154,7 +181,10 @@ def leg(reward: str) -> dict[int, float]:
         with running_penstock(url, engine, load, 4, sections=sections) as penstock:
             for length in GROUPS:
                 cpu_per_sample(penstock, length, 4)
-            return {length: cpu_per_sample(penstock, length, groups) for length, groups in GROUPS.items()}
+            return {
+                length: min(cpu_per_sample(penstock, length, groups) for _ in range(REPEATS))
+                for length, groups in GROUPS.items()
+            }
 
 
 def leg_of(directory: Path, reward: str) -> dict[int, float]:
@@ -218,6 +248,10 @@ def report(spent: dict[str, list[dict[int, float]]], reward: str) -> Report:
             "ms_per_1000_tokens": "ms/1,000 tokens", "spread": "spread", "ratio": f"over {first} [95 %]",
         },
         rows=rows,
+        keys={
+            key: {name: {one["tokens"]: one[key] for one in rows if one["source"] == name} for name in spent}
+            for key in ("ms_per_sample", "ratio")
+        },
         versions=seen,
     )  # fmt: skip
 

@@ -26,6 +26,10 @@ CLOSE_S = 2.0
 FAIR_LOGPROB = -math.log(2 + len(ALPHABET))
 
 
+class _BatchError(Exception):
+    """The status with which one request of a batch would be answered."""
+
+
 class FakeEngine:
     """Counts what it sees. Behaviour is chosen by the first token of the prompt.
 
@@ -64,6 +68,8 @@ class FakeEngine:
         self.image_tokens = 4
         #: Answers that were asked for as a stream.
         self.num_streamed = 0
+        #: Batches that it received.
+        self.num_batches = 0
         #: Requests whose rid begins so get six tokens.
         self.short = ""
         #: Prompts asked for, by first token.
@@ -185,7 +191,7 @@ class FakeEngine:
 
     async def _info(self, _: web.Request) -> web.Response:
         info = {"version": "0.5.20", "disable_overlap_schedule": True, "weight_version": self.version}
-        info |= {"enable_memory_saver": self.saves_memory}
+        info |= {"enable_memory_saver": self.saves_memory, "stream_interval": 1}
         return web.json_response(info | {"model_path": "/model", "tp_size": 1, "dp_size": 1} | self.told)
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -245,6 +251,47 @@ class FakeEngine:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if isinstance(body["rid"], list):
+            return await self._batch(request, body)
+        return await self._one(request, body)
+
+    def _behaviour_of(self, prompt: list[int]) -> str:
+        return "die" if self.version in self.deadly else self.behaviour.get(prompt[0], "")
+
+    async def _batch(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """Answer the requests of a batch in one stream; an error of one ends it."""
+        self.num_batches += 1
+        named = zip(body["input_ids"], body["rid"], body["sampling_params"], strict=True)
+        ones = [
+            body | {"input_ids": ids, "rid": rid, "sampling_params": sampling, "stream": False}
+            for ids, rid, sampling in named
+        ]
+        if self._behaviour_of(ones[0]["input_ids"]) == "die":
+            return await self._one(request, ones[0])
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+
+        async def answer(index: int, one: dict[str, Any]) -> None:
+            done = await self._one(request, one)
+            assert isinstance(done, web.Response)
+            if done.status != 200 or not str(done.text).startswith("{"):
+                raise _BatchError(done.status)
+            event = {"index": index} | json.loads(str(done.text))
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+        tasks = [asyncio.create_task(answer(index, one)) for index, one in enumerate(ones)]
+        try:
+            await asyncio.gather(*tasks)
+        except _BatchError as exc:
+            error = {"error": {"message": "an error of one request", "code": exc.args[0]}}
+            await response.write(b"data: " + json.dumps(error).encode() + b"\n\n")
+        finally:
+            for task in tasks:
+                task.cancel()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _one(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         prompt = body["input_ids"]
         assert prompt, "an empty prompt kills a real server"
         if body["rid"].startswith("proof:"):
@@ -257,8 +304,7 @@ class FakeEngine:
         self._running[body["rid"]] = (prompt[0], aborted, request)
         self.peak = max(self.peak, len(self._running))
         try:
-            behaviour = "die" if self.version in self.deadly else self.behaviour.get(prompt[0], "")
-            return await self._answer(request, body, aborted, behaviour)
+            return await self._answer(request, body, aborted, self._behaviour_of(prompt))
         finally:
             del self._running[body["rid"]]
 

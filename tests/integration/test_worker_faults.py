@@ -68,6 +68,7 @@ async def test_samples_are_committed_with_what_the_engine_said(
     jobs = admit(client, keys, [job(i, n=3) for i in range(4)])
     async with working(config()):
         await until(all_in(client, keys, jobs, "ready"))
+    assert fake.num_batches > 0, "samples of a job that begin together are one request"
     for name in jobs:
         rows = read_group(client, keys, name)
         assert [meta.k for meta, _ in rows] == [0, 1, 2]

@@ -18,6 +18,7 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.records.sample import FinishReason
 from penstock.text import safe_repr
 from penstock.workers.engine import Heard, Rows, Scores, Segment
+from penstock.workers.sglang.batches import Batches, BatchFailed
 from penstock.workers.sglang.controls import SglangControls
 from penstock.workers.sglang.http import ConnectionClosed
 from penstock.workers.sglang.routed_experts import ASK
@@ -139,6 +140,7 @@ class SglangClient(SglangControls):
         self.num_stale_prefixes = 0
         #: Seed of the run. If the server samples by seeds, each sample has its own, made of this and its id.
         self.seed = 0
+        self._batches = Batches(self.http, config, hear=self.under_way.hear, abort=self._abort_one)
 
     @property
     def tells_routing(self) -> bool:
@@ -181,8 +183,9 @@ class SglangClient(SglangControls):
     ) -> Segment:
         """Implement ``Engine.generate``.
 
-        Requests use kept connections. One that the server closes before it answers is sent again, once and on a new
-        connection: the server closes connections that it did not use for a while, at any time.
+        Requests use kept connections, and those that begin together for the same tokens share one (``batches.py``). If
+        the server closes it before it answers, or ends the batch, the request is sent again, once, alone and on a new
+        connection.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
@@ -194,9 +197,9 @@ class SglangClient(SglangControls):
         self._check_ids(input_ids, rid)
         sending = partial(self._generate_once, input_ids, sampling, rid, heard, interval, images)
         try:
-            return await sending(keep=True)
-        except ConnectionClosed:
-            return replace(await sending(keep=False), is_unheard=True)
+            return await sending(is_first=True)
+        except (ConnectionClosed, BatchFailed):
+            return replace(await sending(is_first=False), is_unheard=True)
 
     async def _generate_once(
         self,
@@ -207,7 +210,7 @@ class SglangClient(SglangControls):
         interval: int,
         images: Images | None,
         *,
-        keep: bool,
+        is_first: bool,
     ) -> Segment:
         wire_rid = self.under_way.wire_rid(rid)
         if self.info.deterministic:
@@ -228,11 +231,13 @@ class SglangClient(SglangControls):
             body["extra_key"] = f"{self._namespace}.{wire_rid}" if alone else self._namespace
         sent = self.version
         with self.under_way.sent(rid, wire_rid, most=most_tokens(body)):
-            if heard is None:
-                answer = await self.call("POST", "/generate", body, self.config.request_timeout_s, keep=keep)
-            else:
+            if heard is not None:
                 body["sampling_params"] = sampling | {"stream_interval": interval}
-                answer = await self._stream(body | {"stream": True}, sent, rid, heard, keep)
+                answer = await self._stream(body | {"stream": True}, sent, rid, heard, is_first)
+            elif is_first and self._takes_batches and images is None:
+                answer = await self._batches.ask(body, incremental=self.info.streams_increments)
+            else:
+                answer = await self.call("POST", "/generate", body, self.config.request_timeout_s, keep=is_first)
             segment = self.segment_of(answer, sent, rid)
             self.under_way.answered(wire_rid, len(segment.output_ids))
         check_length(len(segment.output_ids), most_tokens(body), rid)
@@ -244,6 +249,11 @@ class SglangClient(SglangControls):
                 "reads (min_pixels and max_pixels), or use images of a size that neither resizes."
             )
         return segment
+
+    @property
+    def _takes_batches(self) -> bool:
+        # The proxy of injected faults counts requests and their tokens one by one.
+        return self.info.takes_batches and self.routing is None and not self.http.generate_url
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard, keep: bool) -> dict[str, Any]:
         answer = Answer(rid, incremental=self.info.streams_increments, most=most_tokens(body))
@@ -313,7 +323,10 @@ class SglangClient(SglangControls):
     async def abort(self, rid: str) -> None:
         """Abort the requests named ``rid``; they return the tokens they have. Returns at once."""
         for wire_rid in self.under_way.named(rid):
-            await self.call("POST", "/abort_request", {"rid": wire_rid})
+            await self._abort_one(wire_rid)
+
+    async def _abort_one(self, wire_rid: str) -> None:
+        await self.call("POST", "/abort_request", {"rid": wire_rid})
 
     async def score(
         self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False

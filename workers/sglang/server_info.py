@@ -123,6 +123,8 @@ class ServerInfo:
     saves_memory: bool = False
     #: Tokens after a weight change that may still be of the old weights (results in flight).
     window: int = 0
+    #: Whether requests may be sent as a batch whose answers are streamed.
+    takes_batches: bool = False
 
 
 def read_info(answer: Mapping[str, Any], reports_spans: bool | None = None) -> ServerInfo:
@@ -149,6 +151,8 @@ def read_info(answer: Mapping[str, Any], reports_spans: bool | None = None) -> S
         # A CPU server accepts the calls and frees nothing.
         saves_memory=bool(answer.get("enable_memory_saver")) or answer.get("device") == "cpu",
         window=_window(answer),
+        # Those that report spans were tried; a router does not pass batches, and does not report its arguments.
+        takes_batches=capabilities.reports_spans and "stream_interval" in answer,
     )
 
 

@@ -140,24 +140,10 @@ class Answer:
         """Add an event; return new ids [T] and their logprobs [T], as far as both have arrived.
 
         Raises:
-            EngineRefused, EngineError: it reports an error, or its ids and logprobs do not match.
+            EngineRefused, EngineError: as ``extend``, or its ids and logprobs do not match.
         """
-        self._raise_error(event)
-        self._last = event
-        meta, ids = self._meta, event.get("output_ids") or []
-        entries = meta.get("output_token_logprobs") or []
-        if not are_ids(ids) or not isinstance(entries, list):
-            raise EngineError(
-                f"{self._rid}: the engine streamed {safe_repr(ids)} and {safe_repr(entries)}, which are "
-                "not ids and logprobs."
-            )
         known = min(len(self._ids), len(self._entries))
-        if self._is_increment(ids):
-            self._ids += ids
-            self._entries += entries
-        else:
-            self._ids, self._entries = ids, entries
-        check_length(max(len(self._ids), len(self._entries)), self._most, self._rid)
+        self.extend(event)
         fresh = min(len(self._ids), len(self._entries))
         try:
             new = [int(token) for token in self._ids[known:fresh]]
@@ -170,6 +156,28 @@ class Answer:
         if new != scored:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it generated.")
         return new, logprobs
+
+    def extend(self, event: dict[str, Any]) -> None:
+        """Add an event; whether its logprobs are numbers is checked when the answer is read.
+
+        Raises:
+            EngineRefused, EngineError: it reports an error, has no ids, or more than were requested.
+        """
+        self._raise_error(event)
+        self._last = event
+        meta, ids = self._meta, event.get("output_ids") or []
+        entries = meta.get("output_token_logprobs") or []
+        if not are_ids(ids) or not isinstance(entries, list):
+            raise EngineError(
+                f"{self._rid}: the engine streamed {safe_repr(ids)} and {safe_repr(entries)}, which are "
+                "not ids and logprobs."
+            )
+        if self._is_increment(ids):
+            self._ids += ids
+            self._entries += entries
+        else:
+            self._ids, self._entries = ids, entries
+        check_length(max(len(self._ids), len(self._entries)), self._most, self._rid)
 
     def _is_increment(self, ids: list[int]) -> bool:
         """Return whether an event has only new tokens, judged by its token count, else by the server's mode.

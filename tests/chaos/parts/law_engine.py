@@ -154,8 +154,7 @@ class LawEngine(FakeEngine):
                 del self._requests[rid]
         return web.json_response({})
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+    async def _one(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         sampling = body["sampling_params"]
         if int(sampling["max_new_tokens"]) == 0:
             return self._scored(body)
