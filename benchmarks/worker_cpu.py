@@ -37,8 +37,9 @@ from benchmarks.random_model import Shape, make_model
 from penstock.records.job import Job
 from penstock.redis.connect import connect
 
-#: Length of an answer in tokens -> groups of one measurement.
-GROUPS = {52: 128, 448: 48, 3072: 10}
+#: Length of an answer in tokens -> groups of one measurement: multiples of BATCH_GROUPS.
+GROUPS = {52: 128, 448: 48, 3072: 12}
+BATCH_GROUPS = 4
 #: Measurements of each length in a round; the least counts, because other load on the machine only adds.
 REPEATS = 4
 PROMPT_TOKENS = 64
@@ -178,9 +179,9 @@ def leg(reward: str) -> dict[int, float]:
     load = Load(0, SLOTS, PROMPT_TOKENS, max(GROUPS))
     with redis_server() as url, instant_engine() as engine:
         sections = {"reward": {"function": reward}}
-        with running_penstock(url, engine, load, 4, sections=sections) as penstock:
+        with running_penstock(url, engine, load, BATCH_GROUPS, sections=sections) as penstock:
             for length in GROUPS:
-                cpu_per_sample(penstock, length, 4)
+                cpu_per_sample(penstock, length, BATCH_GROUPS)
             return {
                 length: min(cpu_per_sample(penstock, length, groups) for _ in range(REPEATS))
                 for length, groups in GROUPS.items()
