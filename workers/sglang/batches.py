@@ -128,7 +128,7 @@ class Batches:
             if len(batch.members) == 1:
                 await self._ask_alone(batch.members[0])
             else:
-                await self._stream(batch.members)
+                await self._stream(batch)
         except Exception as exc:
             failure = exc
         finally:
@@ -142,22 +142,32 @@ class Batches:
         if not member.done.done():
             member.done.set_result(answer)
 
-    async def _stream(self, members: list[_Member]) -> None:
+    async def _stream(self, batch: _Batch) -> None:
+        members = list(batch.members)
+        waiting, count = dict(enumerate(members)), len(members)
         body = members[0].body | {
             "input_ids": [member.body["input_ids"] for member in members],
             "rid": [member.body["rid"] for member in members],
             "sampling_params": [member.body["sampling_params"] | {"stream_interval": _INTERVAL} for member in members],
             "stream": True,
         }
+        del members
         async with self._http.request("POST", "/generate", body, self._config.request_timeout_s, keep=True) as response:
             if response.status != 200:
                 head = await read_head(response.content)
                 raise BatchFailed(str(self._http.refusal("/generate", response.status, head)))
             async for event in read_events(response.content, MAX_EVENT_BYTES):
                 index = event.get("index")
-                if type(index) is not int or not 0 <= index < len(members):
+                if type(index) is not int or not 0 <= index < count:
                     raise BatchFailed(f"the engine ended a batch: {safe_repr(event)[:500]}")
-                self._take(members[index], event)
+                if (member := waiting.get(index)) is None:
+                    continue
+                self._take(member, event)
+                if member.done.done():
+                    # Its tokens are objects that every pass of the garbage collector visits.
+                    batch.members.remove(waiting.pop(index))
+                    del member, event
+                    await asyncio.sleep(0)
             # To its end, so that the connection is kept.
             await read_head(response.content)
 
