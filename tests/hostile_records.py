@@ -67,7 +67,7 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
         "whole": (Whole(3, "/w", "a" * 32, 9, 0.5).to_bytes(), lambda data: whole_of(data, 3, "policy")),
         "offer": (offer.to_bytes(), lambda data: Offer.from_bytes(data, "offer").url),
         "partial": (prefix, lambda data: partial_from_bytes(data, JOB, 0)),
-        "grown": (prefix + growth_to_bytes(whole, 4), lambda data: partial_from_bytes(data, JOB, 0)),
+        "grown": (prefix + growth_to_bytes(whole, 4, len(whole.turns)), lambda data: partial_from_bytes(data, JOB, 0)),
         "verdict": (Verdict(1.0, {"a": [1]}).to_json().encode(), Verdict.from_json),
         "check": (sample_to_json(sample(), 10**6).encode(), lambda data: sample_from_json(data.decode("latin-1"))),
     }

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform, get_args
 
 from penstock.errors import ProtocolError
 from penstock.records.codec import LEAST, MOST, checks_of
@@ -862,18 +862,19 @@ class ServiceCalled(Cause, kind=WORK, part="worker", subject="service url"):
 
 
 #: Kind of user code -> the text of a call.
+#: Methods of an environment.
+EnvironmentCall = Literal["reset", "step", "snapshot", "restore", "close"]
 _CODE = {
     "reward": "reward {function}",
     "hook": "{function}",
-    "reset": "reset of environment {function}",
-    "step": "step of environment {function}",
+    **{name: name + " of environment {function}" for name in get_args(EnvironmentCall)},
 }
 
 
 class CodeCalled(Cause, kind=WORK, part="worker", subject="code function scope item"):
     """The user's code, or a reward."""
 
-    code: Literal["reward", "hook", "reset", "step"]
+    code: Literal["reward", "hook", EnvironmentCall]
     #: Name of the reward, hook or environment.
     function: str
     scope: Literal["sample", "group"]

@@ -78,6 +78,8 @@ class Sample:
     #: Name -> numpy array beside the tokens (routed experts, images), stored in a key of its own; see sides.py.
     sides: dict[str, Any] = field(default_factory=dict)
     num_turns: int = 1
+    #: State of its environment after the last observation (``snapshot``).
+    state: Any = None
     num_aborts: int = 0
     cached_tokens: int = 0
     #: Generated tokens with the oldest possible version; for the others the version is proven (T6).
@@ -107,7 +109,7 @@ class Sample:
         lists = {name: getattr(self, name).copy() for name in _LISTS}
         nested = {name: copy_plain(getattr(self, name)) for name in ("pauses", "reward_info")}
         sides = {name: side.copy() if hasattr(side, "copy") else side for name, side in self.sides.items()}
-        return replace(self, job=self.job.copy_for_user(), pictures=None, sides=sides, **lists, **nested)
+        return replace(self, job=self.job.copy_for_user(), pictures=None, state=None, sides=sides, **lists, **nested)
 
     def append(
         self, tokens: list[int], *, version: int = -1, logprobs: list[float] | None = None, loss: bool = True

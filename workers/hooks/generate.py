@@ -1,6 +1,6 @@
 """Generate samples: by turns of the engine, or by a function of ``hooks.generate``, ``eval`` or ``rollout``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.config import Config
 from penstock.model.tokenizer import Tokenizer
@@ -46,6 +46,7 @@ class Generating:
         environment: Environment | None = None,
         interval: int = 0,
         drawn: Callable[[], None] | None = None,
+        store: Callable[[], Awaitable[None]] | None = None,
         account: Drawn | None = None,
         answered: Callable[[Segment, bool], None] | None = None,
     ) -> None:
@@ -61,7 +62,7 @@ class Generating:
         if maker is None:
             await generate_sample(
                 engine, valves, job, sample.k, tokenizer=tokenizer, rollout=self._rollout, environment=environment,
-                partial=sample, interval=interval, drawn=drawn, account=account, answered=answered,
+                partial=sample, interval=interval, drawn=drawn, store=store, account=account, answered=answered,
             )  # fmt: skip
             return
         await maker.make(engine, valves, [sample], tokenizer=tokenizer, accounts=[account], answered=answered)

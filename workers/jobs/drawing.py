@@ -9,6 +9,8 @@ from penstock.model.pictures import Pictures, image_reader, no_pictures, reading
 from penstock.names import Lane
 from penstock.records.job import Job
 from penstock.records.sample import Drawn, Sample, SampleStatus
+from penstock.workers.jobs.environments import close
+from penstock.workers.jobs.episodes import can_resume
 from penstock.workers.jobs.generate import prompt_ids
 from penstock.workers.jobs.prefixes import Prefix
 from penstock.workers.jobs.scoring import score_sample
@@ -58,18 +60,25 @@ class Drawing:
             return await self._given(sample.k)
         services = self._services
         birth, begun_on = services.births, services.publication
-        with self._restart_if_died():
-            await services.generating.make(
-                services.engine,
-                services.valves,
-                sample,
-                tokenizer=services.tokenizer,
-                environment=services.environments.make(self._job),
-                interval=services.config.worker.stream_interval,
-                drawn=prefix.keep_if_due,
-                account=prefix.account,
-                answered=services.tally.answered,
-            )
+        environment = services.environments.make(self._job)
+        prefix.keeps_turns = can_resume(environment)
+        try:
+            with self._restart_if_died():
+                await services.generating.make(
+                    services.engine,
+                    services.valves,
+                    sample,
+                    tokenizer=services.tokenizer,
+                    environment=environment,
+                    interval=services.config.worker.stream_interval,
+                    drawn=prefix.keep_if_due,
+                    store=prefix.keep_now,
+                    account=prefix.account,
+                    answered=services.tally.answered,
+                )
+        finally:
+            if environment is not None:
+                await close(environment, sample)
         if sample.status != SampleStatus.ABORTED:
             await self._note_finished([sample], birth, begun_on)
         return sample

@@ -17,6 +17,7 @@ Its observations enter the sequence with mask 0, and the next turn is generated 
 observation contains everything the chat template puts between two turns.
 """
 
+import logging
 import operator
 import sys
 from collections.abc import Awaitable, Callable, Iterable
@@ -37,6 +38,10 @@ from penstock.workers.rewards.judges import PARAMETER, Judges, takes_judges
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+#: Longest wait for ``close``.
+CLOSE_S = 10.0
 #: Ids are stored as int32.
 MAX_TOKEN = 2**31
 
@@ -58,10 +63,21 @@ class Observation:
 
 
 class Environment(Protocol):
-    """One sample's environment."""
+    """One sample's environment.
+
+    After a kill or a hand-back another instance continues a sample of several turns if the class allows that:
+
+    - ``replayable = True``: after ``reset`` the same turns get the same observations. The recorded turns are repeated.
+    - ``async snapshot() -> state`` and ``async restore(job, state)``: the state, of numbers, text, bytes, lists and
+      maps, is stored after each observation. A step whose observation was not stored is repeated only if the class has
+      ``repeatable = True``; else the sample starts over.
+
+    ``async close()``, if the class has it, is called once at the end: also after a failure, a timeout, a cancellation
+    or a lost lease, but not after a kill.
+    """
 
     async def reset(self, job: Job) -> None:
-        """Prepare for the first turn. Also called before a sample that was handed back in its first turn resumes."""
+        """Prepare for the first turn; also before a sample whose first turn is stored continues, or starts over."""
 
     async def step(self, sample: Sample) -> Observation | None:
         """Respond to a turn; ``sample.turns`` holds the text of every turn. None ends the sample."""
@@ -103,6 +119,18 @@ async def step(environment: Environment, sample: Sample, timeout_s: float, call:
     except ValueError as exc:
         raise EnvironmentRaised(f"{call.label} {exc}") from exc
     return checked(answer, call.label)
+
+
+async def close(environment: Environment, sample: Sample) -> None:
+    """Call ``close`` of an environment, if it has one; its failure is logged. Waits for at most ``CLOSE_S``."""
+    if not callable(end := getattr(environment, "close", None)):
+        return
+    try:
+        await within(CLOSE_S, end, CodeCalled("close", sample.job.environment or "given", "sample", sample.id))
+    except EnvironmentTimeout:
+        log.warning("sample %s: close of its environment takes longer than %g s; it is cancelled", sample.id, CLOSE_S)
+    except EnvironmentRaised as exc:
+        log.warning("%s", exc)
 
 
 def checked(observation: object, what: str) -> Observation | None:

@@ -4,9 +4,9 @@
                     └─> else: append the new tokens (extend)
 
 A checkpoint costs the bytes of its new tokens, not those of the prefix before them. It never blocks generation: one is
-written at a time, and tokens that arrive meanwhile go with the next. Only the first turn is kept: tokens after an
-observation cannot be continued, because the environment is lost with its worker. Nothing is kept of a
-mixture-of-experts model whose routing is recorded.
+written at a time, and tokens that arrive meanwhile go with the next. Later turns are kept if the environment can be
+brought back (``episodes``); each is then written before the environment acts on it, and each observation before the
+next turn. Nothing is kept of a mixture-of-experts model whose routing is recorded.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from types import NoneType
 from typing import Any, NamedTuple, get_args
 
 from penstock.config.sampling import is_temperature
@@ -23,7 +24,7 @@ from penstock.errors import LeaseLost, PayloadError, PenstockError, ProtocolErro
 from penstock.protocol import scripts
 from penstock.records.codec import pack, unpack_each
 from penstock.records.job import Job
-from penstock.records.sample import Drawn, FinishReason, LogprobKind, Sample, SampleStatus
+from penstock.records.sample import Drawn, LogprobKind, Sample, SampleStatus
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import raise_passing
 from penstock.text import format_exc, safe_repr
@@ -33,19 +34,17 @@ log = logging.getLogger(__name__)
 
 # Encode an unfinished sample: the prefix that another worker continues.
 #
-# One complete record, then any number of records with the tokens generated since; each is msgpack. So a growing
-# prefix is written by appending. The first record has the temperature and the kind of logprobs: the record of a
+# One complete record, then any number of records with the tokens since; each is msgpack. So a growing prefix is written
+# by appending. The first record has the temperature and the kind of logprobs: the record of a
 # sample has one of each for all its tokens (T6), so a worker that samples differently cannot continue it.
 
-_FORMAT = 4
+_FORMAT = 5
 #: Longest prefix in bytes, about three million tokens. A longer one is not kept.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 KINDS = get_args(LogprobKind)
-#: Fields stored unchanged.
+#: Fields stored unchanged, by every record.
 _PLAIN: dict[str, tuple[type, ...]] = {
-    "prompt_length": (int,),
     "finish_reason": (str,),
-    "turns": (list,),
     "num_turns": (int,),
     "num_aborts": (int,),
     "cached_tokens": (int,),
@@ -53,6 +52,8 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "started_s": (float, int),
     "first_token_s": (float, int),
     "generate_s": (float, int),
+    "reward": (float, int, NoneType),
+    "reward_info": (dict,),
 }
 
 
@@ -91,32 +92,36 @@ def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
             "sample": sample.id,
             "temperature": scale.temperature,
             "logprob_kind": scale.kind,
-            "tokens": array("i", sample.tokens).tobytes(),
-            "logprobs": array("f", sample.logprobs).tobytes(),
             "generated": bytes(sample.generated),
             "loss_mask": bytes(sample.loss_mask),
-            "versions": _spans(sample.versions),
-            **{name: getattr(sample, name) for name in _PLAIN},
+            "prompt_length": sample.prompt_length,
+            **_common(sample, 0, 0),
         },
     )
 
 
-def growth_to_bytes(sample: Sample, start: int) -> bytes:
-    """Encode the tokens of ``sample`` from ``start`` on, all generated, to append to a prefix of ``start`` tokens.
+def growth_to_bytes(sample: Sample, start: int, turns: int) -> bytes:
+    """Encode the tokens of ``sample`` from ``start`` on, to append to a prefix of ``start`` tokens and ``turns`` texts.
+
+    Those generated are all trained: the record has no masks.
 
     Raises:
             PayloadError: its fields do not fit such arrays.
     """
-    return _packed(
-        sample,
-        lambda: {
-            "at": start,
-            "tokens": array("i", sample.tokens[start:]).tobytes(),
-            "logprobs": array("f", sample.logprobs[start:]).tobytes(),
-            "versions": _spans(sample.versions[start:]),
-            "num_unproven": sample.num_unproven,
-        },
-    )
+    return _packed(sample, lambda: {"at": start, **_common(sample, start, turns)})
+
+
+def _common(sample: Sample, start: int, turns: int) -> dict[str, Any]:
+    """Return the fields of every record: what was added, and what an environment set."""
+    return {
+        "tokens": array("i", sample.tokens[start:]).tobytes(),
+        "logprobs": array("f", sample.logprobs[start:]).tobytes(),
+        "versions": _spans(sample.versions[start:]),
+        "turns": sample.turns[turns:],
+        # Arrays beside the tokens are not stored: a snapshot could not bring them back.
+        "state": None if sample.sides else sample.state,
+        **{name: getattr(sample, name) for name in _PLAIN},
+    }
 
 
 def _packed(sample: Sample, record: Callable[[], dict[str, Any]]) -> bytes:
@@ -178,16 +183,10 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
     length = len(sample.tokens)
     if not len(sample.generated) == len(sample.loss_mask) == length:
         raise ValueError("its arrays differ in length")
-    if not 0 < record["prompt_length"] <= length:
+    if type(record["prompt_length"]) is not int or not 0 < record["prompt_length"] <= length:
         raise ValueError("its prompt is longer than all of it")
-    for name, kinds in _PLAIN.items():
-        if type(record[name]) not in kinds:
-            raise ValueError(f"its {name} is {safe_repr(record[name])}")
-        setattr(sample, name, record[name])
-    if not set(map(type, sample.turns)) <= {str}:
-        raise ValueError("its turns are not texts")
-    _read_unproven(record, sample)
-    sample.text = "".join(sample.turns)
+    sample.prompt_length = record["prompt_length"]
+    _read_common(record, sample)
     temperature, kind = record["temperature"], record["logprob_kind"]
     if not is_temperature(temperature) or kind not in KINDS:
         raise ValueError(f"it has temperature {safe_repr(temperature)} and logprobs of kind {safe_repr(kind)}")
@@ -198,21 +197,27 @@ def _read_growth(record: dict[str, Any], sample: Sample) -> None:
     if record["at"] != len(sample.tokens):
         raise ValueError(f"it continues at token {record['at']!r} of {len(sample.tokens)}")
     tokens, logprobs, versions = _arrays(record)
-    if min(versions, default=0) < 0:
-        raise ValueError("it has generated tokens without a version")
     start = 0
     for version, run in groupby(versions):
         end = start + len(list(run))
-        sample.append(tokens[start:end], version=version, logprobs=logprobs[start:end])
+        # Tokens without a version were given, by an observation.
+        given = None if version < 0 else logprobs[start:end]
+        sample.append(tokens[start:end], version=version, logprobs=given)
         start = end
-    _read_unproven(record, sample)
+    _read_common(record, sample)
 
 
-def _read_unproven(record: dict[str, Any], sample: Sample) -> None:
-    unproven = record["num_unproven"]
-    if type(unproven) is not int or not 0 <= unproven <= sum(sample.generated):
-        raise ValueError(f"its num_unproven is {safe_repr(unproven)}")
-    sample.num_unproven = unproven
+def _read_common(record: dict[str, Any], sample: Sample) -> None:
+    for name, kinds in _PLAIN.items():
+        if type(record[name]) not in kinds:
+            raise ValueError(f"its {name} is {safe_repr(record[name])}")
+        setattr(sample, name, record[name])
+    if not 0 <= sample.num_unproven <= sum(sample.generated):
+        raise ValueError(f"its num_unproven is {sample.num_unproven}")
+    if type(record["turns"]) is not list or not set(map(type, record["turns"])) <= {str}:
+        raise ValueError("its turns are not texts")
+    sample.turns += record["turns"]
+    sample.text, sample.state = "".join(sample.turns), record["state"]
 
 
 def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
@@ -231,6 +236,8 @@ def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
     return tokens.tolist(), logprobs.tolist(), [v for v, count in spans for _ in range(count)]
 
 
+#: Interval of attempts to store a turn while Redis has no room.
+FULL_WAIT_S = 0.5
 #: Prefixes of unfinished samples are kept for this long.
 PARTIAL_TTL_S = 7 * 86400
 
@@ -254,9 +261,11 @@ class Prefix:
         self._kept_at = time.monotonic()
         #: Tokens discarded under this lease.
         self.account = Drawn()
-        #: Bytes in Redis, and the versions recorded there for their tokens.
+        #: Whether later turns than the first are kept.
+        self.keeps_turns = False
+        #: Bytes in Redis, versions and masks recorded there for their tokens, and the number of turns' texts.
         self._num_bytes = 0
-        self._claimed: list[int] = []
+        self._claimed: tuple[list[int], list[int], int] = [], [], 0
         #: Routing is not stored with a prefix, and another forward pass would give a different one (T17).
         self._is_kept = not services.engine.tells_routing
         self._ended = not self._is_kept
@@ -274,13 +283,15 @@ class Prefix:
 
     def keep_if_due(self) -> None:
         """Start a checkpoint if one is due. Does not block."""
-        if self._ended or (self._task is not None and not self._task.done()) or self._sample.num_turns > 1:
+        if self._ended or (self._task is not None and not self._task.done()):
+            return
+        if self._sample.num_turns > 1 and not self.keeps_turns:
             return
         if self._is_due():
             self._task = asyncio.create_task(self._keep(), name=f"prefix {self._sample.id}")
 
     def _is_due(self) -> bool:
-        new = len(self._sample.tokens) - (len(self._claimed) or self._sample.prompt_length)
+        new = len(self._sample.tokens) - (len(self._claimed[0]) or self._sample.prompt_length)
         if new <= 0:
             return False
         is_late = self._every_s is not None and time.monotonic() - self._kept_at >= self._every_s
@@ -300,6 +311,24 @@ class Prefix:
         if self._task is not None:
             await asyncio.shield(self._task)
 
+    async def keep_now(self) -> None:
+        """Keep what is not in Redis yet, before what depends on it happens. Raises LeaseLost.
+
+        Blocks for a round trip, and while Redis has no room.
+        """
+        await self.written()
+        is_waiting = False
+        while not self._ended:
+            try:
+                if not await self._write():
+                    raise LeaseLost(f"job {self._sample.job.id}")
+                return
+            except QueueFull as exc:
+                if not is_waiting:
+                    log.warning("sample %s waits until its turn can be stored: %s", self._sample.id, exc)
+                is_waiting = True
+                await asyncio.sleep(FULL_WAIT_S)
+
     async def keep_all(self) -> bool:
         """Keep the complete sample now. Return False if the lease is lost. Raises QueueFull."""
         await self.settle()
@@ -310,23 +339,33 @@ class Prefix:
         try:
             if not await self._services.commits.has_room():
                 return
-            if not await (self._write_growth() if self._is_current() else self._write_whole()):
+            if not await self._write():
                 self._ended = True  # the heartbeat reports that the lease is lost
         except QueueFull as exc:
             log.warning("prefix of sample %s not kept this time: %s", self._sample.id, exc)
 
+    async def _write(self) -> bool:
+        """Write what Redis has not; return False if the lease is lost. Raises QueueFull."""
+        return await (self._write_growth() if self._is_current() else self._write_whole())
+
     def _is_current(self) -> bool:
         """Return whether Redis has a prefix of the current tokens.
 
-        The final answer of a request may change versions; and the end of a turn is written in the first record.
+        The final answer of a request may change versions, and an environment may remove masks.
         """
-        claimed, sample = self._claimed, self._sample
-        unended = sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
-        return bool(claimed) and unended and sample.versions[: len(claimed)] == claimed
+        (versions, masks, turns), sample = self._claimed, self._sample
+        length = len(versions)
+        is_same = sample.versions[:length] == versions and sample.loss_mask[:length] == masks
+        is_unmasked = sample.loss_mask[length:] == sample.generated[length:]
+        return bool(versions) and is_same and is_unmasked and turns <= len(sample.turns)
+
+    def _claim(self) -> tuple[list[int], list[int], int]:
+        return list(self._sample.versions), list(self._sample.loss_mask), len(self._sample.turns)
 
     async def _write_growth(self) -> bool:
         sample, services = self._sample, self._services
-        record, versions = growth_to_bytes(sample, len(self._claimed)), list(sample.versions)
+        versions, _, turns = self._claimed
+        record, claim = growth_to_bytes(sample, len(versions), turns), self._claim()
         call = scripts.extend(
             services.keys,
             sample.job.id,
@@ -340,18 +379,18 @@ class Prefix:
         )
         answer = await services.control.call(call)
         if answer == "kept":
-            self._note_kept(self._num_bytes + len(record), versions)
+            self._note_kept(self._num_bytes + len(record), claim)
         elif answer == "other":
             return await self._write_whole()
         elif answer == "full":
-            log.warning("prefix of sample %s kept up to token %d only", sample.id, len(self._claimed))
+            log.warning("prefix of sample %s kept up to token %d only", sample.id, len(versions))
             self._ended = True
         return answer != "lost"
 
     async def _write_whole(self) -> bool:
         sample, services = self._sample, self._services
         scale = Scale(self._temperature, services.engine.logprob_kind)
-        record, versions = partial_to_bytes(sample, scale), list(sample.versions)
+        record, claim = partial_to_bytes(sample, scale), self._claim()
         if len(record) > MAX_PARTIAL_BYTES:
             log.warning("prefix of sample %s not kept: it has %d bytes", sample.id, len(record))
             return True
@@ -360,13 +399,13 @@ class Prefix:
         )
         kept = await services.control.call(call)
         if kept:
-            self._note_kept(len(record), versions)
+            self._note_kept(len(record), claim)
         return kept
 
-    def _note_kept(self, num_bytes: int, versions: list[int]) -> None:
+    def _note_kept(self, num_bytes: int, claim: tuple[list[int], list[int], int]) -> None:
         self._services.tally.checkpoints += 1
         self._services.tally.checkpoint_bytes += max(0, num_bytes - self._num_bytes)
-        self._num_bytes, self._claimed = num_bytes, versions
+        self._num_bytes, self._claimed = num_bytes, claim
 
 
 async def read_prefixes(

@@ -16,6 +16,7 @@ from tests.chaos.checks.tokens import find_wrong_tokens
 from tests.chaos.checks.trained_twice import find_trained_twice
 from tests.chaos.checks.tries import find_forgotten_tries
 from tests.chaos.checks.truth import TRUTH
+from tests.chaos.checks.turns import find_turns_generated_again
 from tests.chaos.checks.unexpected import find_unexpected
 from tests.chaos.checks.versions import find_reused_versions
 from tests.chaos.checks.wrong_batch import find_wrong_batch
@@ -35,6 +36,7 @@ PROPERTIES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
     "over_bound": find_over_bound,
     "wrong_tokens": find_wrong_tokens,
     "heard_twice": find_heard_twice,
+    "turn_again": find_turns_generated_again,
     "reused_version": find_reused_versions,
     **TRUTH,
     "unrecorded": find_unrecorded,

@@ -210,8 +210,22 @@ WORKLOADS = {
             scorers=1,
         ),
         Workload("given", {"data": {"train": [{**TRAIN, "answer_key": "answer"}]}}),
+        # Half of the episodes are brought back by replay, half by snapshots.
         Workload(
-            "turns", {"data": {"train": [{**TRAIN, "environment": f"{TASKS}:Echo"}]}, "rollout": {"max_turns": 4}}
+            "turns",
+            {
+                "data": {
+                    "train": [
+                        {**TRAIN, "environment": f"{TASKS}:Echo"},
+                        {**TRAIN, "name": "saved", "environment": f"{TASKS}:SavedEcho"},
+                    ]
+                },
+                # A turn has ten tokens on average.
+                "rollout": {
+                    "max_turns": 9,
+                    "sampling": {"max_new_tokens": 64, "temperature": 1.0, "stop_token_ids": [2, 12, 22, 32]},
+                },
+            },
         ),
         Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
         Workload("folder", payload_folder=True),

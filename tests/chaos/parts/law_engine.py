@@ -38,7 +38,8 @@ class Request:
     prompt: list[int]
     most: int
     temperature: float
-    ignores_eos: bool
+    #: Tokens that end it.
+    stops: frozenset[int]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     #: Version, as the server calls it, of each token.
@@ -54,7 +55,7 @@ class Request:
             self.ids.append(token)
             self.logprobs.append(logprob)
             self.versions.append(version)
-            if token == law.EOS and not self.ignores_eos:
+            if token in self.stops:
                 self.reason = "stop"
             elif len(self.ids) >= self.most:
                 self.reason = "length"
@@ -163,7 +164,8 @@ class LawEngine(FakeEngine):
             prompt=body["input_ids"],
             most=int(sampling["max_new_tokens"]),
             temperature=float(sampling.get("temperature") or 0.0),
-            ignores_eos=bool(sampling.get("ignore_eos")),
+            stops=frozenset(sampling.get("stop_token_ids") or ())
+            | ({law.EOS} if not sampling.get("ignore_eos") else set()),
         )
         self._requests[one.rid] = one
         try:

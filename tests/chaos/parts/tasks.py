@@ -29,11 +29,25 @@ async def places(samples: Sequence[Sample]) -> list[float]:
 
 
 class Echo:
-    """Answers the first two turns with the beginning of what was said, and lets the third be the last."""
+    """Answers seven turns with the beginning of what was said, and lets the eighth be the last; it can be repeated."""
+
+    replayable = True
 
     async def reset(self, job: Job) -> None:
         self.turns = 0
 
     async def step(self, sample: Sample) -> Observation | None:
         self.turns += 1
-        return Observation(text=f"<{sample.turns[-1][:3]}>") if self.turns < 3 else None
+        return Observation(text=f"<{self.turns}{sample.turns[-1][:3]}>") if self.turns < 8 else None
+
+
+class SavedEcho(Echo):
+    """The same, from its snapshots."""
+
+    replayable, repeatable = False, True
+
+    async def snapshot(self) -> dict[str, int]:
+        return {"turns": self.turns}
+
+    async def restore(self, job: Job, state: dict[str, int]) -> None:
+        self.turns = state["turns"]

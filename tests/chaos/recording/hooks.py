@@ -9,12 +9,14 @@ after this process lost a connection is recorded as unknown.
 """
 
 import functools
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
 import os
 import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,6 +156,21 @@ def _recorded(args: Facts) -> Facts:
     return {"epoch": args["recording"].epoch, "jobs": jobs}
 
 
+def _turn(args: Facts) -> Facts:
+    from penstock.workers.jobs.episodes import can_resume
+
+    sample = args["sample"]
+    # Logprobs are stored as float32.
+    drawn = repr((sample.tokens, sample.versions, array("f", sample.logprobs).tolist()))
+    return {
+        "sample": sample.id,
+        "turn": sample.num_turns,
+        "resumes": can_resume(args["environment"]),
+        "digest": hashlib.sha256(drawn.encode()).hexdigest(),
+        "versions": sorted(set(sample.versions) - {-1}),
+    }
+
+
 def _done(args: Facts, value: Any) -> tuple[str, Facts]:
     return YES, {}
 
@@ -268,6 +285,7 @@ STEPS: dict[tuple[str, str], Hook] = {
         lambda args: {"job": args["job"].id},
         lambda args, sampling: (YES, {"max_new_tokens": int(sampling.get("max_new_tokens") or 0)}),
     ),
+    ("penstock.workers.jobs.environments", "step"): Hook("turn", _turn, _done),
     ("penstock.consumers.subscription.progress", "Progress.go_back"): Hook(
         "restore", lambda args: _seat(args["self"]._subscriber) | {"n": args["n"]}, _done
     ),

@@ -180,6 +180,13 @@ def reward_after_the_next_lease(m: Mutant) -> None:
     m.say(process, "reward", {"job": job, "token": token}, {"said": "ready"})
 
 
+def turn_drawn_again(m: Mutant) -> None:
+    facts = {"sample": "d/0/0/0", "turn": 2, "resumes": True, "versions": [m.play.clock]}
+    m.say("w0.0", "turn", facts | {"digest": "first"})
+    m.say("w9.0", "turn", facts | {"digest": "first"})
+    m.say("w9.0", "turn", facts | {"digest": "again"})
+
+
 def batch_trained_twice(m: Mutant) -> None:
     process, facts, _ = m.calls("train")[-1]
     m.say(process, "train", facts)
@@ -437,6 +444,7 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     ],
     "rewarded_twice": [reward_by_two_leases, reward_after_the_next_lease],
     "forgotten_try": [failure_forgotten],
+    "turn_again": [turn_drawn_again],
     "over_admitted": [gate_left_open],
     "trained_twice": [
         batch_trained_twice, group_in_two_batches, group_in_two_members_of_a_pool, sample_by_two_ranks,

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -38,8 +37,9 @@ def sample() -> Sample:
 
 WHOLE = partial_to_bytes(sample(), SCALE)
 (FIRST,) = unpack_each(WHOLE, "it")
-GROWTH = {"at": 4, "tokens": array("i", [7]).tobytes(), "logprobs": array("f", [-1]).tobytes(), "versions": [[6, 1]],
-          "num_unproven": 0}  # fmt: skip
+GROWN = sample()
+GROWN.append([7], version=6, logprobs=[-1])
+(GROWTH,) = unpack_each(growth_to_bytes(GROWN, 4, 0), "it")
 
 
 @SAME
@@ -64,7 +64,7 @@ def test_I7_a_prefix_comes_back_as_it_was_however_it_grew(runs: list[tuple[int, 
         start = len(made.tokens)
         made.append(tokens, version=version, logprobs=[-0.5 * (1 + i) for i in range(len(tokens))])
         if data:
-            data += growth_to_bytes(made, start)
+            data += growth_to_bytes(made, start, len(made.turns))
     again = partial_from_bytes(data or partial_to_bytes(made, SCALE), JOB, 0, SCALE)
 
     for name in ("tokens", "logprobs", "versions", "generated", "loss_mask", "prompt_length", "turns"):

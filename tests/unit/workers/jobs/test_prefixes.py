@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 
 from penstock.config import WorkerConfig
+from penstock.errors import LeaseLost, QueueFull
 from penstock.protocol.scripts import Call
+from penstock.records.causes import RedisFull
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
@@ -130,3 +132,51 @@ async def test_T17_no_prefix_is_kept_of_a_sample_whose_routing_would_not_go_with
     assert await prefix.keep_all()
     assert server.sizes == []
     assert prefix.told().live == 40
+
+
+async def test_turns_and_observations_are_appended_and_masks_that_change_are_written_anew() -> None:
+    server = Server()
+    prefix, sample = make(server)
+    for turn in range(3):
+        sample.append([7, 8], version=turn, logprobs=[-0.5, -1.0])
+        sample.finish_reason = "stop"
+        sample.turns.append("gh")
+        await prefix.keep_now()
+        sample.append([9])
+        sample.num_turns, sample.finish_reason, sample.state, sample.reward = turn + 2, "", {"turn": turn}, float(turn)
+        await prefix.keep_now()
+    assert server.verbs == ["checkpoint"] + ["extend"] * 5
+    found = partial_from_bytes(server.data, JOB, 0)
+    names = ("tokens", "logprobs", "generated", "loss_mask", "versions", "turns", "num_turns", "state", "reward")
+    assert {name: getattr(found, name) for name in names} == {name: getattr(sample, name) for name in names}
+    sample.loss_mask[3] = 0
+    await prefix.keep_now()
+    assert server.verbs[-1] == "checkpoint"
+    assert partial_from_bytes(server.data, JOB, 0).loss_mask == sample.loss_mask
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_turn_waits_until_redis_has_room_and_ends_with_its_lease(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    monkeypatch.setattr("penstock.workers.jobs.prefixes.FULL_WAIT_S", 0.0)
+
+    class Full(Server):
+        refusals = 3
+
+        async def call(self, call: Call[Any]) -> Any:
+            if self.refusals:
+                self.refusals -= 1
+                raise QueueFull("no room", RedisFull())
+            return False if is_lost else await super().call(call)
+
+    server = Full()
+    prefix, sample = make(server)
+    sample.append([7], version=1, logprobs=[-0.5])
+    if is_lost:
+        with pytest.raises(LeaseLost):
+            await prefix.keep_now()
+    else:
+        await prefix.keep_now()
+        assert partial_from_bytes(server.data, JOB, 0).tokens == sample.tokens
+    assert server.refusals == 0

@@ -200,7 +200,7 @@ async def test_T6_what_is_not_proven_is_counted_until_it_is_thrown_away_or_the_e
     start = len(again.tokens)
     again.append([26], version=1, logprobs=[-0.5])
     again.num_unproven += 1
-    data = partial_to_bytes(sample) + growth_to_bytes(again, start)
+    data = partial_to_bytes(sample) + growth_to_bytes(again, start, len(again.turns))
     assert partial_from_bytes(data, JOB, 0).num_unproven == 5
     done = await make(ScriptedEngine(replace(segment("z", "stop"), unproven=[True])), partial=sample)
     assert done.num_unproven == 5
@@ -214,11 +214,16 @@ async def test_I4_a_prefix_grows_by_records() -> None:
     for text, version in (("wx", 1), ("y", 2)):
         start = len(sample.tokens)
         sample.append([ord(letter) - 96 for letter in text], version=version, logprobs=[-0.25] * len(text))
-        data += growth_to_bytes(sample, start)
+        data += growth_to_bytes(sample, start, len(sample.turns))
     again = partial_from_bytes(data, JOB, 0)
     for name in ("tokens", "logprobs", "generated", "loss_mask", "versions", "prompt_length"):
         assert getattr(again, name) == getattr(sample, name)
-    for bad in (data[:-1], data + growth_to_bytes(sample, 3), data + b"\xc0", growth_to_bytes(sample, 3)):
+    for bad in (
+        data[:-1],
+        data + growth_to_bytes(sample, 3, len(sample.turns)),
+        data + b"\xc0",
+        growth_to_bytes(sample, 3, len(sample.turns)),
+    ):
         with pytest.raises(PayloadError, match="d/0/0/0"):
             partial_from_bytes(bad, JOB, 0)
 

@@ -1,0 +1,196 @@
+"""A sample of several turns is continued in a new environment, from whatever was stored when its worker was killed."""
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import EnvironmentRaised
+from penstock.records.job import Job
+from penstock.records.sample import Drawn, Sample
+from penstock.workers.engine import Segment
+from penstock.workers.jobs.environments import Observation, close
+from penstock.workers.jobs.episodes import MAX_STATE_BYTES
+from penstock.workers.jobs.prefixes import growth_to_bytes, partial_from_bytes, partial_to_bytes
+from tests.unit.workers.jobs.test_generate import JOB, ScriptedEngine, make, segment
+
+#: The turns of the engine; the environment answers each but the last with its first letter.
+TURNS = ["xyz", "uv", "w", "rst"]
+
+
+def answers(*texts: str) -> list[Segment]:
+    return [segment(text, "stop", version=1 + at) for at, text in enumerate(texts)]
+
+
+class Replayable:
+    """Answers with the first letter of a turn, in capitals of its place; its state is the number of turns."""
+
+    replayable = True
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.resets = 0
+
+    async def reset(self, job: Job) -> None:
+        self.seen, self.resets = [], self.resets + 1
+
+    async def step(self, sample: Sample) -> Observation | None:
+        self.seen.append(sample.turns[-1])
+        sample.reward = (sample.reward or 0.0) + len(sample.turns[-1])
+        sample.reward_info["turns"] = len(self.seen)
+        return Observation(text=sample.turns[-1][0] + "q") if len(self.seen) < len(TURNS) else None
+
+
+class Saved(Replayable):
+    replayable = False
+    repeatable = True
+
+    async def snapshot(self) -> Any:
+        return {"seen": self.seen}
+
+    async def restore(self, job: Job, state: Any) -> None:
+        self.seen = state["seen"]
+
+
+class Stored:
+    """What Redis would hold of a sample: every record that was written, by growth where nothing else changed."""
+
+    def __init__(self) -> None:
+        self.states: list[bytes] = []
+        self.sample = Sample(JOB, 0)
+        self._length = self._turns = 0
+
+    async def __call__(self) -> None:
+        if self.states and self._length:
+            self.states.append(self.states[-1] + growth_to_bytes(self.sample, self._length, self._turns))
+        else:
+            self.states.append(partial_to_bytes(self.sample))
+        self._length, self._turns = len(self.sample.tokens), len(self.sample.turns)
+
+
+def facts(sample: Sample) -> dict[str, Any]:
+    names = (
+        "tokens",
+        "logprobs",
+        "generated",
+        "loss_mask",
+        "versions",
+        "turns",
+        "text",
+        "num_turns",
+        "status",
+        "reward",
+    )
+    return {name: getattr(sample, name) for name in names} | {"info": sample.reward_info}
+
+
+async def whole(environment: Replayable, stored: Stored) -> Sample:
+    return await make(ScriptedEngine(*answers(*TURNS)), partial=stored.sample, environment=environment, store=stored)
+
+
+@pytest.mark.parametrize("kind", [Replayable, Saved])
+async def test_a_kill_at_any_stored_place_costs_no_finished_turn(kind: type[Replayable]) -> None:
+    stored = Stored()
+    expected = facts(await whole(kind(), stored))
+    assert len(stored.states) == 2 * len(TURNS) - 1, "before each step, and after each observation"
+    for at, state in enumerate(stored.states):
+        partial, account, environment = partial_from_bytes(state, JOB, 0), Drawn(), kind()
+        left = answers(*TURNS)[(at + 2) // 2 :]
+        engine = ScriptedEngine(*left)
+        done = await make(engine, partial=partial, environment=environment, account=account, store=Stored())
+        assert facts(done) == expected
+        assert not engine.answers
+        assert len(engine.asked) == len(left)
+        assert account == Drawn()
+
+
+async def test_a_step_that_may_have_acted_is_not_repeated_unless_the_environment_allows_it() -> None:
+    class Acts(Saved):
+        repeatable = False
+
+    stored = Stored()
+    await whole(Acts(), stored)
+    observed = stored.states[3]
+    for open_step, lost in ((stored.states[0], 3), (stored.states[2], 5)):
+        account, environment, engine = Drawn(), Acts(), ScriptedEngine(*answers(*TURNS))
+        await make(engine, partial=partial_from_bytes(open_step, JOB, 0), environment=environment, account=account)
+        assert (len(engine.asked), account.lost_turn, environment.resets) == (len(TURNS), lost, 1)
+    account, environment, engine = Drawn(), Acts(), ScriptedEngine(*answers(*TURNS)[2:])
+    await make(engine, partial=partial_from_bytes(observed, JOB, 0), environment=environment, account=account)
+    assert (account.lost_turn, environment.resets) == (0, 0)
+
+
+class Otherwise(Replayable):
+    async def step(self, sample: Sample) -> Observation | None:
+        answer = await super().step(sample)
+        return Observation(text="zz") if answer is not None and self.resets == 1 else answer
+
+
+class Raises(Replayable):
+    async def step(self, sample: Sample) -> Observation | None:
+        if self.resets == 1:
+            raise ValueError
+        return await super().step(sample)
+
+
+@pytest.mark.parametrize("kind", [Otherwise, Raises])
+async def test_a_replay_that_differs_starts_over_and_is_counted(kind: type[Replayable]) -> None:
+    stored = Stored()
+    expected = await whole(Replayable(), stored)
+    account, environment, engine = Drawn(), kind(), ScriptedEngine(*answers(*TURNS))
+    done = await make(
+        engine, partial=partial_from_bytes(stored.states[3], JOB, 0), environment=environment, account=account
+    )
+    assert facts(done) == facts(expected)
+    assert (environment.resets, account.lost_turn) == (2, 5)
+
+
+async def test_arrays_that_an_environment_made_come_back_by_replay_and_not_by_a_snapshot() -> None:
+    class WithSides(Saved):
+        replayable = True
+
+        async def step(self, sample: Sample) -> Observation | None:
+            sample.sides["seen"] = len(self.seen)
+            return await super().step(sample)
+
+    stored = Stored()
+    await whole(WithSides(), stored)
+    partial = partial_from_bytes(stored.states[3], JOB, 0)
+    assert partial.state is None
+    done = await make(
+        ScriptedEngine(*answers(*TURNS)[2:3], segment("r", "length")), partial=partial, environment=WithSides()
+    )
+    assert done.sides == {"seen": 2}
+
+
+async def test_T1_an_abandoned_version_in_any_turn_restarts_the_episode() -> None:
+    engine, environment, account = ScriptedEngine(), Replayable(), Drawn()
+
+    async def abandons() -> Segment:
+        engine.abandoned, engine.version = ((2, 2),), 3
+        return segment("w", "abort", version=2)
+
+    again = [segment(text, "stop", version=3) for text in TURNS]
+    engine.answers = [*answers(*TURNS)[:2], abandons, *again]
+    done = await make(engine, environment=environment, account=account)
+    assert set(done.versions) == {-1, 3}
+    assert (done.turns, environment.resets, account.rewound) == (TURNS, 2, 6)
+
+
+@pytest.mark.parametrize(("state", "why"), [(object(), "cannot be stored"), (b"x" * MAX_STATE_BYTES, "at most")])
+async def test_a_snapshot_that_cannot_be_stored_is_the_environments_failure(state: Any, why: str) -> None:
+    class Keeps(Saved):
+        async def snapshot(self) -> Any:
+            return state
+
+    with pytest.raises(EnvironmentRaised, match=why):
+        await whole(Keeps(), Stored())
+
+
+async def test_close_is_called_and_its_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Closes(Replayable):
+        async def close(self) -> None:
+            raise OSError("its server is gone")
+
+    await close(Closes(), Sample(JOB, 0))
+    assert "close of environment given raised OSError: its server is gone" in caplog.text
+    await close(Replayable(), Sample(JOB, 0))

@@ -1,0 +1,153 @@
+"""Continue a sample in a new environment: by its snapshot, else by replay of the recorded turns.
+
+    restore(job, state)   the environment is as it was after its last recorded observation
+    reset, step, step...  every step answers as recorded (``replayable``)
+
+A step whose answer was not recorded may have acted. It is repeated only by an environment that allows it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from penstock.errors import EnvironmentRaised, EnvironmentTimeout
+from penstock.records.causes import CodeCalled, EnvironmentCall
+from penstock.records.codec import pack
+from penstock.records.sample import FinishReason, Sample
+from penstock.text import format_exc
+from penstock.workers.jobs.environments import Environment, Observation, step, within
+
+log = logging.getLogger(__name__)
+
+#: Most bytes of a snapshot, packed.
+MAX_STATE_BYTES = 1024 * 1024
+
+
+def can_resume(environment: Environment | None) -> bool:
+    """Return whether a sample of several turns can be continued in a new environment of this class."""
+    return is_replayable(environment) or has_snapshots(environment)
+
+
+def is_replayable(environment: Environment | None) -> bool:
+    """Return whether an environment gives the same observations to the same turns, and its steps may be repeated."""
+    return bool(getattr(environment, "replayable", False))
+
+
+def has_snapshots(environment: Environment | None) -> bool:
+    """Return whether an environment has ``snapshot`` and ``restore``."""
+    return all(callable(getattr(environment, name, None)) for name in ("snapshot", "restore"))
+
+
+async def snapshot(environment: Environment, timeout_s: float, call: CodeCalled) -> Any:
+    """Return the state of an environment; None if it has no snapshots. Waits as ``within``.
+
+    Raises:
+        EnvironmentTimeout, EnvironmentRaised: as ``within``, or its state cannot be stored.
+    """
+    if not has_snapshots(environment):
+        return None
+    state = await within(timeout_s, environment.snapshot, call)  # type: ignore[attr-defined]
+    try:
+        size = len(pack(state))
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise EnvironmentRaised(
+            f"{call.label} returned a state that cannot be stored ({format_exc(exc)}): return numbers, text, bytes, "
+            "lists and maps."
+        ) from exc
+    if size > MAX_STATE_BYTES:
+        raise EnvironmentRaised(f"{call.label} returned a state of {size} bytes; at most {MAX_STATE_BYTES} are stored.")
+    return state
+
+
+async def reset(
+    environment: Environment, sample: Sample, timeout_s: float, call_of: Callable[[EnvironmentCall], CodeCalled]
+) -> None:
+    """Prepare an environment for the first turn. Waits and raises as ``within``."""
+    given = sample.job.copy_for_user()
+    await within(timeout_s, lambda: environment.reset(given), call_of("reset"))
+
+
+async def resume(
+    environment: Environment,
+    sample: Sample,
+    encode: Callable[[Observation], list[int]],
+    timeout_s: float,
+    call_of: Callable[[EnvironmentCall], CodeCalled],
+) -> bool:
+    """Bring a new environment to where a sample is. Waits for the user's code.
+
+    Args:
+        encode: returns the tokens of an observation.
+
+    Returns:
+        False: that is not possible, and the sample has to start over.
+
+    Raises:
+        EnvironmentTimeout, EnvironmentRaised: it cannot prepare for the first turn.
+    """
+    may_repeat = is_replayable(environment) or bool(getattr(environment, "repeatable", False))
+    if len(sample.turns) == sample.num_turns and not may_repeat:
+        log.info("sample %s starts over: the step after its turn %d may have acted", sample.id, sample.num_turns)
+        return False
+    if sample.num_turns == 1:
+        await reset(environment, sample, timeout_s, call_of)
+        return True
+    try:
+        if has_snapshots(environment) and sample.state is not None:
+            given, state = sample.job.copy_for_user(), sample.state
+            await within(timeout_s, lambda: environment.restore(given, state), call_of("restore"))  # type: ignore[attr-defined]
+            return True
+        return is_replayable(environment) and await _replay(environment, sample, encode, timeout_s, call_of)
+    except (EnvironmentRaised, EnvironmentTimeout) as exc:
+        log.warning("sample %s starts over: %s", sample.id, exc)
+        return False
+
+
+async def _replay(
+    environment: Environment,
+    sample: Sample,
+    encode: Callable[[Observation], list[int]],
+    timeout_s: float,
+    call_of: Callable[[EnvironmentCall], CodeCalled],
+) -> bool:
+    """Repeat the recorded steps; return whether each gave the recorded observation."""
+    ends = list(_turns(sample))
+    if len(ends) != sample.num_turns - 1:
+        log.warning("sample %s starts over: a turn without tokens cannot be repeated", sample.id)
+        return False
+    await reset(environment, sample, timeout_s, call_of)
+    past = replace(sample, reward=None, reward_info={}, sides={})
+    for turn, (end, until) in enumerate(ends, 1):
+        past = _until(sample, end, turn, past)
+        observation = await step(environment, past, timeout_s, call_of("step"))
+        is_same = observation is not None and not observation.done
+        if not is_same or encode(observation) != sample.tokens[end:until]:  # type: ignore[arg-type]
+            log.warning(
+                "sample %s starts over: the environment did not repeat its observation after turn %d; "
+                "replayable is for environments that do",
+                sample.id,
+                turn,
+            )
+            return False
+    sample.sides = past.sides
+    return True
+
+
+def _turns(sample: Sample) -> Iterator[tuple[int, int]]:
+    """Yield for each turn with a recorded observation the index after its tokens, and that after its observation."""
+    at = sample.prompt_length
+    runs = [(bool(drawn), len(list(run))) for drawn, run in groupby(sample.generated[at:])]
+    for (drawn, count), (_, observed) in zip(runs[::2], runs[1::2], strict=False):
+        if not drawn:
+            return
+        yield at + count, at + count + observed
+        at += count + observed
+
+
+def _until(sample: Sample, end: int, turns: int, past: Sample) -> Sample:
+    """Return a sample as it was at the end of a turn, with what the environment set in ``past``, the turn before."""
+    lists = {name: getattr(sample, name)[:end] for name in ("tokens", "logprobs", "generated", "loss_mask", "versions")}
+    done = sample.turns[:turns]
+    return replace(past, turns=done, text="".join(done), num_turns=turns, finish_reason=FinishReason.STOP, **lists)
