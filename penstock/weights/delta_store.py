@@ -310,7 +310,7 @@ def names_up_to(version: int, names: Iterable[str]) -> list[str]:
 
 
 def find_chain(catalog: Catalog, index: str, local: Collection[str], avoid: Collection[str] = ()) -> Chain | None:
-    """Return the best chain to the version of ``index``; None: there is none.
+    """Return the best chain to the version of ``index``, or None.
 
     It begins at the nearest local copy, at most ``LONGEST`` deltas away, else at the nearest anchor, else at any copy.
 

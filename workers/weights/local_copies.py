@@ -43,7 +43,7 @@ class LocalCopies(VersionFolders):
         self._group = ""
 
     def make(self, publication: Publication) -> tuple[Path, Fetched]:
-        """Make a copy by the best chain. Raises PublishError: there is none, or all failed. OSError."""
+        """Make a copy by the best chain. Raises PublishError (no chain, or all failed) and OSError."""
         self.remove_leftovers()
         catalog = catalog_of(self._store.names())
         #: Groups of the store and digests of local copies that were found damaged.
