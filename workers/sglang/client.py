@@ -18,7 +18,7 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.records.sample import FinishReason
 from penstock.text import safe_repr
 from penstock.workers.engine import Heard, Rows, Scores, Segment
-from penstock.workers.sglang.batches import Batches, BatchFailed
+from penstock.workers.sglang.batches import MOST, Batches, BatchFailed
 from penstock.workers.sglang.controls import SglangControls
 from penstock.workers.sglang.http import ConnectionClosed
 from penstock.workers.sglang.routed_experts import ASK
@@ -234,7 +234,7 @@ class SglangClient(SglangControls):
             if heard is not None:
                 body["sampling_params"] = sampling | {"stream_interval": interval}
                 answer = await self._stream(body | {"stream": True}, sent, rid, heard, is_first)
-            elif is_first and self._takes_batches and images is None:
+            elif is_first and self._takes_batches and images is None and (most_tokens(body) or MOST) < MOST:
                 answer = await self._batches.ask(body, incremental=self.info.streams_increments)
             else:
                 answer = await self.call("POST", "/generate", body, self.config.request_timeout_s, keep=is_first)
