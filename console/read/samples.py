@@ -5,6 +5,7 @@ Shared by command line and page.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,33 @@ def token_rows(folder: Path, row: SampleRow, most: int | None = None) -> list[di
         }
         for at, text in zip(places, texts, strict=True)
     ]
+
+
+def turn_rows(folder: Path, row: SampleRow) -> list[dict[str, Any]]:
+    """Return the turns of a sample and the observations between them, in order; empty without its tokens.
+
+    ``by`` is policy or environment; ``versions`` oldest and newest of its tokens, None for an observation; ``text`` as
+    in ``token_rows``.
+    """
+    if row.tokens is None or row.generated is None:
+        return []
+    begin, rows = row.prompt_length, []
+    texts = texts_of_row(folder, row, row.tokens[begin:].tolist())
+    for drawn, run in groupby(row.generated[begin:].tolist()):
+        end = begin + len(list(run))
+        said = texts[begin - row.prompt_length : end - row.prompt_length]
+        versions = row.versions[begin:end] if drawn and row.versions is not None else None
+        rows.append(
+            {
+                "by": "policy" if drawn else "environment",
+                "tokens": end - begin,
+                "loss_tokens": None if row.loss_mask is None else int(row.loss_mask[begin:end].sum()),
+                "versions": None if versions is None else [int(versions.min()), int(versions.max())],
+                "text": None if None in said else "".join(map(str, said)),
+            }
+        )
+        begin = end
+    return rows
 
 
 def _at(array: Any, at: int) -> Any:

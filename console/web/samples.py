@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, get_type_hints
 
 from penstock.console.read.evals import answers_to, list_categories, list_evals, prompts_over_versions
-from penstock.console.read.samples import listed, newest_batch, open_live, open_samples, shown, token_rows
+from penstock.console.read.samples import listed, newest_batch, open_live, open_samples, shown, token_rows, turn_rows
 from penstock.console.web.replies import NotThere
 from penstock.console.web.run_snapshots import Looks
 from penstock.errors import ConfigError, PenstockError
@@ -83,7 +83,8 @@ class Samples:
             about = {name: value for name, value in shown(row, samples.uses(sample)).items() if name not in ARRAYS}
             drawn = token_rows(folder.path, row, MAX_TOKENS)
             num_drawn = 0 if row.generated is None else int(row.generated.sum())
-            return {**about, "drawn": drawn, "num_left": max(0, num_drawn - len(drawn))}
+            left = max(0, num_drawn - len(drawn))
+            return {**about, "turns": turn_rows(folder.path, row), "drawn": drawn, "num_left": left}
 
     def evals(self, folder: RunFolder) -> dict[str, Any]:
         """Return scores of held-out prompts by dataset and version."""

@@ -105,7 +105,7 @@ def samples_show(
     tokens: Annotated[bool, typer.Option(help="With a line per generated token.")] = True,
 ) -> None:
     """Show a sample: texts, reward and its entries, times, batches, and tokens with logprob, version and loss mask."""
-    from penstock.console.read.samples import shown, token_rows
+    from penstock.console.read.samples import shown, token_rows, turn_rows
     from penstock.history.row import key_of
 
     key_of(sample)
@@ -116,7 +116,7 @@ def samples_show(
         raise ConfigError(
             f"Run {found.folder.name} has no sample {sample!r}; `penstock samples ls` lists those that it has."
         )
-    whole = shown(row, found.samples.uses(sample))
+    whole = shown(row, found.samples.uses(sample)) | {"turns": turn_rows(found.folder, row)}
     if as_json:
         print_json(whole)
     else:
@@ -140,14 +140,26 @@ def _show(whole: dict[str, Any]) -> None:
         f"ended by {whole['finish_reason'] or 'nothing'}"
     )
     say(f"worker {whole['worker'] or '-'}, {troubles(whole['attempts'], whole['crashes'])}")
-    for name in ("prompt", "answer", "label"):
+    is_episode = len(whole["turns"]) > 1
+    for name in ("prompt", *([] if is_episode else ["answer"]), "label"):
         say(f"\n{name}:")
         say(whole[name] or "(not kept)")
+    for turn in whole["turns"] if is_episode else ():
+        say(f"\n{_turn(turn)}:")
+        say("(no tokenizer found)" if turn["text"] is None else turn["text"])
     say("")
     if entries := [{"name": name, "value": value} for name, value in whole["reward_info"].items()]:
         table(entries, ["name", "value"], "reward")
     table(_times(whole), ["event", "at", "after_s"], "times")
     table(whole["uses"], ["subscription", "batch", "version", "staleness", "loss_tokens"], "batches")
+
+
+def _turn(turn: dict[str, Any]) -> str:
+    if turn["versions"] is None:
+        return f"{turn['by']}, {many(turn['tokens'], 'token')}"
+    oldest, newest = turn["versions"]
+    version = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+    return f"{turn['by']}, {many(turn['tokens'], 'token')} ({turn['loss_tokens']} with loss), {version}"
 
 
 def troubles(tries: int, crashes: int) -> str:

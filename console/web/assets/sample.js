@@ -17,7 +17,8 @@ export function sample(run, one, onClose) {
   return [
     h("div", { class: "headed" }, h("h2", {}, "Sample ", said(one.id)), h("button", { type: "button", onclick: onClose }, "Close")),
     h("h3", {}, "Prompt"), h("pre", { class: "text", tabindex: 0 }, said(one.prompt || NOT_KEPT)),
-    h("h3", {}, "Answer"), h("pre", { class: "text", tabindex: 0 }, said(one.answer || NOT_KEPT)),
+    one.turns.length > 1 ? one.turns.map(turn) :
+      [h("h3", {}, "Answer"), h("pre", { class: "text", tabindex: 0 }, said(one.answer || NOT_KEPT))],
     tokens(one),
     h("div", { class: "beside" }, facts.length > 0 && list(facts), rewards.length > 0 && h("div", {}, h("h3", {}, "Reward"), list(rewards)), timesOf(one)),
     one.uses.length ? table("Batches", [
@@ -27,6 +28,14 @@ export function sample(run, one, onClose) {
     h("p", {}, h("a", { href: address({ run, view: "samples", asked: { job: one.job, by: "group" } }) }, "All samples of its group"), " · ",
       h("a", { href: address({ run, view: "trace", asked: { of: one.id } }) }, "Its trace: who held it, when, and where its time went")),
   ];
+}
+
+// A turn of the policy, or the environment's answer to it.
+function turn(one) {
+  const [oldest, newest] = one.versions ?? [];
+  const version = newest === undefined ? "" : `, version ${oldest === newest ? newest : `${oldest} to ${newest}`}`;
+  const heading = `${one.by === "policy" ? "Turn" : "Environment"}: ${number(one.tokens)} tokens${version}`;
+  return [h("h3", {}, heading), h("pre", { class: "text", tabindex: 0 }, said(one.text ?? NOT_KEPT))];
 }
 
 function list(entries) {

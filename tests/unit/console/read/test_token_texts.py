@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from penstock.console.read.samples import texts_of_row, token_texts
+from penstock.console.read.samples import texts_of_row, token_texts, turn_rows
 from tests.unit.penstock.history.rows import row
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -55,3 +56,18 @@ def test_without_a_tokenizer_there_is_no_text(tmp_path: Path, config: str) -> No
 def test_a_damaged_tokenizer_is_as_none(folder: Path) -> None:
     (folder / "model" / "tokenizer.json").write_text("{}")
     assert token_texts(folder, [1]) == [None]
+
+
+def test_turns_and_observations_are_shown_in_order(folder: Path) -> None:
+    tokens = ids(folder, "add 1 2?calc(1+2)=3is 3")
+    generated = [0] * 8 + [1] * 9 + [0] * 2 + [1] * 4
+    versions = [-1] * 8 + [3] * 4 + [4] * 5 + [-1] * 2 + [4] * 4
+    arrays = {name: np.array(value) for name, value in (("tokens", tokens), ("generated", generated))}
+    arrays |= {"versions": np.array(versions), "loss_mask": np.array([0] * 19 + [1] * 4)}
+    shown = turn_rows(folder, row(prompt_length=8, **arrays))
+    assert shown == [
+        {"by": "policy", "tokens": 9, "loss_tokens": 0, "versions": [3, 4], "text": "calc(1+2)"},
+        {"by": "environment", "tokens": 2, "loss_tokens": 0, "versions": None, "text": "=3"},
+        {"by": "policy", "tokens": 4, "loss_tokens": 4, "versions": [4, 4], "text": "is 3"},
+    ]
+    assert turn_rows(folder, row(tokens=None)) == []
