@@ -53,7 +53,7 @@ class Policy:
         scores = []
         for answer, label, logprobs in zip(answers, labels, self.logprobs(prompts, answers), strict=True):
             is_ended = bool(answer) and answer[-1] in ends
-            sample = SimpleNamespace(
+            sample: Any = SimpleNamespace(
                 logprobs=logprobs,
                 generated=[1] * len(answer),
                 text=self.tokenizer.decode(answer, skip_special_tokens=True),
