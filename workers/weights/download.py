@@ -32,7 +32,7 @@ from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, digest, index_in
 from penstock.weights.serving import client_context, object_name, token_of
 from penstock.workers.weights.file_hashes import differing
 from penstock.workers.weights.machine_lock import Stopped
-from penstock.workers.weights.version_folders import Fetched, Report, VersionFolders, log, size_of
+from penstock.workers.weights.version_folders import Fetched, NoRoom, Report, VersionFolders, log, size_of
 
 T = TypeVar("T")
 
@@ -131,7 +131,8 @@ class Download(VersionFolders):
                 fsync(path)
             return self.add(folder, self._name), Fetched(self.num_bytes - before, is_whole=True)
         except (PublishError, OSError) as exc:
-            if is_full(exc) or not any(file.stat().st_size for file in folder.glob("*")):
+            has_filled_disk = is_full(exc) and not isinstance(exc, NoRoom)
+            if has_filled_disk or not any(file.stat().st_size for file in folder.glob("*")):
                 remove(folder)  # the disk is not left full
             raise
 

@@ -3,7 +3,7 @@
     on this machine? ─no─> lock ─> chain ─> anchor or copy ─> deltas ─> verify ─> rename
 
 A copy is valid if its index is the announced one and its files have their checksums. If a chain fails, the error is
-logged and the next best chain is tried; the error of the last one is raised.
+logged and the next best chain is tried; the error of the last one is raised. A full disk ends the attempt at once.
 """
 
 import logging
@@ -21,7 +21,7 @@ from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
 from penstock.weights.serving import object_name
 from penstock.workers.weights.file_hashes import prove
 from penstock.workers.weights.machine_lock import Stopped
-from penstock.workers.weights.version_folders import Fetched, Hold, Report, VersionFolders
+from penstock.workers.weights.version_folders import Fetched, Hold, NoRoom, Report, VersionFolders
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class LocalCopies(VersionFolders):
         self._group = ""
 
     def make(self, publication: Publication) -> tuple[Path, Fetched]:
-        """Make a copy by the best chain. Raises PublishError (no chain, or all failed) and OSError."""
+        """Make a copy by the best chain. Raises PublishError (no chain, or all failed), NoRoom and OSError."""
         self.remove_leftovers()
         catalog = catalog_of(self._store.names())
         #: Groups of the store and digests of local copies that were found damaged.
@@ -56,6 +56,8 @@ class LocalCopies(VersionFolders):
                 failure = exc
                 if self.stopped():
                     raise Stopped(str(exc)) from exc
+                if isinstance(exc, NoRoom):
+                    raise
                 log.warning("copy of version %d failed, trying another chain: %s", publication.version, exc)
                 avoid.add(self._damaged(chain))
         why = "it has neither a whole version nor a chain that leads there" if failure is None else str(failure)
@@ -67,8 +69,8 @@ class LocalCopies(VersionFolders):
 
     def _damaged(self, chain: Chain) -> str:
         """Return the part for which a chain failed: its local copy, which is deleted, or the last group it used."""
-        if chain.start is None:
-            at = self.by_index()[chain.base]
+        # Room for a later step may have taken the local copy.
+        if chain.start is None and (at := self.by_index().get(chain.base)) is not None:
             try:
                 prove(at, chain.base)
             except PublishError:

@@ -31,6 +31,10 @@ HELD = 2
 _MAKING, _GONE, _LOCK = ".making-", ".gone-", ".lock"
 
 
+class NoRoom(PublishError, DiskFull):
+    """A version does not fit on the disk; its cause is a ``WeightsDiskFull``."""
+
+
 class Hold:
     """Protect a folder from deletion by other processes, until ``close`` or the end of this process."""
 
@@ -217,7 +221,8 @@ class VersionFolders:
             present: bytes of them that are on the disk already.
 
         Raises:
-            PublishError: they exceed the limit alone, or together with versions in use, or the disk is full.
+            PublishError: they exceed the limit alone, or together with versions in use.
+            NoRoom: the disk is full.
         """
         if num_bytes > self.max_bytes:
             raise self._over_limit(num_bytes, 0)
@@ -231,7 +236,7 @@ class VersionFolders:
         if (used := sum(sizes.values())) + num_bytes > self.max_bytes:
             raise self._over_limit(num_bytes, used)
         if (free := free_bytes(self.folder)) < needed:
-            raise PublishError(
+            raise NoRoom(
                 f"{needed:,} bytes are needed, and there is no room for more than {free:,} on the disk of "
                 f"{self.folder}: make room there, or set another folder.",
                 WeightsDiskFull(str(self.folder), needed, free),

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull, PublishError
+from penstock.records.causes import WeightsDiskFull
 from penstock.weights import delta_store
 from penstock.weights.delta_store import DeltaStore
-from penstock.workers.weights import local_copies
+from penstock.workers.weights import local_copies, version_folders
 from penstock.workers.weights.local_copies import LocalCopies
 from penstock.workers.weights.machine_lock import Stopped
+from penstock.workers.weights.version_folders import NoRoom
 from tests.unit.consumers.weights.test_deltas import Line
 from tests.unit.penstock.weights.deltas.test_delta_format import joined, split
 
@@ -297,6 +299,24 @@ def test_a_full_disk_is_the_callers_error_and_no_broken_way(line: Line, monkeypa
         get(copies, line, 6)
 
     assert here(line) == [5]
+
+
+def test_a_disk_that_fills_in_the_second_delta_is_reported_and_no_other_chain_is_tried(
+    line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier = copies_of(line)
+    get(earlier, line, 2)
+    earlier.close()  # no engine reads version 2, so it is deleted to make room
+    monkeypatch.setattr(
+        version_folders, "free_bytes", lambda path: 0 if list(path.glob(".making-*/v00000004")) else 2**40
+    )
+
+    with pytest.raises(DiskFull, match="no room for more than 0 on the disk") as failed:
+        get(copies_of(line), line, 4)
+
+    assert isinstance(failed.value, NoRoom)
+    assert isinstance(failed.value.cause, WeightsDiskFull)
+    assert "trying another chain" not in caplog.text
 
 
 def test_a_delta_without_a_file_that_its_base_lacks_is_not_used_and_the_base_stays(tmp_path: Path) -> None:
