@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
+from redis.exceptions import RedisError
 
 from penstock.config import Config
 from penstock.config.serving import ServingConfig, cannot_listen, host_in_url
@@ -42,8 +43,8 @@ from penstock.weights.serving import (
 
 log = logging.getLogger(__name__)
 
-#: Most versions offered at once, the newest ones.
-KEPT = 8
+#: Versions with other weights that are offered at once, the newest ones, and most names of them: each tick has its own.
+KEPT, MAX_OFFERS = 8, 256
 #: Longest head of a request.
 HEAD_BYTES = 8 * 1024
 #: Longest wait for the port.
@@ -242,22 +243,24 @@ class StaticFiles:
                 self._offers[name] = Offer(self.server.url, version, index)
                 self.server.versions[name] = folder, sizes
                 await self._announce(self._offers[name])
-                for old in list(self._offers)[:-KEPT]:
-                    await self._withdraw(old)
-            except (PenstockError, OSError, ValueError) as exc:  # a path with a NUL is the last
+                newest = list(dict.fromkeys(offer.index for offer in reversed(self._offers.values())))[:KEPT]
+                for number, (old, offer) in enumerate(reversed(list(self._offers.items()))):
+                    if number >= MAX_OFFERS or offer.index not in newest:
+                        await self._withdraw(old)
+            except (PenstockError, RedisError, OSError, ValueError) as exc:  # a path with a NUL is the last
                 _warn(exc)
 
     async def _renew_forever(self) -> None:
         try:
             while True:
                 await asyncio.sleep(OFFER_EVERY_S)
-                try:
-                    async with self._turn:
-                        for name, offer in list(self._offers.items()):
+                async with self._turn:
+                    for name, offer in list(self._offers.items()):
+                        try:
                             is_present = await asyncio.to_thread(is_folder, self.server.versions[name][0])
                             await (self._announce(offer) if is_present else self._withdraw(name))
-                except PenstockError as exc:
-                    _warn(exc)
+                        except (PenstockError, RedisError) as exc:
+                            _warn(exc)
         finally:
             with suppress(Exception):
                 await self._control.close()

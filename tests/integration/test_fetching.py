@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ResponseError
 
 from penstock.config import Config
 from penstock.consumers.weights import static_files
@@ -181,7 +182,7 @@ async def test_a_file_with_a_wrong_byte_is_fetched_again_and_no_other(
 ) -> None:
     """As a power loss leaves it."""
     trainer, worker = play.trainer(), play.worker("a")
-    half = worker.temporary(object_name(version.number, version.index))
+    half = worker.temporary(version.index)
     half.mkdir(parents=True)
     for name in ("model-00001.safetensors", "model-00002.safetensors"):
         (half / name).write_bytes((version.folder / name).read_bytes()[:600_000])
@@ -369,6 +370,70 @@ async def test_the_newest_versions_are_served_while_their_folders_exist(
     assert [*trainer.server.versions] == [object_name(3, made[2].index)]
     play.client.delete(play.key(made[2]))
     assert await asyncio.to_thread(play.offer, made[2]), "it is offered again"
+
+
+async def test_ticks_withdraw_no_weights(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may still download them by the number of an earlier tick."""
+    monkeypatch.setattr(static_files, "KEPT", 2)
+    monkeypatch.setattr(static_files, "MAX_OFFERS", 6)
+    one, two, three = (make_version(tmp_path / "published", number, num_bytes=10) for number in (1, 2, 3))
+    trainer = play.trainer()
+
+    async def settled() -> None:
+        async with trainer._turn:  # after the offers that were submitted before
+            pass
+
+    async def serve(offered: dict[int, Version]) -> list[int]:
+        for number, version in offered.items():
+            trainer.offer(number, version.index, version.folder)
+        await asyncio.wrap_future(trainer.server.thread.submit(settled()))
+        return [int(name[1:9]) for name in trainer.server.versions]
+
+    assert await serve({1: one, 2: one, 3: one, 4: two}) == [1, 2, 3, 4]
+    assert await serve({5: two, 6: two, 7: two}) == [2, 3, 4, 5, 6, 7], "at most MAX_OFFERS"
+    assert await serve({8: three}) == [4, 5, 6, 7, 8], "at most KEPT weights"
+
+
+async def test_a_download_is_continued_under_the_number_of_a_tick(
+    play: Play, version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, worker = play.trainer(), play.worker("a")
+    trainer.offer(1, version.index, version.folder)
+    await asyncio.to_thread(play.offer, version)
+    file = version.folder / "model-00002.safetensors"
+    file.rename(play.folder / "elsewhere")
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "GIVE_UP_S", 0.5)
+        with pytest.raises(PublishError, match="answers with status 404"):
+            await fetched(worker, version)
+    (play.folder / "elsewhere").rename(file)
+    trainer.offer(2, version.index, version.folder)
+    assert version.is_at(await fetched(worker, replace(version, number=2)))
+    assert worker.num_bytes == version.num_bytes + (version.folder / INDEX_FILE).stat().st_size, "the index twice"
+
+
+async def test_an_error_of_redis_ends_no_renewal_of_offers(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(static_files, "OFFER_EVERY_S", 0.05)
+    refused, made = (make_version(tmp_path / "published", number, num_bytes=10) for number in (1, 2))
+    trainer = play.trainer()
+    announce, attempts = trainer._announce, list[Offer]()
+
+    async def refuse(offer: Offer) -> None:
+        attempts.append(offer)
+        if offer.version == 1:
+            raise ResponseError("BUSY Redis is busy running a script.")
+        await announce(offer)
+
+    monkeypatch.setattr(trainer, "_announce", refuse)
+    for one in (refused, made):
+        trainer.offer(one.number, one.index, one.folder)
+    await asyncio.to_thread(play.offer, made)
+    play.client.delete(play.key(made))
+    assert await asyncio.to_thread(play.offer, made), "it is offered again"
+    assert [offer.version for offer in attempts].count(1) > 1
+    assert "weights over HTTP: ResponseError: BUSY" in caplog.text
 
 
 @pytest.mark.parametrize("index", ["x/../../../victim", "../" * 4 + "victim", "", "C" * 32, "c" * 31 + "\0"])

@@ -100,8 +100,8 @@ class Download(VersionFolders):
 
     def make(self, publication: Publication) -> tuple[Path, Fetched]:
         """Download a version, and hold it. Raises PublishError, OSError."""
-        folder, before = self.temporary(self._name), self.num_bytes
-        self.remove_leftovers(self._name)
+        folder, before = self.temporary(self._index), self.num_bytes  # a tick continues it
+        self.remove_leftovers(self._index)
         #: Times at which bytes arrived last, and the version was offered (monotonic, s).
         self._came_at = self._offered_at = time.monotonic()
         self._cause = lambda: WeightsFetched(self._version, "index")
