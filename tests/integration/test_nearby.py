@@ -17,6 +17,7 @@ from penstock.workers.services import Tally
 from penstock.workers.weights.store import WeightStore
 from tests.integration.fetch_parts import config_of, make_version, owner_of
 from tests.integration.worker_play import until
+from tests.unit.workers.weights.test_weight_store import fetched
 
 
 async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
@@ -38,12 +39,12 @@ async def test_a_folder_that_is_not_seen_is_fetched_and_any_other_is_left(
         ) as without,
     ):
         files.offer(1, version.index, version.folder)
-        assert await nearby.fetch(seen) is seen
-        assert await without.fetch(unseen) is unseen
-        found = await nearby.fetch(unseen)
+        assert await fetched(nearby, seen) is seen
+        assert await fetched(without, unseen) is unseen
+        found = await fetched(nearby, unseen)
         assert found.id == unseen.id
         assert version.is_at(Path(found.path))
-        assert (await nearby.fetch(left)).path == found.path, "an earlier run had a folder of that name"
+        assert (await fetched(nearby, left)).path == found.path, "an earlier run had a folder of that name"
 
 
 async def test_I8_whoever_is_waited_for_is_named(
@@ -64,7 +65,7 @@ async def test_I8_whoever_is_waited_for_is_named(
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("4711")
         lock.flush()
-        coming = asyncio.create_task(here.fetch(unseen))
+        coming = asyncio.create_task(fetched(here, unseen))
         locked = FolderLocked(4711, str(tmp_path / "w" / "fetched"))
         await until(lambda: [wait.cause for wait in read_waits(client, keys)] == [locked])
         lock.close()

@@ -46,8 +46,8 @@ from penstock.workers.weights.view import ViewReader
 
 log = logging.getLogger(__name__)
 
-#: Longest blocking read of the streams: of an engine that has what it should, and of one that waits.
-IDLE_S, LOOK_S = 1.0, 0.05
+#: Longest blocking read of the streams: of an engine that has what it should, of one that waits, and during a fetch.
+IDLE_S, LOOK_S, GLANCE_S = 1.0, 0.05, 0.001
 #: Interval of attempts to load a publication, and attempts before one that is not the newest is skipped (one_step):
 #: disk errors may be transient.
 RETRY_S, TRIES = 1.0, 3
@@ -162,6 +162,8 @@ class WeightLoop:
         try:
             self.transfers.check(publication)
             here = await self.store.fetch(publication) if publication.is_whole else publication
+            if here is None:
+                return GLANCE_S
             if view.purpose is Purpose.MEMORY:
                 await self._settle(publication, here)
                 return 0.0
@@ -223,8 +225,9 @@ class WeightLoop:
             is_retried = not is_newest and services.config.staleness.rules.drains
             try:
                 self.transfers.check(publication)
-                await self._note_intent(publication)
-                here = await self.store.fetch(publication)
+                # Once others can see what is loaded, and after a wait, the view may be another one.
+                if await self._note_intent(publication) or (here := await self.store.fetch(publication)) is None:
+                    continue
                 await services.engine.start(here)
             except PublishError as exc:
                 if is_newest:

@@ -58,22 +58,28 @@ class WeightStore:
         #: The publication that is fetched, or was fetched ahead, and its fetch.
         self._task: tuple[str, asyncio.Task[Publication]] | None = None
 
-    async def fetch(self, publication: Publication) -> Publication:
-        """Return the publication with a path on this machine; wait, and report the wait. The engine keeps running.
+    async def fetch(self, publication: Publication) -> Publication | None:
+        """Return the publication with a path on this machine; None: it is being fetched.
+
+        After None the caller selects again, as what to load may have changed, and calls this again. Waits for at most
+        ``LOOK_S``, and reports the wait.
 
         Raises:
             PublishError: it cannot be made or downloaded.
         """
-        while not self.prefetch(publication):
-            await self._wait()
+        if self._source is None or not publication.index:
+            return publication
+        is_same = self.prefetch(publication)
         assert self._task is not None
         _, task = self._task
-        try:
-            await self._wait()
-            return task.result()
-        finally:
+        if is_same and task.done():
             self._task = None
-            task.cancel()
+            self._waiting.end()
+            return task.result()
+        await asyncio.wait([task], timeout=LOOK_S)
+        if self._cause is not None:
+            self._waiting.blocked_on(self._cause)
+        return None
 
     def prefetch(self, publication: Publication) -> bool:
         """Begin to fetch a publication; return False while a copy is made of another one, which is not interrupted."""
@@ -96,25 +102,12 @@ class WeightStore:
         if self._source is not None:
             self._source.close()
 
-    async def _wait(self) -> None:
-        """Wait until the fetch ends."""
-        assert self._task is not None
-        is_reported = False
-        while not self._task[1].done():
-            await asyncio.wait([self._task[1]], timeout=LOOK_S)
-            if self._cause is not None:
-                self._waiting.blocked_on(self._cause)
-                is_reported = True
-        if is_reported:
-            self._waiting.end()
-
     def _blocked_on(self, cause: Cause | None) -> None:
         self._cause = cause or self._default
 
     async def _fetch(self, publication: Publication) -> Publication:
         source, version = self._source, publication.version
-        if source is None or not publication.index:
-            return publication
+        assert source is not None
         if not self._makes_copies and await asyncio.to_thread(_has_index, publication):
             return publication
         stop = self._stop = threading.Event()

@@ -220,3 +220,31 @@ async def test_what_is_about_to_be_loaded_is_noted_and_the_view_read_again_befor
     assert await followed.step() == 0.0
     await followed.step()
     assert steps[:4] == ["read", "noted", "read", "applied"]
+
+
+@pytest.mark.parametrize("why", ["abandoned", "set aside"])
+async def test_T1_a_version_that_is_given_up_while_it_is_fetched_is_not_loaded(why: str) -> None:
+    five = Publication("policy", 5, "disk", "/w/5", index="5" * 32)
+    six = Publication("policy", 6, "disk", "/w/6", index="6" * 32, abandoned=[[5, 5]])
+    redis = Redis(five.to_bytes())
+    services = services_of([], redis)
+    services.engine.offloaded, services.engine.version = set(), 4
+    loop, loaded, aside = WeightLoop(services, redis, Waits()), list[int](), dict[bytes, bytes]()
+    redis.hgetall = lambda key: redis._answers.append(dict(aside))  # type: ignore[method-assign,func-returns-value]
+
+    async def fetch(publication: Publication) -> Publication | None:
+        if publication.version == 5 and not aside and len(redis.entries) == 1:
+            if why == "set aside":
+                aside[b"5-0"] = b"CUDA error"
+            else:
+                redis.entries = [(b"2-0", {b"p": six.to_bytes()}), *redis.entries]
+            return None
+        return publication
+
+    async def apply(publication: Publication, policy: str, *, is_sent: bool = False) -> None:
+        loaded.append(publication.version)
+
+    loop.store.fetch, loop._updater.apply = fetch, apply  # type: ignore[method-assign,assignment]
+    for _ in range(3):
+        await loop.step()
+    assert 5 not in loaded

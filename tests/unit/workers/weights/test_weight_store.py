@@ -53,6 +53,13 @@ def store_of(line: Line, transport: str = "delta", store: str = "") -> tuple[Wei
     return WeightStore(config, Keys("run"), waiting, Tally()), waiting
 
 
+async def fetched(store: WeightStore, publication: Publication) -> Publication:
+    """Fetch until it is there, as the loop does by selecting again."""
+    while (here := await store.fetch(publication)) is None:
+        pass
+    return here
+
+
 def announced(line: Line) -> Publication:
     assert line.announced is not None
     return line.announced
@@ -62,7 +69,7 @@ async def test_with_another_transport_it_is_the_trainers_folder_and_the_reported
     """A refused publication is fetched again every second; what it waits for is reported all the time."""
     store, waiting = store_of(line, "disk")
 
-    assert await store.fetch(announced(line)) is announced(line)
+    assert await fetched(store, announced(line)) is announced(line)
 
     assert waiting.said == []
 
@@ -70,7 +77,7 @@ async def test_with_another_transport_it_is_the_trainers_folder_and_the_reported
 async def test_it_is_a_copy_on_this_machine_and_why_it_waits_is_said(line: Line) -> None:
     store, waiting = store_of(line)
 
-    here = await store.fetch(announced(line))
+    here = await fetched(store, announced(line))
 
     assert Path(here.path).parent == line.path / "copies"
     assert here.id == announced(line).id
@@ -83,7 +90,7 @@ async def test_how_copies_came_to_be_here_is_counted(line: Line) -> None:
     for version in (1, 1, 2):
         if version not in line.written:
             line.publish(version)
-        await store.fetch(announced(line))
+        await fetched(store, announced(line))
     tally, index = store._tally, line.written[2].index_digest
     assert tally.weight_copies == {"whole": 1, "here": 1, "deltas": 1}
     came = [file for file in line.path.glob("store/*/*") if file.name == "delta" or index not in str(file)]
@@ -96,7 +103,7 @@ async def test_a_worker_that_ends_holds_no_copy(line: Line) -> None:
     store.close()  # as where it ends before its engine had any
 
     store, _ = store_of(line)
-    handle = os.open((await store.fetch(announced(line))).path, os.O_RDONLY)
+    handle = os.open((await fetched(store, announced(line))).path, os.O_RDONLY)
     assert not machine_lock.locks(handle)
     store.close()
     assert machine_lock.locks(handle)
@@ -110,7 +117,7 @@ async def test_where_no_copy_can_be_made_the_folder_that_can_be_seen_is_the_near
     for marker in line.path.glob("store/*/whole"):
         marker.unlink()
 
-    assert (await store.fetch(announced(line))).path == announced(line).path
+    assert (await fetched(store, announced(line))).path == announced(line).path
 
     assert "version 1 is loaded from" in caplog.text
 
@@ -125,7 +132,7 @@ async def test_I8_a_worker_that_stands_still_in_a_copy_is_named_and_others_load_
         lock.write("4711")
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert (await store.fetch(announced(line))).path == announced(line).path
+        assert (await fetched(store, announced(line))).path == announced(line).path
     assert FolderLocked(4711, str(line.path / "copies")) in waiting.said
     assert waiting.said[-1] is None
 
@@ -137,7 +144,7 @@ async def test_where_that_cannot_be_seen_either_the_failure_is_the_callers(line:
     line.written[1].path.rename(line.path / "elsewhere")
 
     with pytest.raises(PublishError, match="cannot be made from the delta store"):
-        await store.fetch(announced(line))
+        await fetched(store, announced(line))
 
 
 async def test_where_nobody_can_look_at_it_both_failures_are_the_callers(line: Line) -> None:
@@ -146,7 +153,7 @@ async def test_where_nobody_can_look_at_it_both_failures_are_the_callers(line: L
         marker.unlink()
 
     with pytest.raises(PublishError, match=r"cannot be made from the delta store: .* cannot be looked at"):
-        await store.fetch(replace(announced(line), path="/" + "x" * 5000))
+        await fetched(store, replace(announced(line), path="/" + "x" * 5000))
 
 
 async def test_a_store_that_refuses_is_a_failure_of_the_callers(line: Line) -> None:
@@ -155,7 +162,7 @@ async def test_a_store_that_refuses_is_a_failure_of_the_callers(line: Line) -> N
         store, _ = store_of(line, store=f"ftp://127.0.0.1:{silent.getsockname()[1]}/store")
 
         with pytest.raises(PublishError, match=r"does not list what it has .*refused"):
-            await store.fetch(replace(announced(line), path="/nowhere"))
+            await fetched(store, replace(announced(line), path="/nowhere"))
 
 
 async def test_a_worker_that_ends_ends_the_making_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +173,14 @@ async def test_a_worker_that_ends_ends_the_making_too(line: Line, monkeypatch: p
         loop.call_soon_threadsafe(begun.set)
         until(stopped)
         loop.call_soon_threadsafe(ended.set_result, True)
-        raise PublishError("stops")
+        raise machine_lock.Stopped("stops")
 
     assert store._source is not None
     monkeypatch.setattr(store._source, "get", get)
-    task = asyncio.create_task(store.fetch(announced(line)))
+    task = asyncio.create_task(fetched(store, announced(line)))
     await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    store.close()
+    with pytest.raises(PublishError):
         await task
 
     assert await ended
@@ -184,7 +191,8 @@ async def test_a_fetch_ahead_is_replaced_by_one_of_another_version_unless_it_mak
     line: Line, monkeypatch: pytest.MonkeyPatch, transport: str, is_replaced: bool
 ) -> None:
     """A copy is completed: the next one is made from it."""
-    store, _ = store_of(line, transport)
+    store, _ = store_of(line)
+    monkeypatch.setattr(store, "_makes_copies", transport == "delta")
     ends, begun = asyncio.get_running_loop().create_future(), list[str]()
 
     async def fetch(publication: Publication) -> Publication:
@@ -198,7 +206,7 @@ async def test_a_fetch_ahead_is_replaced_by_one_of_another_version_unless_it_mak
     assert store.prefetch(first)
     await asyncio.sleep(0)
     assert store.prefetch(second) == is_replaced
-    coming = asyncio.create_task(store.fetch(second))
+    coming = asyncio.create_task(fetched(store, second))
     await asyncio.sleep(0)
     ends.set_result(None)
     assert await coming is second
@@ -208,7 +216,7 @@ async def test_a_fetch_ahead_is_replaced_by_one_of_another_version_unless_it_mak
 async def test_a_fetch_ahead_that_failed_fails_the_load_and_is_tried_again(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, _ = store_of(line, "disk")
+    store, _ = store_of(line)
     failures: list[Exception] = [PublishError("the disk is full.")]
 
     async def fetch(publication: Publication) -> Publication:
@@ -220,5 +228,25 @@ async def test_a_fetch_ahead_that_failed_fails_the_load_and_is_tried_again(
     store.prefetch(announced(line))
     await asyncio.sleep(0)
     with pytest.raises(PublishError, match="the disk is full"):
-        await store.fetch(announced(line))
-    assert await store.fetch(announced(line)) is announced(line)
+        await fetched(store, announced(line))
+    assert await fetched(store, announced(line)) is announced(line)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_an_engine_that_is_started_during_a_fetch_gets_its_version(
+    line: Line, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    store, _ = store_of(line)
+    ends = asyncio.Event()
+
+    async def fetch(publication: Publication) -> Publication:
+        await ends.wait()
+        return publication
+
+    monkeypatch.setattr(store, "_fetch", fetch)
+    first, second = announced(line), replace(announced(line), version=version)
+    assert await store.fetch(first) is None  # the loop's; it does not ask again, as the engine is lost
+    starting = asyncio.create_task(fetched(store, second))
+    assert await store.fetch(first) is None
+    ends.set()
+    assert await starting == second
