@@ -1,6 +1,7 @@
 """A version that comes over HTTP is complete and right, or does not come: cuts, wrong bytes, stalls, kills."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,6 +225,84 @@ async def test_an_address_that_gives_nothing_is_named(
     with pytest.raises(PublishError, match=says):
         await fetched(worker, version)
     assert os.listdir(worker.folder) == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "sent"), [(10**12, b"x" * 4096), (100, b"x" * 50)], ids=["endless", "always cut"]
+)
+async def test_an_index_that_is_endless_or_always_cut_fails(
+    play: Play, version: Version, num_bytes: int, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "GIVE_UP_S", 0.5)
+    monkeypatch.setattr(download, "MAX_INDEX_BYTES", 2**20)
+    head = (
+        f"HTTP/1.1 206 P\r\nContent-Range: bytes 0-{num_bytes - 1}/{num_bytes}\r\nContent-Length: {num_bytes}\r\n\r\n"
+    )
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head.encode())
+        with contextlib.suppress(ConnectionError):
+            for _ in range(num_bytes // 100):
+                writer.write(sent)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    forge(play.client, play.keys, Offer(url, version.number, version.index))
+    worker = play.worker("a")
+    async with server:
+        with pytest.raises(PublishError, match="answers with another range|is not completed"):
+            await fetched(worker, version)
+    assert worker.num_bytes <= 50
+
+
+async def test_an_index_is_continued_where_it_was_cut(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "AGAIN_S", 0.01)
+    trainer, worker, version = play.trainer(), play.worker("a"), make_version(tmp_path / "published", num_bytes=10)
+    trainer.offer(version.number, version.index, version.folder)
+    # The head of an answer and a part of the index.
+    proxy = play.up(SpoilingProxy(play.offer(version).url, "cut", after=400, count=50))
+    play.offer_at(version, proxy.url)
+    assert version.is_at(await fetched(worker, version))
+    assert proxy.num_connections < 50
+    assert worker.num_bytes == version.num_bytes
+
+
+@pytest.mark.parametrize(("looks_s", "comes"), [((60, 10, 4), True), ((60, 10, 6), False)])
+async def test_only_time_since_a_missing_offer_counts(
+    play: Play, version: Version, looks_s: tuple[int, ...], comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if Redis and the trainer restart together, after a minute in which the worker did not look for the offer."""
+    monkeypatch.setattr(download, "GIVE_UP_S", 1000.0)
+    monkeypatch.setattr(download, "AGAIN_S", 0.0)
+    clock, left = [0.0], [*looks_s]
+    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    trainer, worker = play.trainer(), play.worker("a")
+    trainer.offer(version.number, version.index, version.folder)
+    url = play.offer(version).url
+    play.offer_at(version, "http://127.0.0.1:1")
+    look, looks = worker._look, list[bool]()
+
+    async def look_later() -> bool:
+        if looks and left:
+            play.client.delete(play.key(version))
+            clock[0] += left.pop(0)
+        elif looks:
+            forge(play.client, play.keys, Offer(url, version.number, version.index))
+        looks.append(await look())
+        return looks[-1]
+
+    monkeypatch.setattr(worker, "_look", look_later)
+    if comes:
+        assert version.is_at(await fetched(worker, version))
+    else:
+        with pytest.raises(PublishError, match="its trainer no longer offers it"):
+            await fetched(worker, version)
+    assert looks[:4] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("forged", [Offer("http://127.0.0.1:1", 2, "c" * 32), Offer("http://127.0.0.1:1", 9, "d" * 32)])

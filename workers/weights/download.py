@@ -8,6 +8,7 @@ Only the announced digest proves the index, and only the index proves files: an 
 
 import asyncio
 import io
+import math
 import os
 import re
 import time
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 #: Longest wait for the offer of a published version, and polling interval.
 OFFER_WAIT_S, LOOK_S = 120.0, 0.2
-#: A download fails if no bytes arrive for this long, or if its version was not offered for ``GONE_S``; received bytes
+#: A download fails if no bytes arrive for this long, or if meanwhile no offer is found for ``GONE_S``; received bytes
 #: are kept. A restarted Redis has no offers for a while.
 GIVE_UP_S, GONE_S = 60.0, 3 * OFFER_EVERY_S
 #: Pause after a failed request.
@@ -102,8 +103,6 @@ class Download(VersionFolders):
         """Download a version, and hold it. Raises PublishError, OSError."""
         folder, before = self.temporary(self._index), self.num_bytes  # a tick continues it
         self.remove_leftovers(self._index)
-        #: Times at which bytes arrived last, and the version was offered (monotonic, s).
-        self._came_at = self._offered_at = time.monotonic()
         self._cause = lambda: WeightsFetched(self._version, "index")
         data = self._run(self._receive_index)
         record = index_in(data, f"the index of version {self._version}")
@@ -152,6 +151,8 @@ class Download(VersionFolders):
 
     async def _watched(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         stall_s = self._config.stall_s
+        #: Times at which bytes arrived last, and since which no offer was found (monotonic, s).
+        self._came_at, self._missing_at = time.monotonic(), math.inf
         self._control = AsyncControl(self._redis_url)
         async with aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
@@ -203,8 +204,8 @@ class Download(VersionFolders):
     async def _receive_index(self) -> bytes:
         """Return the bytes of the announced index. Raises PublishError."""
         received = io.BytesIO()
-        while not await self._request(INDEX_FILE, 0, None, received):
-            received = io.BytesIO()
+        while not await self._request(INDEX_FILE, received.tell(), None, received):
+            pass
         if digest(received.getvalue()) != self._index:
             raise self._error("its trainer sends another index than was announced; publish it again")
         return received.getvalue()
@@ -233,7 +234,7 @@ class Download(VersionFolders):
             raise failed.exceptions[0] from None
 
     async def _request(self, file: str, start: int, end: int | None, into: BinaryIO | io.RawIOBase) -> bool:
-        """Request a range of a file (None: to its end) and write what comes of it; return whether all came.
+        """Request a range of a file (None: to the end of an index) and write what comes of it; return whether all came.
 
         Waits after a failure. Raises as ``_receive_files``.
         """
@@ -250,7 +251,7 @@ class Download(VersionFolders):
             ) as answer:
                 end = _checked_end(answer, start, end)
                 while start < end and (part := await answer.content.read(min(CHUNK_BYTES, end - start))):
-                    self._came_at = time.monotonic()
+                    self._came_at, self._missing_at = time.monotonic(), math.inf
                     self.num_bytes += len(part)
                     start += len(part)
                     while part:
@@ -265,8 +266,8 @@ class Download(VersionFolders):
             failed = _Failed(f"{self._url}: {format_exc(exc)}", _KNOWN_CERTIFICATE if is_unknown else _BE_RUNNING)
         await asyncio.sleep(AGAIN_S)
         is_offered, now = await self._look(), time.monotonic()
-        self._offered_at = now if is_offered else self._offered_at
-        if now - self._offered_at > GONE_S:
+        self._missing_at = math.inf if is_offered else min(self._missing_at, now)
+        if now - self._missing_at > GONE_S:
             raise self._error(f"its trainer no longer offers it; {failed}; {failed.remedy}")
         if now - self._came_at > GIVE_UP_S:
             raise self._error(f"{failed}; {failed.remedy}")
@@ -291,6 +292,6 @@ def _checked_end(answer: aiohttp.ClientResponse, start: int, end: int | None) ->
         raise _Failed(f"{answer.url.origin()} answers with status {answer.status}")
     span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))
     found = (int(span[1]), int(span[2]) + 1) if span is not None else (0, 0)
-    if span is None or found != (start, end if end is not None else int(span[3])):
+    if span is None or found != (start, end if end is not None else min(int(span[3]), MAX_INDEX_BYTES)):
         raise _Failed(f"{answer.url.origin()} answers with another range")
     return found[1]
