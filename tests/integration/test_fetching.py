@@ -253,7 +253,7 @@ async def test_an_index_that_is_endless_or_always_cut_fails(
     forge(play.client, play.keys, Offer(url, version.number, version.index))
     worker = play.worker("a")
     async with server:
-        with pytest.raises(PublishError, match="answers with another range|is not completed"):
+        with pytest.raises(PublishError, match=r"answers with another range|is not completed"):
             await fetched(worker, version)
     assert worker.num_bytes <= 50
 
