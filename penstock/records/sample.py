@@ -78,8 +78,10 @@ class Sample:
     #: Name -> numpy array beside the tokens (routed experts, images), stored in a key of its own; see sides.py.
     sides: dict[str, Any] = field(default_factory=dict)
     num_turns: int = 1
-    #: State of its environment after the last observation (``snapshot``).
-    state: Any = None
+    #: Reward, its fields and the environment's snapshot, packed: after the last observation, or at the end.
+    state: bytes | None = None
+    #: Whether its environment has ended it.
+    is_over: bool = False
     num_aborts: int = 0
     cached_tokens: int = 0
     #: Generated tokens with the oldest possible version; for the others the version is proven (T6).

@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Longest wait for ``close``.
-CLOSE_S = 10.0
+#: Longest wait for ``close``: a worker that ends hands its jobs back afterwards.
+CLOSE_S = 5.0
 #: Ids are stored as int32.
 MAX_TOKEN = 2**31
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from penstock.errors import EnvironmentRaised, EnvironmentTimeout
+from penstock.errors import EnvironmentRaised, EnvironmentTimeout, ProtocolError
 from penstock.records.causes import CodeCalled, EnvironmentCall
-from penstock.records.codec import pack
+from penstock.records.codec import pack, unpack
 from penstock.records.sample import FinishReason, Sample
-from penstock.text import format_exc
+from penstock.text import format_exc, safe_repr
 from penstock.workers.jobs.environments import Environment, Observation, step, within
 
 log = logging.getLogger(__name__)
@@ -40,25 +40,49 @@ def has_snapshots(environment: Environment | None) -> bool:
     return all(callable(getattr(environment, name, None)) for name in ("snapshot", "restore"))
 
 
-async def snapshot(environment: Environment, timeout_s: float, call: CodeCalled) -> Any:
-    """Return the state of an environment; None if it has no snapshots. Waits as ``within``.
+def packed_state(sample: Sample, state: Any = None) -> bytes | None:
+    """Pack what an environment set, and its snapshot; None if that cannot be stored."""
+    reward: Any = sample.reward
+    if hasattr(reward, "item"):
+        reward = reward.item()  # numpy's and torch's
+    try:
+        data = pack([reward, sample.reward_info, state])
+        unpack(data, "a state")
+    except (TypeError, ValueError, OverflowError, ProtocolError):
+        return None
+    return data
+
+
+def unpacked_state(data: bytes) -> tuple[Any, dict[str, Any], Any]:
+    """Return reward, its fields and the snapshot. Raises ProtocolError."""
+    found = unpack(data, "the state of an environment")
+    if not isinstance(found, list) or len(found) != 3 or not isinstance(found[1], dict):
+        raise ProtocolError(f"the state of an environment is {safe_repr(found)}.")
+    return found[0], found[1], found[2]
+
+
+async def snapshot(environment: Environment, sample: Sample, timeout_s: float, call: CodeCalled) -> bytes | None:
+    """Return the packed state after an observation; None without snapshots, or if the reward cannot be stored.
+
+    Waits as ``within``.
 
     Raises:
-        EnvironmentTimeout, EnvironmentRaised: as ``within``, or its state cannot be stored.
+        EnvironmentTimeout, EnvironmentRaised: as ``within``, or the snapshot cannot be stored.
     """
     if not has_snapshots(environment):
         return None
     state = await within(timeout_s, environment.snapshot, call)  # type: ignore[attr-defined]
     try:
-        size = len(pack(state))
-    except (TypeError, ValueError, OverflowError) as exc:
+        size = len(data := pack(state))
+        unpack(data, "it")
+    except (TypeError, ValueError, OverflowError, ProtocolError) as exc:
         raise EnvironmentRaised(
             f"{call.label} returned a state that cannot be stored ({format_exc(exc)}): return numbers, text, bytes, "
-            "lists and maps."
+            "lists, and maps whose keys are text."
         ) from exc
     if size > MAX_STATE_BYTES:
         raise EnvironmentRaised(f"{call.label} returned a state of {size} bytes; at most {MAX_STATE_BYTES} are stored.")
-    return state
+    return packed_state(sample, state)
 
 
 async def reset(
@@ -88,7 +112,8 @@ async def resume(
         EnvironmentTimeout, EnvironmentRaised: it cannot prepare for the first turn.
     """
     may_repeat = is_replayable(environment) or bool(getattr(environment, "repeatable", False))
-    if len(sample.turns) == sample.num_turns and not may_repeat:
+    is_open_step = sample.finish_reason == FinishReason.STOP and len(sample.turns) == sample.num_turns
+    if is_open_step and has_snapshots(environment) and not may_repeat:
         log.info("sample %s starts over: the step after its turn %d may have acted", sample.id, sample.num_turns)
         return False
     if sample.num_turns == 1:
@@ -96,7 +121,8 @@ async def resume(
         return True
     try:
         if has_snapshots(environment) and sample.state is not None:
-            given, state = sample.job.copy_for_user(), sample.state
+            sample.reward, sample.reward_info, state = unpacked_state(sample.state)
+            given = sample.job.copy_for_user()
             await within(timeout_s, lambda: environment.restore(given, state), call_of("restore"))  # type: ignore[attr-defined]
             return True
         return is_replayable(environment) and await _replay(environment, sample, encode, timeout_s, call_of)
@@ -118,7 +144,7 @@ async def _replay(
         log.warning("sample %s starts over: a turn without tokens cannot be repeated", sample.id)
         return False
     await reset(environment, sample, timeout_s, call_of)
-    past = replace(sample, reward=None, reward_info={}, sides={})
+    past = replace(sample, reward=None, reward_info={}, sides={}, loss_mask=[])
     for turn, (end, until) in enumerate(ends, 1):
         past = _until(sample, end, turn, past)
         observation = await step(environment, past, timeout_s, call_of("step"))
@@ -131,7 +157,7 @@ async def _replay(
                 turn,
             )
             return False
-    sample.sides = past.sides
+    sample.reward, sample.reward_info, sample.sides = past.reward, past.reward_info, past.sides
     return True
 
 
@@ -148,6 +174,7 @@ def _turns(sample: Sample) -> Iterator[tuple[int, int]]:
 
 def _until(sample: Sample, end: int, turns: int, past: Sample) -> Sample:
     """Return a sample as it was at the end of a turn, with what the environment set in ``past``, the turn before."""
-    lists = {name: getattr(sample, name)[:end] for name in ("tokens", "logprobs", "generated", "loss_mask", "versions")}
+    lists = {name: getattr(sample, name)[:end] for name in ("tokens", "logprobs", "generated", "versions")}
+    lists["loss_mask"] = past.loss_mask + lists["generated"][len(past.loss_mask) :]
     done = sample.turns[:turns]
     return replace(past, turns=done, text="".join(done), num_turns=turns, finish_reason=FinishReason.STOP, **lists)

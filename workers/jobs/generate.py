@@ -20,7 +20,7 @@ from penstock.records.sample import MAX_PAUSES, Drawn, FinishReason, Sample, Sam
 from penstock.text import safe_repr
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
 from penstock.workers.jobs.environments import Environment, Observation, step
-from penstock.workers.jobs.episodes import can_resume, reset, resume, snapshot
+from penstock.workers.jobs.episodes import can_resume, packed_state, reset, resume, snapshot, unpacked_state
 from penstock.workers.jobs.routed_experts import check_rows, is_told, keep_rows
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.stops import StopRule
@@ -170,32 +170,38 @@ class _Maker:
 
     async def run(self, environment: Environment | None) -> None:
         self.begin()
-        if environment is not None:
-            await self.enter(environment)
         while True:
             try:
-                is_ended = await self.draw_turn()
+                is_ended = await self.run_turns(environment)
+                break
             except _Abandoned:
-                assert environment is not None
                 self.sample.sides.clear()
                 self.start_over()
-                await self.enter(environment)
-                continue
-            if not is_ended:
-                self.sample.status = SampleStatus.ABORTED
-                return
-            if self.sample.finish_reason == FinishReason.LENGTH or environment is None:
-                break
-            if self.pictures is not None and self.pictures.ended(self.sample):
-                break
-            if not await self.take_step(environment):
-                break
+        if not is_ended:
+            self.sample.status = SampleStatus.ABORTED
+            return
         is_cut = self.sample.finish_reason == FinishReason.LENGTH
         self.sample.status = SampleStatus.TRUNCATED if is_cut else SampleStatus.COMPLETED
         if self.masks_offpolicy:
             mask_offpolicy(self.sample)
         if self.engine.tells_routing:
             check_rows(self.sample)
+
+    async def run_turns(self, environment: Environment | None) -> bool:
+        """Generate turns until the sample ends; return False once the lease's tokens are used up. Raises _Abandoned."""
+        sample = self.sample
+        self.drop_abandoned()
+        if environment is not None and not sample.is_over:
+            await self.enter(environment)
+        while not sample.is_over:
+            if not await self.draw_turn():
+                return False
+            if sample.finish_reason == FinishReason.LENGTH or environment is None:
+                break
+            if self.pictures is not None and self.pictures.ended(sample):
+                break
+            await self.take_step(environment)
+        return True
 
     async def enter(self, environment: Environment) -> None:
         """Bring a new environment to where the sample is; start the sample over if that is not possible."""
@@ -205,8 +211,8 @@ class _Maker:
             self.start_over()
             await reset(environment, sample, timeout_s, self.call_of)
 
-    async def take_step(self, environment: Environment) -> bool:
-        """Let the environment respond to the turn; return False if the sample ends."""
+    async def take_step(self, environment: Environment) -> None:
+        """Let the environment respond to the turn, which may end the sample."""
         sample, timeout_s, store = self.sample, self.environment_timeout_s, self.store
         if not can_resume(environment):
             store = None
@@ -214,16 +220,16 @@ class _Maker:
             await store()
         observation = await step(environment, sample, timeout_s, self.call_of("step"))
         if observation is None or observation.done:
-            return False
-        if sample.num_turns >= self.max_turns or not self.observe(observation):
-            sample.finish_reason = FinishReason.LENGTH
-            return False
-        if store is None:
+            sample.is_over = True
+        elif sample.num_turns >= self.max_turns or not self.observe(observation):
+            sample.is_over, sample.finish_reason = True, FinishReason.LENGTH
+        if sample.is_over:
+            sample.state = packed_state(sample)
+        elif store is None:
             self.lease_end = None  # handing it back would lose its environment
         else:
-            sample.state = await snapshot(environment, timeout_s, self.call_of("snapshot"))
+            sample.state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
             await store()
-        return True
 
     def call_of(self, code: EnvironmentCall) -> CodeCalled:
         """Return a call of the sample's environment."""
@@ -241,12 +247,14 @@ class _Maker:
             self.start_over()
         elif self.lease_tokens is not None:
             self.lease_end = len(sample.tokens) + self.lease_tokens
+        if sample.is_over and sample.state is not None:
+            sample.reward, sample.reward_info, _ = unpacked_state(sample.state)
 
     def drop_abandoned(self) -> None:
         """Start over a sample with tokens of abandoned versions, which would be disposed of.
 
         Raises:
-            _Abandoned: it has several turns: its environment has to start over too.
+            _Abandoned: its environment has to start over too.
         """
         sample = self.sample
         gone = {v for v in set(sample.versions) if is_abandoned(v, self.engine.abandoned)}
@@ -254,7 +262,7 @@ class _Maker:
             return
         log.info("sample %s starts over: its version %d was abandoned", sample.id, max(gone))
         self.account.rewound += sum(sample.generated)
-        if sample.num_turns > 1:
+        if sample.num_turns > 1 or sample.is_over:
             raise _Abandoned
         self.start_over()
 
@@ -272,7 +280,7 @@ class _Maker:
         if self.engine.tells_routing:
             sample.sides.pop(ROUTED_EXPERTS, None)
         sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
-        sample.reward, sample.reward_info, sample.state = None, {}, None
+        sample.reward, sample.reward_info, sample.state, sample.is_over = None, {}, None, False
         sample.append(prompt)
         sample.prompt_length = self.turn_start = len(prompt)
         if self.lease_tokens is not None:
@@ -293,6 +301,7 @@ class _Maker:
         self.turn_start = len(self.sample.tokens)
         self.sample.num_turns += 1
         self.sample.finish_reason = ""
+        self.sample.state = None  # older than the observation
         return True
 
     def tokens_of(self, observation: Observation) -> list[int]:

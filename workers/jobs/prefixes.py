@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
-from types import NoneType
 from typing import Any, NamedTuple, get_args
 
 from penstock.config.sampling import is_temperature
@@ -28,6 +27,7 @@ from penstock.records.sample import Drawn, LogprobKind, Sample, SampleStatus
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import raise_passing
 from penstock.text import format_exc, safe_repr
+from penstock.workers.jobs.episodes import unpacked_state
 from penstock.workers.services import Services
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,6 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "started_s": (float, int),
     "first_token_s": (float, int),
     "generate_s": (float, int),
-    "reward": (float, int, NoneType),
-    "reward_info": (dict,),
 }
 
 
@@ -100,26 +98,36 @@ def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
     )
 
 
-def growth_to_bytes(sample: Sample, start: int, turns: int) -> bytes:
+def growth_to_bytes(sample: Sample, start: int, turns: int, state: bytes | None = None) -> bytes:
     """Encode the tokens of ``sample`` from ``start`` on, to append to a prefix of ``start`` tokens and ``turns`` texts.
+
+    Args:
+        state: of the prefix; written again if another one took its place.
 
     Those generated are all trained: the record has no masks.
 
     Raises:
             PayloadError: its fields do not fit such arrays.
     """
-    return _packed(sample, lambda: {"at": start, **_common(sample, start, turns)})
+    has_state = state is not None and state == _state(sample)
+    return _packed(sample, lambda: {"at": start, **_common(sample, start, turns, has_state=has_state)})
 
 
-def _common(sample: Sample, start: int, turns: int) -> dict[str, Any]:
-    """Return the fields of every record: what was added, and what an environment set."""
+def _state(sample: Sample) -> bytes | None:
+    """Return the state to store: none beside arrays, which it could not bring back."""
+    return None if sample.sides else sample.state
+
+
+def _common(sample: Sample, start: int, turns: int, *, has_state: bool = False) -> dict[str, Any]:
+    """Return the fields of every record: what was added, and the state of the environment unless the prefix has it."""
+    state = _state(sample)
     return {
         "tokens": array("i", sample.tokens[start:]).tobytes(),
         "logprobs": array("f", sample.logprobs[start:]).tobytes(),
         "versions": _spans(sample.versions[start:]),
         "turns": sample.turns[turns:],
-        # Arrays beside the tokens are not stored: a snapshot could not bring them back.
-        "state": None if sample.sides else sample.state,
+        "is_over": sample.is_over and state is not None,
+        **({} if has_state else {"state": state}),
         **{name: getattr(sample, name) for name in _PLAIN},
     }
 
@@ -217,7 +225,13 @@ def _read_common(record: dict[str, Any], sample: Sample) -> None:
     if type(record["turns"]) is not list or not set(map(type, record["turns"])) <= {str}:
         raise ValueError("its turns are not texts")
     sample.turns += record["turns"]
-    sample.text, sample.state = "".join(sample.turns), record["state"]
+    sample.text = "".join(sample.turns)
+    state, sample.is_over = record.get("state", sample.state), record["is_over"]
+    if type(sample.is_over) is not bool or not isinstance(state, bytes | None) or (sample.is_over and state is None):
+        raise ValueError("its is_over or state is invalid")
+    sample.state = state
+    if state is not None:
+        unpacked_state(state)
 
 
 def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
@@ -242,6 +256,15 @@ FULL_WAIT_S = 0.5
 PARTIAL_TTL_S = 7 * 86400
 
 
+class _Claim(NamedTuple):
+    """Versions and masks of the tokens that Redis has of a sample, the number of its turns, and the state."""
+
+    versions: list[int]
+    masks: list[int]
+    num_turns: int
+    state: bytes | None
+
+
 class Prefix:
     """The checkpoint of one sample in Redis under one lease.
 
@@ -263,9 +286,11 @@ class Prefix:
         self.account = Drawn()
         #: Whether later turns than the first are kept.
         self.keeps_turns = False
-        #: Bytes in Redis, versions and masks recorded there for their tokens, and the number of turns' texts.
+        #: Bytes in Redis, and what they hold.
         self._num_bytes = 0
-        self._claimed: tuple[list[int], list[int], int] = [], [], 0
+        self._claimed = _Claim([], [], 0, None)
+        #: Whether the lease is lost, and whether the sample is larger than what may be stored.
+        self._is_lost = self._is_full = False
         #: Routing is not stored with a prefix, and another forward pass would give a different one (T17).
         self._is_kept = not services.engine.tells_routing
         self._ended = not self._is_kept
@@ -291,7 +316,7 @@ class Prefix:
             self._task = asyncio.create_task(self._keep(), name=f"prefix {self._sample.id}")
 
     def _is_due(self) -> bool:
-        new = len(self._sample.tokens) - (len(self._claimed[0]) or self._sample.prompt_length)
+        new = len(self._sample.tokens) - (len(self._claimed.versions) or self._sample.prompt_length)
         if new <= 0:
             return False
         is_late = self._every_s is not None and time.monotonic() - self._kept_at >= self._every_s
@@ -312,22 +337,35 @@ class Prefix:
             await asyncio.shield(self._task)
 
     async def keep_now(self) -> None:
-        """Keep what is not in Redis yet, before what depends on it happens. Raises LeaseLost.
+        """Keep what is not in Redis yet, before what depends on it happens.
 
         Blocks for a round trip, and while Redis has no room.
+
+        Raises:
+            LeaseLost: another worker may have the job.
+            PayloadError: the sample is larger than what may be stored.
         """
+        if not self._is_kept:
+            return
         await self.written()
         is_waiting = False
-        while not self._ended:
+        while not self._is_lost:
             try:
-                if not await self._write():
-                    raise LeaseLost(f"job {self._sample.job.id}")
-                return
+                self._is_lost = not await self._write()
             except QueueFull as exc:
                 if not is_waiting:
                     log.warning("sample %s waits until its turn can be stored: %s", self._sample.id, exc)
                 is_waiting = True
                 await asyncio.sleep(FULL_WAIT_S)
+                continue
+            if self._is_full:
+                raise PayloadError(
+                    f"sample {self._sample.id} cannot be kept: with its environment's state it has more than "
+                    f"{MAX_PARTIAL_BYTES} bytes; limit rollout.max_context_tokens, or return smaller snapshots."
+                )
+            if not self._is_lost:
+                return
+        raise LeaseLost(f"job {self._sample.job.id}")
 
     async def keep_all(self) -> bool:
         """Keep the complete sample now. Return False if the lease is lost. Raises QueueFull."""
@@ -340,6 +378,7 @@ class Prefix:
             if not await self._services.commits.has_room():
                 return
             if not await self._write():
+                self._is_lost = True
                 self._ended = True  # the heartbeat reports that the lease is lost
         except QueueFull as exc:
             log.warning("prefix of sample %s not kept this time: %s", self._sample.id, exc)
@@ -353,19 +392,20 @@ class Prefix:
 
         The final answer of a request may change versions, and an environment may remove masks.
         """
-        (versions, masks, turns), sample = self._claimed, self._sample
+        (versions, masks, turns, _), sample = self._claimed, self._sample
         length = len(versions)
         is_same = sample.versions[:length] == versions and sample.loss_mask[:length] == masks
         is_unmasked = sample.loss_mask[length:] == sample.generated[length:]
         return bool(versions) and is_same and is_unmasked and turns <= len(sample.turns)
 
-    def _claim(self) -> tuple[list[int], list[int], int]:
-        return list(self._sample.versions), list(self._sample.loss_mask), len(self._sample.turns)
+    def _claim(self) -> "_Claim":
+        sample = self._sample
+        return _Claim(list(sample.versions), list(sample.loss_mask), len(sample.turns), _state(sample))
 
     async def _write_growth(self) -> bool:
         sample, services = self._sample, self._services
-        versions, _, turns = self._claimed
-        record, claim = growth_to_bytes(sample, len(versions), turns), self._claim()
+        versions, _, turns, state = self._claimed
+        record, claim = growth_to_bytes(sample, len(versions), turns, state), self._claim()
         call = scripts.extend(
             services.keys,
             sample.job.id,
@@ -380,11 +420,8 @@ class Prefix:
         answer = await services.control.call(call)
         if answer == "kept":
             self._note_kept(self._num_bytes + len(record), claim)
-        elif answer == "other":
-            return await self._write_whole()
-        elif answer == "full":
-            log.warning("prefix of sample %s kept up to token %d only", sample.id, len(versions))
-            self._ended = True
+        elif answer in ("other", "full"):
+            return await self._write_whole()  # which has one state of the environment, the last one
         return answer != "lost"
 
     async def _write_whole(self) -> bool:
@@ -393,6 +430,7 @@ class Prefix:
         record, claim = partial_to_bytes(sample, scale), self._claim()
         if len(record) > MAX_PARTIAL_BYTES:
             log.warning("prefix of sample %s not kept: it has %d bytes", sample.id, len(record))
+            self._ended = self._is_full = True
             return True
         call = scripts.checkpoint(
             services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S, self.told()
@@ -402,7 +440,7 @@ class Prefix:
             self._note_kept(len(record), claim)
         return kept
 
-    def _note_kept(self, num_bytes: int, claim: tuple[list[int], list[int], int]) -> None:
+    def _note_kept(self, num_bytes: int, claim: "_Claim") -> None:
         self._services.tally.checkpoints += 1
         self._services.tally.checkpoint_bytes += max(0, num_bytes - self._num_bytes)
         self._num_bytes, self._claimed = num_bytes, claim

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.errors import EnvironmentRaised
@@ -54,13 +55,16 @@ class Saved(Replayable):
 class Stored:
     """What Redis would hold of a sample: every record that was written, by growth where nothing else changed."""
 
+    #: Every record is complete, as after a mask was changed.
+    anew = False
+
     def __init__(self) -> None:
         self.states: list[bytes] = []
         self.sample = Sample(JOB, 0)
         self._length = self._turns = 0
 
     async def __call__(self) -> None:
-        if self.states and self._length:
+        if self.states and not self.anew:
             self.states.append(self.states[-1] + growth_to_bytes(self.sample, self._length, self._turns))
         else:
             self.states.append(partial_to_bytes(self.sample))
@@ -194,3 +198,120 @@ async def test_close_is_called_and_its_failure_is_logged(caplog: pytest.LogCaptu
     await close(Closes(), Sample(JOB, 0))
     assert "close of environment given raised OSError: its server is gone" in caplog.text
     await close(Replayable(), Sample(JOB, 0))
+
+
+def kept(sample: Sample) -> Sample:
+    """The sample as another lease gets it."""
+    return partial_from_bytes(partial_to_bytes(sample), JOB, 0)
+
+
+@pytest.mark.parametrize("kind", [Replayable, Saved])
+async def test_a_sample_that_is_over_is_not_stepped_again_and_keeps_what_its_environment_set(
+    kind: type[Replayable],
+) -> None:
+    """After a reward failed, for instance: a step that adds to the reward would add twice."""
+    made = await whole(kind(), Stored())
+    made.status, made.reward = "aborted", 100.0  # of a reward function, later
+    environment = kind()
+    again = await make(ScriptedEngine(), partial=kept(made), environment=environment, store=Stored())
+    assert (again.reward, again.reward_info, again.turns) == (9.0, {"turns": 4}, TURNS)
+    assert (environment.seen, again.status) == ([], "completed")
+
+
+async def test_an_observation_whose_snapshot_failed_is_not_stored_with_the_one_before() -> None:
+    class Fails(Saved):
+        async def snapshot(self) -> Any:
+            if len(self.seen) == 2:
+                raise OSError("once")
+            return await super().snapshot()
+
+    sample = Sample(JOB, 0)
+    with pytest.raises(EnvironmentRaised):
+        await make(ScriptedEngine(*answers(*TURNS)), partial=sample, environment=Fails(), store=Stored())
+    assert sample.num_turns == 3
+    assert kept(sample).state is None
+
+
+async def test_a_state_that_changes_later_is_stored_as_it_was() -> None:
+    class Fails(Saved):
+        async def step(self, sample: Sample) -> Observation | None:
+            answer = await super().step(sample)  # changes what snapshot returned
+            if len(self.seen) == 3:
+                raise OSError("tool away")
+            return answer
+
+    sample = Sample(JOB, 0)
+    with pytest.raises(EnvironmentRaised):
+        await make(ScriptedEngine(*answers(*TURNS)), partial=sample, environment=Fails(), store=Stored())
+    environment, left = Saved(), answers(*TURNS)[3:]
+    await make(ScriptedEngine(*left), partial=kept(sample), environment=environment, store=Stored())
+    assert environment.seen == TURNS
+
+
+@pytest.mark.parametrize("reward", [True, np.float32(1.0), {"score": 1.0}])
+async def test_rewards_of_any_kind_are_stored(reward: Any) -> None:
+    class Rewards(Saved):
+        async def step(self, sample: Sample) -> Observation | None:
+            self.seen.append(sample.turns[-1])
+            sample.reward = reward
+            return Observation(text="q") if len(self.seen) < len(TURNS) else None
+
+    made = kept(await whole(Rewards(), Stored()))
+    assert made.is_over
+    assert (await make(ScriptedEngine(), partial=made, environment=Rewards())).reward == reward
+
+
+async def test_a_turn_that_its_limit_ended_is_not_generated_again() -> None:
+    class Acts(Saved):
+        repeatable = False
+
+    sample, account = Sample(JOB, 0), Drawn()
+    engine = ScriptedEngine(*answers("x", "y"), segment("z" * 10, "length"))
+    await make(engine, partial=sample, environment=Acts(), store=Stored())
+    done = await make(ScriptedEngine(), partial=kept(sample), environment=Acts(), account=account)
+    assert (done.turns, done.status, account.lost_turn) == (["x", "y", "z" * 10], "truncated", 0)
+
+
+async def test_T11_a_first_turn_is_kept_when_its_step_fails_so_that_tools_select_no_answers() -> None:
+    class Plain:
+        fails = True
+
+        async def reset(self, job: Job) -> None:
+            pass
+
+        async def step(self, sample: Sample) -> Observation | None:
+            if Plain.fails:
+                Plain.fails = False
+                raise OSError("once")
+            return None
+
+    sample = Sample(JOB, 0)
+    with pytest.raises(EnvironmentRaised):
+        await make(ScriptedEngine(segment("xyz", "stop")), partial=sample, environment=Plain())
+    assert (await make(ScriptedEngine(), partial=kept(sample), environment=Plain())).text == "xyz"
+
+
+async def test_a_replay_masks_as_the_steps_did() -> None:
+    class NewestOnly(Replayable):
+        async def step(self, sample: Sample) -> Observation | None:
+            last = max(at for at, drawn in enumerate(sample.generated) if not drawn)
+            sample.loss_mask = [int(drawn and at > last) for at, drawn in enumerate(sample.generated)]
+            return await super().step(sample)
+
+    stored = Stored()
+    stored.anew = True
+    expected = facts(await whole(NewestOnly(), stored))
+    account = Drawn()
+    partial = partial_from_bytes(stored.states[5], JOB, 0)
+    done = await make(ScriptedEngine(*answers(*TURNS)[3:]), partial=partial, environment=NewestOnly(), account=account)
+    assert (facts(done), account) == (expected, Drawn())
+
+
+async def test_T1_finished_turns_of_an_abandoned_version_are_not_continued() -> None:
+    stored = Stored()
+    await whole(Replayable(), stored)
+    engine, account = ScriptedEngine(*[segment(text, "stop", version=9) for text in TURNS]), Drawn()
+    engine.abandoned, engine.version = ((1, 4),), 9
+    partial = partial_from_bytes(stored.states[-1], JOB, 0)
+    done = await make(engine, partial=partial, environment=Replayable(), account=account)
+    assert (set(done.versions), account.rewound) == ({-1, 9}, 9)

@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 
 from penstock.config import WorkerConfig
-from penstock.errors import LeaseLost, QueueFull
+from penstock.errors import LeaseLost, PayloadError, QueueFull
 from penstock.protocol.scripts import Call
 from penstock.records.causes import RedisFull
+from penstock.records.codec import pack
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
@@ -143,11 +144,11 @@ async def test_turns_and_observations_are_appended_and_masks_that_change_are_wri
         sample.turns.append("gh")
         await prefix.keep_now()
         sample.append([9])
-        sample.num_turns, sample.finish_reason, sample.state, sample.reward = turn + 2, "", {"turn": turn}, float(turn)
+        sample.num_turns, sample.finish_reason, sample.state = turn + 2, "", pack([float(turn), {}, {"turn": turn}])
         await prefix.keep_now()
     assert server.verbs == ["checkpoint"] + ["extend"] * 5
     found = partial_from_bytes(server.data, JOB, 0)
-    names = ("tokens", "logprobs", "generated", "loss_mask", "versions", "turns", "num_turns", "state", "reward")
+    names = ("tokens", "logprobs", "generated", "loss_mask", "versions", "turns", "num_turns", "state")
     assert {name: getattr(found, name) for name in names} == {name: getattr(sample, name) for name in names}
     sample.loss_mask[3] = 0
     await prefix.keep_now()
@@ -180,3 +181,39 @@ async def test_a_turn_waits_until_redis_has_room_and_ends_with_its_lease(
         await prefix.keep_now()
         assert partial_from_bytes(server.data, JOB, 0).tokens == sample.tokens
     assert server.refusals == 0
+
+
+async def test_nothing_is_done_after_a_checkpoint_found_the_lease_lost() -> None:
+    class Lost(Server):
+        async def call(self, call: Call[Any]) -> Any:
+            return False if call.script.name == "checkpoint" else "lost"
+
+    prefix, sample = make(Lost(), checkpoint_tokens=2)
+    prefix.keeps_turns = True
+    await draw(prefix, sample, 4)
+    with pytest.raises(LeaseLost):
+        await prefix.keep_now()
+
+
+async def test_a_full_prefix_is_written_anew_with_one_state_and_one_that_is_still_too_large_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.workers.jobs.prefixes.MAX_PARTIAL_BYTES", 5000)
+
+    class Full(Server):
+        async def call(self, call: Call[Any]) -> Any:
+            if call.script.name == "extend" and len(self.data) + len(cast(bytes, call.args[4])) > 5000:
+                return "full"
+            return await super().call(call)
+
+    server = Full()
+    prefix, sample = make(server)
+    for turn in range(20):
+        sample.append([7], version=1, logprobs=[-0.5])
+        sample.state = pack([0.0, {}, b"%d" % turn * 500])
+        await prefix.keep_now()
+    assert server.verbs.count("checkpoint") > 1
+    assert partial_from_bytes(server.data, JOB, 0).state == sample.state
+    sample.append([7] * 2000, version=1, logprobs=[-0.5] * 2000)
+    with pytest.raises(PayloadError, match="return smaller snapshots"):
+        await prefix.keep_now()
