@@ -218,6 +218,22 @@ async def test_late_news_of_a_dead_engine_do_not_restart_its_successor(
         assert not worker.services.engine_lost.is_set()
 
 
+async def test_a_batch_in_flight_fails_when_its_engine_is_lost_and_the_server_still_runs(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
+) -> None:
+    """As after failed health checks of an external server, which does not end the request itself."""
+    fake.open.clear()
+    jobs = admit(client, keys, [job(0, n=4)])
+    async with working(config()) as worker, tended(client, keys):
+        await until(lambda: fake.num_running == 4)
+        birth = worker.services.births
+        worker.services.lose_engine(birth)
+        await until(lambda: worker.services.births == birth + 1)
+        fake.open.set()
+        await until(all_in(client, keys, jobs, "ready"), limit_s=60)
+    assert fake.num_batches > 0
+
+
 # --- jobs that can never work -------------------------------------------------------------------------------------
 
 

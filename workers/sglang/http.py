@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -61,8 +61,14 @@ class Sessions:
     single: aiohttp.ClientSession
     #: For requests for tokens, which may be sent again.
     kept: aiohttp.ClientSession
+    #: Time limits of requests in flight.
+    limits: set[asyncio.Timeout] = field(default_factory=set)
 
     async def close(self) -> None:
+        """Close the connections; end requests in flight, because aiohttp never ends the read of a body."""
+        for limit in self.limits:
+            if not limit.expired():
+                limit.reschedule(0)
         await self.single.close()
         await self.kept.close()
 
@@ -163,21 +169,27 @@ class EngineHttp:
         """Send a request and yield the response, with its body unread; raises as ``call``."""
         sessions, reused = self._open_sessions, list[bool]()
         session = sessions.kept if keep else sessions.single
-        limit = timeout_s if timeout_s is not None else self._config.health_timeout_s * self._config.health_failures
+        limit_s = timeout_s if timeout_s is not None else self._config.health_timeout_s * self._config.health_failures
+        limit = asyncio.timeout(limit_s)
         data = orjson.dumps(body) if body is not None else None
         base = self.generate_url if self.generate_url and path == "/generate" else self.url
+        sessions.limits.add(limit)
         try:
             async with (
-                asyncio.timeout(limit),
+                limit,
                 session.request(method, base + path, data=data, headers=_JSON, trace_request_ctx=reused) as response,
             ):
                 reused.clear()
                 yield response
         except TimeoutError as exc:
-            raise EngineError(f"engine {self._name} did not answer {path} within {limit:g} s.") from exc
+            if sessions is not self._sessions:
+                raise EngineDied(f"engine {self._name} was stopped during {path}.") from exc
+            raise EngineError(f"engine {self._name} did not answer {path} within {limit_s:g} s.") from exc
         except (aiohttp.ClientError, ConnectionError) as exc:
             lost = ConnectionClosed if reused and sessions is self._sessions else EngineDied
             raise lost(f"engine {self._name} was lost during {path} ({exc!r}){self._ended()}.") from exc
+        finally:
+            sessions.limits.discard(limit)
 
     def refusal(self, path: str, status: int, answer: bytes) -> EngineError:
         refused = EngineRefused if status == 400 else EngineError

@@ -27,9 +27,10 @@ class Closing:
     Args:
         answers: 0: it closes the connection once the first request is read, like a server that dies over it.
         reads: whether it reads the request under which it closes the connection.
+        answer: sent as each answer.
     """
 
-    def __init__(self, *, answers: int = 1, reads: bool = False) -> None:
+    def __init__(self, *, answers: int = 1, reads: bool = False, answer: bytes = ANSWER) -> None:
         self.url = ""
         #: Requests read so far, and their rids; connections accepted so far.
         self.num_read = 0
@@ -41,6 +42,7 @@ class Closing:
         #: Set once it has read a request that it does not answer.
         self.is_silent = asyncio.Event()
         self._answers = answers
+        self._answer = answer
         self._reads = reads or not answers
 
     @asynccontextmanager
@@ -57,7 +59,7 @@ class Closing:
                 await self._read(reader)
             except asyncio.IncompleteReadError:
                 break
-            writer.write(ANSWER)
+            writer.write(self._answer)
             await writer.drain()
         else:
             await (self._read(reader) if self._reads else reader.read(1))
@@ -165,3 +167,30 @@ async def test_a_request_in_flight_is_not_sent_again_when_its_engine_is_stopped(
         assert server.num_read == 2
         await engine.stop()
         server.may_close.set()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_closing_the_sessions_fails_a_request_whose_answer_is_being_read(keep: bool) -> None:
+    """aiohttp itself leaves the reader of the body waiting."""
+    is_reading = asyncio.Event()
+
+    async def read() -> None:
+        async with http.request("POST", "/generate", {}, 3600, keep=keep) as response:
+            is_reading.set()
+            async for _ in response.content.iter_any():
+                pass
+
+    async with Closing(answer=ANSWER[:-1]).up() as server:
+        server.may_close.clear()
+        http = way_to(server.url)
+        request = asyncio.create_task(read())
+        await is_reading.wait()
+        sessions = http.detach()
+        assert sessions is not None
+        await sessions.close()
+        done, _ = await asyncio.wait({request}, timeout=20)
+        server.may_close.set()
+        request.cancel()
+    assert done
+    with pytest.raises(EngineDied, match="/generate"):
+        request.result()
