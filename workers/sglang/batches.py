@@ -30,6 +30,14 @@ class BatchFailed(EngineError):
     """The server ended a batch with an error, which may concern another request of it."""
 
 
+class BatchRefused(BatchFailed):
+    """The server answered a batch with an error status and generated nothing for it."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """One request."""
@@ -87,7 +95,7 @@ class Batches:
             incremental: whether stream events have only new tokens.
 
         Raises:
-            BatchFailed: send it again, alone.
+            BatchFailed, BatchRefused: send it again, alone.
             EngineError: as ``EngineHttp.call``, and as ``Answer.extend``.
         """
         loop, batch = asyncio.get_running_loop(), self._open
@@ -136,8 +144,7 @@ class Batches:
             failure = exc
         finally:
             for member in batch.pending:
-                # Each its own: a traceback grows wherever it is raised.
-                member.done.set_exception(type(failure)(*failure.args))
+                member.done.set_exception(failure)
 
     async def _ask_alone(self, member: _Member) -> None:
         limit_s = self._config.request_timeout_s
@@ -157,8 +164,10 @@ class Batches:
         del members
         async with self._http.request("POST", "/generate", body, self._config.request_timeout_s, keep=True) as response:
             if response.status != 200:
-                head = await read_head(response.content)
-                raise BatchFailed(str(self._http.refusal("/generate", response.status, head)))
+                status, head = response.status, await read_head(response.content)
+                reason = str(self._http.refusal("/generate", status, head))
+                # After another 5xx status the server, or a proxy before it, may have failed during generation.
+                raise BatchRefused(reason, status) if status < 500 or status == 503 else BatchFailed(reason)
             async for event in read_events(response.content, MAX_EVENT_BYTES):
                 index = event.get("index")
                 if type(index) is not int or not 0 <= index < count:

@@ -18,7 +18,7 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.records.sample import FinishReason
 from penstock.text import safe_repr
 from penstock.workers.engine import Heard, Rows, Scores, Segment
-from penstock.workers.sglang.batches import MOST, Batches, BatchFailed
+from penstock.workers.sglang.batches import MOST, Batches, BatchFailed, BatchRefused
 from penstock.workers.sglang.controls import SglangControls
 from penstock.workers.sglang.http import ConnectionClosed
 from penstock.workers.sglang.routed_experts import ASK
@@ -35,6 +35,9 @@ from penstock.workers.sglang.segment import (
     spans_of,
 )
 from penstock.workers.sglang.stream import UNHEARD, Answer, check_length, most_tokens, number_in, read_events, read_head
+
+#: Statuses of a batch (too large, malformed) after which no more are sent until the engine is restarted.
+_NO_BATCHES = (413, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,10 @@ class SglangClient(SglangControls):
         sending = partial(self._generate_once, input_ids, sampling, rid, heard, interval, images)
         try:
             return await sending(is_first=True)
+        except BatchRefused as exc:
+            if exc.status in _NO_BATCHES:
+                self.info = replace(self.info, takes_batches=False)
+            return await sending(is_first=False)
         except (ConnectionClosed, BatchFailed):
             return replace(await sending(is_first=False), is_unheard=True)
 

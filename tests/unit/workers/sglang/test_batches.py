@@ -17,6 +17,8 @@ from penstock.workers.engine import Segment
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.sglang.server_info import ServerInfo
 
+#: Only a request that hangs takes so long.
+LIMIT_S = 20.0
 SAMPLING = {"max_new_tokens": 3, "temperature": 1.0}
 
 
@@ -47,6 +49,8 @@ class Server:
         self.ended = asyncio.Event()
         #: Changes the last event of a request, or ends the stream with it.
         self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda one: one
+        #: HTTP status of batches; the error statuses have no events.
+        self.status = 200
         self._aborts: dict[str, asyncio.Event] = {}
 
     @asynccontextmanager
@@ -76,6 +80,8 @@ class Server:
         self.bodies.append(body)
         if not isinstance(body["rid"], list):
             return web.json_response(event(0, [99], "stop"))
+        if self.status != 200:
+            return web.json_response({"error": "no"}, status=self.status)
         response = web.StreamResponse()
         await response.prepare(request)
         try:
@@ -202,3 +208,52 @@ async def test_a_batch_that_is_cut_off_is_the_death_of_its_engine() -> None:
     async with server.up() as engine:
         found = await asyncio.gather(*group(engine), return_exceptions=True)
     assert [type(one) for one in found] == [EngineDied] * 3
+
+
+async def test_stopping_the_engine_fails_the_unfinished_requests_of_a_batch() -> None:
+    server = Server()
+    server.held = {1}
+    async with server.up() as engine:
+        tasks = group(engine)
+        assert (await tasks[0]).output_ids == answer_to(0)
+        await engine.stop()
+        async with asyncio.timeout(LIMIT_S):
+            found = await asyncio.gather(*tasks[1:], return_exceptions=True)
+        assert [type(one) for one in found] == [EngineDied] * 2
+        assert engine.num_running == 0
+    assert len(server.bodies) == 1, "nothing was sent again"
+
+
+@pytest.mark.parametrize(("status", "num_batches"), [(400, 2), (413, 1), (422, 1), (429, 2), (503, 2)])
+async def test_a_refused_batch_generated_nothing_and_after_413_or_422_no_batches_are_sent(
+    status: int, num_batches: int
+) -> None:
+    server = Server()
+    server.status = status
+    async with server.up() as engine:
+        segments = [one for _ in range(2) for one in await asyncio.gather(*group(engine))]
+    assert [one.output_ids for one in segments] == [[99]] * 6
+    assert not any(one.is_unheard for one in segments)
+    assert sum(isinstance(body["rid"], list) for body in server.bodies) == num_batches
+
+
+async def test_tokens_of_a_batch_that_failed_with_500_are_unknown() -> None:
+    server = Server()
+    server.status = 500
+    async with server.up() as engine:
+        segments = await asyncio.gather(*group(engine))
+    assert all(one.is_unheard for one in segments)
+
+
+async def test_an_unexpected_exception_fails_every_request_of_the_batch() -> None:
+    """Its constructor needs more arguments than ``args`` has."""
+    server = Server()
+
+    def broken(_: str) -> None:
+        raise json.JSONDecodeError("no", "", 0)
+
+    async with server.up() as engine:
+        engine._batches._hear = broken
+        async with asyncio.timeout(LIMIT_S):
+            found = await asyncio.gather(*group(engine), return_exceptions=True)
+    assert [type(one) for one in found] == [json.JSONDecodeError] * 3
