@@ -99,7 +99,7 @@ def complete(client: redis.Redis, keys: Keys, count: int, n: int = 2, version: i
     return [one.job for one in held]
 
 
-def lead(client: redis.Redis, keys: Keys, token: str = "leader-1", lease_ms: int = 60_000) -> Leadership:
+def lead(client: redis.Redis, keys: Keys, token: str = "leader-1", lease_ms: int = 600_000) -> Leadership:
     epoch = run(client, scripts.lead(keys, token, lease_ms))
     assert epoch > 0
     return Leadership(epoch, token)
