@@ -54,9 +54,19 @@ async def test_a_disk_that_fills_meanwhile_is_not_left_full(
     monkeypatch.setattr(version_folders, "free_bytes", lambda folder: 2**40)
     worker, version = play.worker("w"), make_version(tmp_path / "published", num_bytes=10_000_000)
     trainer.offer(1, version.index, version.folder)
-    with pytest.raises(DiskFull, match=r"cannot be kept in .*: .*No space left"):
+    monkeypatch.setattr(version_folders, "FULL_PAUSE", 10**6)
+    received = list[int]()
+    for _ in range(3):
+        with pytest.raises(DiskFull, match=r"cannot be kept in .*: .*No space left"):
+            await fetched(worker, version)
+        received.append(worker.num_bytes)
+        assert free_bytes(disk.path) == before
+    assert received == received[:1] * 3, "each attempt received everything again"
+
+    monkeypatch.setattr(worker, "_full_until", 0.0)
+    with pytest.raises(DiskFull):
         await fetched(worker, version)
-    assert free_bytes(disk.path) == before
+    assert worker.num_bytes > received[0], "after the pause it is tried again"
 
 
 def test_copies_that_no_engine_reads_go_before_the_disk_is_full(tmp_path: Path, small_disk: Disks) -> None:

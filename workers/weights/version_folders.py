@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 Report: TypeAlias = Callable[[Cause | None], None]
 #: Versions that one engine may have to read: the loaded one, and the next.
 HELD = 2
+#: Pause after an attempt that found the disk full, in times of what it took.
+FULL_PAUSE = 10
 _MAKING, _GONE, _LOCK = ".making-", ".gone-", ".lock"
 
 
@@ -99,6 +101,9 @@ class VersionFolders:
         self.last = Fetched()
         #: Versions that the engine may read, the last one held at the end.
         self._holds: list[Hold] = []
+        #: The last error of a full disk, and until when it is raised again (monotonic, s).
+        self._full: DiskFull | OSError | None = None
+        self._full_until = 0.0
 
     def get(self, publication: Publication, stopped: Callable[[], bool] = lambda: False) -> Path:
         """Return the folder of a proven version; it is kept until two others were requested.
@@ -122,7 +127,7 @@ class VersionFolders:
                 with alone_in(self.lock_file(), self.blocked_on, stopped):
                     path = self.find(index, repairs=True)
                     if path is None:
-                        path, fetched = self.make(publication)
+                        path, fetched = self._make_or_pause(publication)
         except OSError as exc:
             kind = DiskFull if is_full(exc) else PublishError
             raise kind(f"version {version} cannot be kept in {self.folder}: {exc}.") from exc
@@ -142,6 +147,22 @@ class VersionFolders:
         Raises PublishError, OSError.
         """
         raise NotImplementedError
+
+    def _make_or_pause(self, publication: Publication) -> tuple[Path, Fetched]:
+        """Call ``make``; after it found the disk full, raise the same error for ``FULL_PAUSE`` times as long.
+
+        A quota is not known before, and the next attempt would receive everything again.
+        """
+        began = time.monotonic()
+        if self._full is not None and began < self._full_until:
+            raise self._full.with_traceback(None)
+        try:
+            return self.make(publication)
+        except (DiskFull, OSError) as exc:
+            if is_full(exc):
+                now = time.monotonic()
+                self._full, self._full_until = exc, now + FULL_PAUSE * (now - began)
+            raise
 
     def lock_file(self) -> Path:
         """Return the file to lock while a version is made. Raises OSError if the folder is another user's."""
