@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 Report: TypeAlias = Callable[[Cause | None], None]
 #: Versions that one engine may have to read: the loaded one, and the next.
 HELD = 2
-#: Pause after an attempt that found the disk full, in times of what it took.
-FULL_PAUSE = 10
+#: Pause after an attempt that found the disk full, in times of what it took, and the longest one in seconds.
+FULL_PAUSE, MAX_FULL_PAUSE_S = 10, 300.0
 _MAKING, _GONE, _LOCK = ".making-", ".gone-", ".lock"
 
 
@@ -149,7 +149,7 @@ class VersionFolders:
         raise NotImplementedError
 
     def _make_or_pause(self, publication: Publication) -> tuple[Path, Fetched]:
-        """Call ``make``; after it found the disk full, raise the same error for ``FULL_PAUSE`` times as long.
+        """Call ``make``; after it found the disk full, raise the same error for a while.
 
         A quota is not known before, and the next attempt would receive everything again.
         """
@@ -161,7 +161,7 @@ class VersionFolders:
         except (DiskFull, OSError) as exc:
             if is_full(exc):
                 now = time.monotonic()
-                self._full, self._full_until = exc, now + FULL_PAUSE * (now - began)
+                self._full, self._full_until = exc, now + min(MAX_FULL_PAUSE_S, FULL_PAUSE * (now - began))
             raise
 
     def lock_file(self) -> Path:
