@@ -32,7 +32,7 @@ from penstock.hooks.slime import args_of
 from penstock.metrics.gpu_load import GpuWatch, visible_to
 from penstock.metrics.server import serve
 from penstock.metrics.telemetry import open_spans
-from penstock.model.tokenizer import decoding_fast, load_tokenizer
+from penstock.model.tokenizer import load_tokenizer
 from penstock.names import LANES, new_token
 from penstock.protocol import scripts
 from penstock.protocol.scripts import ensure_lanes
@@ -146,7 +146,7 @@ class Worker:
             environments=Environments(allowed_environments(config), rewards.judges),
             generating=Generating(config),
             sample_hooks=SampleHooks(config),
-            tokenizer=decoding_fast(load_tokenizer(config.model.path)),
+            tokenizer=load_tokenizer(config.model.path),
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
             endings=Endings(config),
             slots=asyncio.Semaphore(config.worker.slots),

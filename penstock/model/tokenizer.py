@@ -56,47 +56,6 @@ def load_tokenizer(path: str) -> Tokenizer:
     return tokenizer
 
 
-class SpelledTokenizer:
-    """A byte-level BPE tokenizer that decodes by joining the bytes of the tokens: five times as fast as the library.
-
-    It has all attributes of the given tokenizer.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._inner = tokenizer
-        self.eos_token_id: int | None = tokenizer.eos_token_id
-        self.encode = tokenizer.encode
-        backend = tokenizer.backend_tokenizer
-        special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
-        self._whole = {token: _byte_level(name) for name, token in backend.get_vocab().items()}
-        self._plain = {token: b"" if token in special else piece for token, piece in self._whole.items()}
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **more: Any) -> str:
-        pieces = self._plain if skip_special_tokens else self._whole
-        try:
-            return b"".join(map(pieces.__getitem__, token_ids)).decode("utf-8", "replace")
-        except KeyError:
-            text: str = self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens, **more)
-            return text
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-def decoding_fast(tokenizer: Any) -> Tokenizer:
-    """Return a tokenizer that decodes fast, if that gives the same texts; else the given one. Takes up to a second."""
-    from tokenizers.decoders import ByteLevel
-
-    if not isinstance(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None), ByteLevel):
-        return cast(Tokenizer, tokenizer)
-    spelled, ids = SpelledTokenizer(tokenizer), sorted(tokenizer.get_vocab().values())
-    same = all(
-        spelled.decode(ids, skip_special_tokens=skips) == tokenizer.decode(ids, skip_special_tokens=skips)
-        for skips in (False, True)
-    )
-    return cast(Tokenizer, spelled if same else tokenizer)
-
-
 def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
     """Raise ConfigError if a tokenizer has ids that the model does not have.
 
