@@ -861,9 +861,9 @@ class ServiceCalled(Cause, kind=WORK, part="worker", subject="service url"):
         return f"an answer of {self.service} at {self.url}{more}{_quoted(self.error)}"
 
 
-#: Kind of user code -> the text of a call.
 #: Methods of an environment.
 EnvironmentCall = Literal["reset", "step", "snapshot", "restore", "close"]
+#: Kind of user code -> the text of a call.
 _CODE = {
     "reward": "reward {function}",
     "hook": "{function}",

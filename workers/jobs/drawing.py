@@ -72,7 +72,7 @@ class Drawing:
                     environment=environment,
                     interval=services.config.worker.stream_interval,
                     drawn=prefix.keep_if_due,
-                    store=prefix.keep_now,
+                    store=prefix.keep_now if prefix.keeps_turns else None,
                     account=prefix.account,
                     answered=services.tally.answered,
                 )

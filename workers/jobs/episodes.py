@@ -40,8 +40,8 @@ def has_snapshots(environment: Environment | None) -> bool:
     return all(callable(getattr(environment, name, None)) for name in ("snapshot", "restore"))
 
 
-def packed_state(sample: Sample, state: Any = None) -> bytes | None:
-    """Pack what an environment set, and its snapshot; None if that cannot be stored."""
+def packed_state(sample: Sample, state: bytes = b"") -> bytes | None:
+    """Pack what an environment set, and its packed snapshot; None if that cannot be stored."""
     reward: Any = sample.reward
     if hasattr(reward, "item"):
         reward = reward.item()  # numpy's and torch's
@@ -53,10 +53,10 @@ def packed_state(sample: Sample, state: Any = None) -> bytes | None:
     return data
 
 
-def unpacked_state(data: bytes) -> tuple[Any, dict[str, Any], Any]:
-    """Return reward, its fields and the snapshot. Raises ProtocolError."""
+def unpacked_state(data: bytes) -> tuple[Any, dict[str, Any], bytes]:
+    """Return reward, its fields and the packed snapshot. Raises ProtocolError."""
     found = unpack(data, "the state of an environment")
-    if not isinstance(found, list) or len(found) != 3 or not isinstance(found[1], dict):
+    if not isinstance(found, list) or [type(one) for one in found[1:]] != [dict, bytes]:
         raise ProtocolError(f"the state of an environment is {safe_repr(found)}.")
     return found[0], found[1], found[2]
 
@@ -73,16 +73,18 @@ async def snapshot(environment: Environment, sample: Sample, timeout_s: float, c
         return None
     state = await within(timeout_s, environment.snapshot, call)  # type: ignore[attr-defined]
     try:
-        size = len(data := pack(state))
+        data = pack(state)
         unpack(data, "it")
     except (TypeError, ValueError, OverflowError, ProtocolError) as exc:
         raise EnvironmentRaised(
             f"{call.label} returned a state that cannot be stored ({format_exc(exc)}): return numbers, text, bytes, "
             "lists, and maps whose keys are text."
         ) from exc
-    if size > MAX_STATE_BYTES:
-        raise EnvironmentRaised(f"{call.label} returned a state of {size} bytes; at most {MAX_STATE_BYTES} are stored.")
-    return packed_state(sample, state)
+    if len(data) > MAX_STATE_BYTES:
+        raise EnvironmentRaised(
+            f"{call.label} returned a state of {len(data)} bytes; at most {MAX_STATE_BYTES} are stored."
+        )
+    return packed_state(sample, data)
 
 
 async def reset(
@@ -121,8 +123,8 @@ async def resume(
         return True
     try:
         if has_snapshots(environment) and sample.state is not None:
-            sample.reward, sample.reward_info, state = unpacked_state(sample.state)
-            given = sample.job.copy_for_user()
+            sample.reward, sample.reward_info, data = unpacked_state(sample.state)
+            given, state = sample.job.copy_for_user(), unpack(data, "the snapshot of an environment")
             await within(timeout_s, lambda: environment.restore(given, state), call_of("restore"))  # type: ignore[attr-defined]
             return True
         return is_replayable(environment) and await _replay(environment, sample, encode, timeout_s, call_of)

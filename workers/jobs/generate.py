@@ -20,7 +20,7 @@ from penstock.records.sample import MAX_PAUSES, Drawn, FinishReason, Sample, Sam
 from penstock.text import safe_repr
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
 from penstock.workers.jobs.environments import Environment, Observation, step
-from penstock.workers.jobs.episodes import can_resume, packed_state, reset, resume, snapshot, unpacked_state
+from penstock.workers.jobs.episodes import packed_state, reset, resume, snapshot, unpacked_state
 from penstock.workers.jobs.routed_experts import check_rows, is_told, keep_rows
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.stops import StopRule
@@ -214,8 +214,6 @@ class _Maker:
     async def take_step(self, environment: Environment) -> None:
         """Let the environment respond to the turn, which may end the sample."""
         sample, timeout_s, store = self.sample, self.environment_timeout_s, self.store
-        if not can_resume(environment):
-            store = None
         if store is not None:
             await store()
         observation = await step(environment, sample, timeout_s, self.call_of("step"))
