@@ -144,7 +144,8 @@ async def test_turns_and_observations_are_appended_and_masks_that_change_are_wri
         sample.turns.append("gh")
         await prefix.keep_now()
         sample.append([9])
-        sample.num_turns, sample.finish_reason, sample.state = turn + 2, "", pack([float(turn), {}, pack({"turn": turn})])
+        sample.num_turns, sample.finish_reason = turn + 2, ""
+        sample.state = pack([float(turn), {}, pack({"turn": turn})])
         await prefix.keep_now()
     assert server.verbs == ["checkpoint"] + ["extend"] * 5
     found = partial_from_bytes(server.data, JOB, 0)
