@@ -90,12 +90,15 @@ def absolute(config: Config) -> Config:
     worker = config.worker
     if worker.copies_dir is not None:
         worker = worker.model_copy(update={"copies_dir": path(worker.copies_dir)})
-    serving = config.serving.model_copy(
-        update={
-            name: value.absolute()
-            for name in ("folder", "tls_cert", "tls_key", "tls_ca")
-            if (value := getattr(config.serving, name)) is not None
-        }
+    serving, agents = (
+        section.model_copy(
+            update={
+                name: value.absolute()
+                for name in ("folder", "tls_cert", "tls_key", "tls_ca")
+                if (value := getattr(section, name, None)) is not None
+            }
+        )
+        for section in (config.serving, config.agents)
     )
     return config.model_copy(
         update={
@@ -106,6 +109,7 @@ def absolute(config: Config) -> Config:
             "trainer": trainer,
             "worker": worker,
             "serving": serving,
+            "agents": agents,
             "fleet": config.fleet.model_copy(update={"models": models}),
             "prepare": config.prepare and [path(config.prepare[0]), *config.prepare[1:]],
         }

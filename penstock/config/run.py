@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock.config.agents import AgentsConfig
 from penstock.config.buffer import BufferConfig
 from penstock.config.data import DataConfig
 from penstock.config.engine import EngineConfig, FaultsConfig
@@ -113,6 +114,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     worker: WorkerConfig = WorkerConfig()
     reward: RewardConfig = RewardConfig()
+    agents: AgentsConfig = AgentsConfig()
     hooks: HooksConfig = HooksConfig()
     buffer: BufferConfig = BufferConfig()
     history: HistoryConfig = HistoryConfig()

@@ -73,7 +73,33 @@ def is_token(token: str) -> bool:
     return _TOKEN.fullmatch(token) is not None
 
 
-class ServingConfig(Section):
+class TlsConfig(Section):
+    """Certificates of a server, and of its clients, which need the same keys."""
+
+    #: Certificate (PEM, with its chain) and key of the server; null: plain HTTP. Clients need it too, to know that they
+    #: are to use TLS.
+    tls_cert: Path | None = None
+    #: See ``tls_cert``.
+    tls_key: Path | None = None
+    #: Certificates (PEM) by which clients verify the server's; null: those of the machine.
+    tls_ca: Path | None = None
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both, or neither")
+        if self.tls_ca is not None and self.tls_cert is None:
+            raise ValueError(
+                "tls_ca verifies certificates, and without tls_cert no part has one: set it, or remove tls_ca"
+            )
+        return self
+
+    @property
+    def is_tls(self) -> bool:
+        return self.tls_cert is not None
+
+
+class ServingConfig(TlsConfig):
     """Weights over HTTP, for workers that do not see the trainer's folder: the trainer serves published versions, and
     workers fetch them from it (docs/consumers.md)."""
 
@@ -102,13 +128,6 @@ class ServingConfig(Section):
     #: Most bytes of fetched versions on a machine: the oldest is deleted first, but none that a worker uses. A version
     #: without room beside these is refused.
     max_bytes: Positive = 1024**4
-    #: Certificate (PEM, with its chain) and key by which the trainer serves TLS; null: plain HTTP. Workers need it
-    #: too, to know that they are to use TLS.
-    tls_cert: Path | None = None
-    #: See ``tls_cert``.
-    tls_key: Path | None = None
-    #: Certificates (PEM) by which workers verify the trainer's; null: those of the machine.
-    tls_ca: Path | None = None
 
     @field_validator("token")
     @classmethod
@@ -125,16 +144,6 @@ class ServingConfig(Section):
         return checked_host(host)
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together: set both, or neither")
-        if self.tls_ca is not None and self.tls_cert is None:
-            raise ValueError(
-                "tls_ca verifies certificates, and without tls_cert no part has one: set it, or remove tls_ca"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _is_enabled(self) -> Self:
         # A token may stand in the environment of a whole machine.
         given = sorted(key for key in self.model_fields_set - {"token", "enabled"} if not self.is_default(key))
@@ -144,10 +153,6 @@ class ServingConfig(Section):
                 f"set it true, or false to keep {'them' if given[1:] else 'it'} for later"
             )
         return self
-
-    @property
-    def is_tls(self) -> bool:
-        return self.tls_cert is not None
 
 
 #: An address that lacks its ``http://``; a file of such a name is written ``./NAME``.

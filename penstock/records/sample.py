@@ -64,6 +64,9 @@ class Sample:
     #: [L] weight version that generated the token; -1 for tokens not generated (T8).
     versions: list[int] = field(default_factory=list)
     prompt_length: int = 0
+    #: Index of the first token of each part after the first: an episode whose history was rewritten or branched has
+    #: several parts, each a sequence of its own with its own prompt.
+    parts: list[int] = field(default_factory=list)
     #: A ``SampleStatus``.
     status: str = SampleStatus.PENDING
     #: A ``FinishReason``; '' while its last turn is open.
@@ -129,7 +132,7 @@ class Sample:
 
 
 #: Fields of a sample that hold lists of numbers or texts.
-_LISTS = ("tokens", "logprobs", "generated", "loss_mask", "versions", "turns")
+_LISTS = ("tokens", "logprobs", "generated", "loss_mask", "versions", "parts", "turns")
 
 
 #: Most characters of one group's uses by one subscription.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.config import Config
-from penstock.config.serving import ServingConfig, is_token
+from penstock.config.serving import TlsConfig, is_token
 from penstock.errors import ConfigError
 from penstock.text import MASK, know
 
@@ -77,7 +77,7 @@ class BadRequests(logging.LoggerAdapter[logging.Logger]):
 BAD_REQUESTS = BadRequests(log, {})
 
 
-def server_context(config: ServingConfig) -> ssl.SSLContext | None:
+def server_context(config: TlsConfig) -> ssl.SSLContext | None:
     """Return the server's TLS context; None: plain HTTP. Reads files; raises ConfigError if they are invalid."""
     if config.tls_cert is None:
         return None
@@ -87,7 +87,7 @@ def server_context(config: ServingConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(config.tls_cert, config.tls_key, password=_refuse)
     except OSError as exc:  # ssl.SSLError is one
         raise ConfigError(
-            f"serving.tls_cert {config.tls_cert} and serving.tls_key {config.tls_key} cannot be used ({exc}): give a "
+            f"tls_cert {config.tls_cert} and tls_key {config.tls_key} cannot be used ({exc}): give a "
             "certificate and its own key, as PEM."
         ) from exc
     return context
@@ -98,14 +98,14 @@ def _refuse() -> str:
     raise OSError("the key has a passphrase: take it off, as by `openssl pkey`")
 
 
-def client_context(config: ServingConfig) -> ssl.SSLContext | None:
+def client_context(config: TlsConfig) -> ssl.SSLContext | None:
     """Return a client's TLS context, which verifies certificates and names; None: plain HTTP. Raises ConfigError."""
     if not config.is_tls:
         return None
     try:
         context = ssl.create_default_context(cafile=config.tls_ca)
     except OSError as exc:
-        raise ConfigError(f"serving.tls_ca {config.tls_ca} cannot be used ({exc}): give certificates as PEM.") from exc
+        raise ConfigError(f"tls_ca {config.tls_ca} cannot be used ({exc}): give certificates as PEM.") from exc
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

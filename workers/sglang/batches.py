@@ -17,8 +17,8 @@ from penstock.text import safe_repr
 from penstock.workers.sglang.http import EngineHttp
 from penstock.workers.sglang.stream import MAX_EVENT_BYTES, Answer, most_tokens, read_events, read_head
 
-#: Requests of this many tokens are sent alone: a worker needed 1.3 times as much CPU time for answers of 3,072 tokens
-#: that arrived together.
+#: Requests of this many tokens are sent alone: receiving answers of 3,072 tokens in one batch took 1.3 times the CPU
+#: time.
 MOST = 1024
 #: More tokens than an answer has: SGLang sends an event for the first token and every so many later ones.
 _INTERVAL = 1 << 30

@@ -30,6 +30,7 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
     yield from ((key, url) for key, url in urls if url is not None and has_password(url))
     if (token := values["serving"]["token"]) is not None:
         yield ("serving", "token"), token
+    yield from ((("agents", "clients", name), token) for name, token in values["agents"]["clients"].items())
     if (url := values["notify"]["url"]) is not None:
         # The address of a hook is sufficient to use it: all of it is secret.
         yield ("notify", "url"), url

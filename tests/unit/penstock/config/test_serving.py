@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from penstock.config import ServingConfig
+from penstock.config.agents import AgentsConfig
 from penstock.config.load import load_config, save_resolved, secret_environment
 from penstock.errors import ConfigError
 
@@ -44,6 +45,23 @@ def test_the_token_is_masked_where_it_is_saved_and_handed_to_children(tmp_path: 
     assert token not in saved.read_text()
     again = load_config(saved, [], secret_environment(config))
     assert again.serving == config.serving
+
+
+def test_the_tokens_of_clients_are_masked_where_they_are_saved_and_handed_to_children(tmp_path: Path) -> None:
+    file, saved = tmp_path / "run.yaml", tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(BASE))
+    token = "a-token-of-one-client"
+    config = load_config(file, [], {"PENSTOCK_AGENTS__CLIENTS__MINE": token})
+    assert config.agents.clients == {"mine": token}
+    save_resolved(config, saved)
+    assert token not in saved.read_text()
+    assert load_config(saved, [], secret_environment(config)).agents == config.agents
+
+
+def test_a_clients_token_with_blanks_is_refused_without_being_repeated() -> None:
+    with pytest.raises(ValueError, match="the tokens of mine") as refused:
+        AgentsConfig.model_validate({"clients": {"mine": "has blanks in it, so it is none"}})
+    assert "has blanks in it" not in str(refused.value.errors(include_input=False))
 
 
 def test_the_password_of_the_store_of_deltas_is_masked_where_it_is_saved_and_handed_to_children(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Section ``agents``: episodes that agents outside the workers run over HTTP."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.config.section import Positive, Seconds
+from penstock.config.serving import TlsConfig, checked_host, is_token
+from penstock.text import MASK
+
+
+class AgentsConfig(TlsConfig):
+    """The gateway (`penstock serve`), by which agents run episodes through APIs that they already use, and the workers
+    behind it (docs/agents.md)."""
+
+    #: Address that the gateway and the workers listen on; 0.0.0.0 or :: for every one of their machine.
+    host: str = "127.0.0.1"
+    #: Port of the gateway; 0 takes a free one, as workers always do.
+    port: Annotated[int, Field(ge=0, le=65535)] = 8900
+    #: Name or address by which the gateway reaches a worker of this machine; None: ``host``, or the machine's name if
+    #: ``host`` stands for every address.
+    reached_at: str | None = None
+    #: Tokens of clients by name; each may open episodes. Give them in the environment, as PENSTOCK_AGENTS__CLIENTS.
+    #: Empty: the token of the run, in the file ``weights.token`` of its folder.
+    clients: dict[str, str] = Field(default_factory=dict)
+    #: An episode without a request for so long is a failed attempt of its job.
+    idle_s: Seconds = 600.0
+    #: Most episodes of one gateway that are open at once; more requests for one get 429.
+    max_episodes: Positive = 1024
+    #: Most open connections of one gateway, and most bytes of one request.
+    max_connections: Positive = 2048
+    max_request_bytes: Positive = 8 * 1024 * 1024
+    #: SGLang's parser of tool calls in answers (``qwen25``, ``llama3``, ...); None: answers are text.
+    tool_call_parser: str | None = None
+    #: SGLang's parser of reasoning in answers (``qwen3``, ``deepseek-r1``, ...); None: reasoning is text.
+    reasoning_parser: str | None = None
+
+    @field_validator("host", "reached_at")
+    @classmethod
+    def _is_a_host(cls, host: str | None) -> str | None:
+        return checked_host(host)
+
+    @model_validator(mode="after")
+    def _tokens_are_tokens(self) -> Self:
+        bad = sorted(name for name, token in self.clients.items() if token != MASK and not is_token(token))
+        if bad:
+            # They are secret: they are not repeated.
+            raise ValueError(
+                f"the tokens of {', '.join(bad)} in agents.clients are invalid: give 16 to 256 printable characters of "
+                "ASCII, without blanks"
+            )
+        return self
