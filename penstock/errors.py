@@ -14,6 +14,7 @@ PenstockError
 │   └── OwnershipLost      another trainer owns the subscription, or it was rewound
 ├── ProtocolError          a step was asked for in a state that does not allow it
 │   └── RolesApart         a role has trained batches that the driving one gave up; ``batch`` is where that goes on
+├── EpisodeKeyInvalid      an API key is not that of an episode of this run
 ├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
 ├── EngineError            the engine refused, died, or answered what it may not
 │   ├── EngineRefused      the request can never be answered (too long, for instance); trying again does not help
@@ -126,6 +127,13 @@ class RolesApart(ProtocolError):
     def __init__(self, batch: int, message: str) -> None:
         super().__init__(message)
         self.batch = batch
+
+
+class EpisodeKeyInvalid(PenstockError):
+    """An API key is malformed, or was not signed with this run's token. The text does not repeat it: it is secret."""
+
+    def __init__(self) -> None:
+        super().__init__("This is not the key of an episode of this run: use the key that POST /v1/episodes returned.")
 
 
 class PayloadError(PenstockError):
