@@ -201,6 +201,8 @@ class WorkerPresence:
     revived_at: float = 0.0
     #: Address of its metrics; '' if it serves none.
     metrics: str = ""
+    #: Address of its endpoint for gateways; '' if no dataset of its configuration is run by agents.
+    agents_url: str = ""
     #: Engines behind its router; [] for a worker with a single engine.
     engines: list[EnginePresence] = field(default_factory=list)
     #: GPUs of its engine, if penstock started it and their load is known: [] does not mean that it has none.

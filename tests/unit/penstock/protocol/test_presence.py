@@ -53,7 +53,7 @@ def test_the_record_has_the_names_that_other_versions_read() -> None:
         "tokens_per_s", "capacity_tokens_per_s", "open_samples", "generated_tokens", "samples", "groups", "failed",
         "lost_leases", "servers_seen", "engine_restarts", "external", "why", "ranks", "layout", "awaits", "offloaded",
         "unwatched",
-        "revived_at", "metrics", "engines", "gpus", "waits",
+        "revived_at", "metrics", "agents_url", "engines", "gpus", "waits",
     ])  # fmt: skip
 
 
