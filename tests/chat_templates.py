@@ -96,7 +96,8 @@ MISTRAL = """<s>
 
 #: Has neither special tokens nor a newline after the prompt for an answer.
 PLAIN = """{% for message in messages %}{{ message.role }}: {{ message.content }}
-{%- for call in message.tool_calls or [] %} {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}{{ '\\n' }}
+{%- for call in message.tool_calls or [] %} {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}
+{{- '\\n' }}
 {%- endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 
 SPECIAL = [
