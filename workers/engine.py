@@ -4,7 +4,7 @@ One SGLang server (``workers/sglang/engine.py``), or several behind a router (``
 weights and the worker itself use only this interface.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -246,6 +246,24 @@ class Engine(Protocol):
         Raises:
             EngineDied, EngineRefused, EngineError: as :meth:`generate`.
         """
+
+    async def parse_calls(
+        self, text: str, tools: Sequence[Mapping[str, Any]], parser: str
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """Return the text of an answer without its calls of tools, and each call's name and arguments (JSON).
+
+        Args:
+            text: decoded with special tokens.
+            tools: OpenAI schemas; a call of another tool is not a call.
+            parser: name of SGLang's parser.
+
+        Raises:
+            EngineDied: the connection was lost.
+            EngineError: it knows no such parser, or failed to parse the text.
+        """
+
+    async def separate_reasoning(self, text: str, parser: str) -> tuple[str, str]:
+        """Return the reasoning in an answer, and the rest of its text; raises as :meth:`parse_calls`."""
 
     async def abort(self, rid: str) -> None:
         """Abort the requests named ``rid``; they return the tokens they have. Returns at once."""

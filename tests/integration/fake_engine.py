@@ -137,6 +137,8 @@ class FakeEngine:
                 web.get("/v1/loads", self._loads),
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
+                web.post("/parse_function_call", self._parse_calls),
+                web.post("/separate_reasoning", self._separate_reasoning),
                 web.post("/pause_generation", self._pause),
                 web.post("/continue_generation", self._continue),
                 web.post("/flush_cache", self._fine),
@@ -254,6 +256,27 @@ class FakeEngine:
         if isinstance(body["rid"], list):
             return await self._batch(request, body)
         return await self._one(request, body)
+
+    async def _parse_calls(self, request: web.Request) -> web.Response:
+        """Find calls as the parser ``qwen25`` does; any other name is an error."""
+        body = await request.json()
+        names = [tool["function"]["name"] for tool in body["tools"]]
+        if body["tool_call_parser"] != "qwen25":
+            return web.Response(text="Internal Server Error", status=500)
+        rest, *parts = body["text"].split("<tool_call>\n")
+        made = [json.loads(part.partition("\n</tool_call>")[0]) for part in parts]
+        calls = [
+            {"tool_index": 0, "name": one["name"], "parameters": json.dumps(one["arguments"])}
+            for one in made
+            if one["name"] in names
+        ]
+        return web.json_response({"normal_text": rest.strip() if parts else rest, "calls": calls})
+
+    async def _separate_reasoning(self, request: web.Request) -> web.Response:
+        """Find reasoning as the parser ``qwen3`` does."""
+        before, end, after = (await request.json())["text"].partition("</think>")
+        reasoning = before.removeprefix("<think>").strip() if end else ""
+        return web.json_response({"reasoning_text": reasoning, "text": after.strip() if end else before})
 
     def _behaviour_of(self, prompt: list[int]) -> str:
         return "die" if self.version in self.deadly else self.behaviour.get(prompt[0], "")

@@ -30,6 +30,7 @@ from penstock.records.publication import Publication
 from penstock.workers.engine import Heard, Receive
 from penstock.workers.router.process import dropped_fields
 from penstock.workers.router.tended_engines import TendedEngines
+from penstock.workers.sglang.client import PARSE_CALLS, SEPARATE_REASONING
 from penstock.workers.sglang.engine import SglangEngine
 from penstock.workers.sglang.http import ConnectionClosed
 from penstock.workers.sglang.stream import UNHEARD
@@ -196,10 +197,26 @@ class RoutedEngine(TendedEngines):
         is_json: bool = True,
         keep: bool = False,
     ) -> Any:
-        """Send requests for tokens through the router, everything else to each server."""
+        """Send requests for tokens through the router, text to parse to any server, everything else to each."""
         if path == "/generate":
             return await self._generate(body or {}, timeout_s, keep)
-        return await self._call_each(path, lambda one: one.call(method, path, body, timeout_s, ok=ok, is_json=is_json))
+
+        def send(one: SglangEngine) -> Awaitable[Any]:
+            return one.call(method, path, body, timeout_s, ok=ok, is_json=is_json)
+
+        return await (self._call_any if path in (PARSE_CALLS, SEPARATE_REASONING) else self._call_each)(path, send)
+
+    async def _call_any(self, path: str, ask: Callable[[SglangEngine], Awaitable[Any]]) -> Any:
+        """Call one serving server, the next if it dies; wait until one serves. Raises as ``_call_each``."""
+        while True:
+            for member in self._serving():
+                try:
+                    return await ask(member.engine)
+                except EngineDied as exc:
+                    await self._lose(member, f"was lost during {path}: {exc}")
+            await self._until_routable()
+            if not self.routable.is_set():
+                raise EngineDied(f"engine {self.name} was stopped during {path}.")
 
     async def _call_each(self, path: str, ask: Callable[[SglangEngine], Awaitable[Any]]) -> Any:
         """Call every server; remove one that fails. Return the first answer.
@@ -283,16 +300,20 @@ class RoutedEngine(TendedEngines):
 
     async def _aborted(self, message: str) -> Any:
         """Wait until there is an engine, then return an aborted answer, with which the sample resumes."""
+        await self._until_routable()
+        return {
+            "output_ids": [],
+            "meta_info": {"finish_reason": {"type": "abort", "message": message}, "output_token_logprobs": []},
+        }
+
+    async def _until_routable(self) -> None:
+        """Wait until a server serves, or the engine is stopped."""
         if self._tender is not None:
             routable = asyncio.create_task(self.routable.wait())
             try:
                 await asyncio.wait({routable, self._tender}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 routable.cancel()
-        return {
-            "output_ids": [],
-            "meta_info": {"finish_reason": {"type": "abort", "message": message}, "output_token_logprobs": []},
-        }
 
 
 def _is_other_weights(exc: EngineDied) -> bool:

@@ -5,9 +5,10 @@ that was loaded when its request was sent.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from penstock.workers.sglang.segment import (
 )
 from penstock.workers.sglang.stream import UNHEARD, Answer, check_length, most_tokens, number_in, read_events, read_head
 
+#: Paths of the parsers of answers; any server can parse any text.
+PARSE_CALLS, SEPARATE_REASONING = "/parse_function_call", "/separate_reasoning"
 #: Statuses of a batch (too large, malformed) after which no more are sent until the engine is restarted.
 _NO_BATCHES = (413, 422)
 
@@ -373,6 +376,32 @@ class SglangClient(SglangControls):
         proven = sent == self.version == (reported if sent >= 0 else -1)
         experts = None if routing is None else routing.read(meta.get(ROUTED_EXPERTS), len(input_ids), rid)
         return Scores(logprobs, sent if proven else None, experts)
+
+    async def parse_calls(
+        self, text: str, tools: Sequence[Mapping[str, Any]], parser: str
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """Return the text of an answer without its calls of tools, and each call's name and arguments (JSON)."""
+        body = {"text": text, "tools": list(tools), "tool_call_parser": parser}
+        answer = await self.call("POST", PARSE_CALLS, body)
+        try:
+            rest, calls = answer["normal_text"], [(one["name"], one["parameters"]) for one in answer["calls"]]
+        except (KeyError, TypeError) as exc:
+            raise self._malformed(PARSE_CALLS, answer) from exc
+        if not all(isinstance(one, str) for one in (rest, *chain.from_iterable(calls))):
+            raise self._malformed(PARSE_CALLS, answer)
+        return rest, calls
+
+    async def separate_reasoning(self, text: str, parser: str) -> tuple[str, str]:
+        """Return the reasoning in an answer, and the rest of its text."""
+        answer = await self.call("POST", SEPARATE_REASONING, {"text": text, "reasoning_parser": parser})
+        if not isinstance(answer, dict) or not {"reasoning_text", "text"} <= answer.keys():
+            raise self._malformed(SEPARATE_REASONING, answer)
+        return str(answer["reasoning_text"] or ""), str(answer["text"] or "")
+
+    def _malformed(self, path: str, answer: Any) -> EngineError:
+        return EngineError(
+            f"engine {self.name} answered {path} with {safe_repr(answer)}, which is not the text's parts."
+        )
 
 
 def _discarded(drawn: Drawn, why: str) -> Segment:
