@@ -29,6 +29,7 @@ from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering
+from tests.integration.processes import open_pidfds, wait_gone
 from tests.integration.worker_play import (
     admit,
     all_in,
@@ -237,7 +238,10 @@ async def test_T6_scores_are_the_logprobs_of_sampling_and_survive_a_kill(
         asked = asyncio.create_task(scorer.ascore(many, begins, timeout_s=120))
         before = play.counter(client, keys, "committed")
         await until(lambda: play.counter(client, keys, "committed") > before + 20)
+        gone = open_pidfds([worker.pid])
         worker.signal(signal.SIGKILL)
+        # Until it is gone it may lease another job.
+        assert wait_gone(gone, 60) == []
         killed = lease_tokens(client, keys)
         async with tended(client, keys), working(config, "next"):
             of_second = await asked
