@@ -16,6 +16,7 @@ from penstock.metrics.series import Series
 from penstock.producer import main as producer_metrics
 from penstock.workers import metrics as worker_metrics
 from penstock.workers.fleet import state as fleet_metrics
+from penstock.workers.gateway import metrics as gateway_metrics
 from penstock.workers.rewards.pool import metrics as pool_metrics
 
 #: Heading of each section -> its series.
@@ -27,6 +28,7 @@ PARTS: dict[str, Sequence[Series]] = {
     "Trainer, by its rank 0": trainer_metrics.SERIES,
     "Scorer": scorer_metrics.SERIES,
     "Pool of verifiers": pool_metrics.SERIES,
+    "Gateway": gateway_metrics.SERIES,
     "Fleet": fleet_metrics.SERIES,
     "Recorder": recorder_metrics.SERIES,
     "`penstock run`": launcher_metrics.SERIES,
@@ -35,8 +37,9 @@ PARTS: dict[str, Sequence[Series]] = {
 _HEAD = """# Metrics
 
 With `metrics.port: 0` every part serves Prometheus metrics at a free port: producer, buffer, workers, trainer (rank 0,
-also of a custom trainer), scorers, verifier pools, fleets, recorder and `penstock run`. Each publishes its address in
-Redis, and `penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come and go:
+also of a custom trainer), scorers, verifier pools, gateways, fleets, recorder and `penstock run`. Each publishes its
+address in Redis, and `penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come
+and go:
 
 ```yaml
 scrape_configs:

@@ -220,6 +220,14 @@ def worker(
 
 
 @app.command(context_settings=OVERRIDES)
+def serve(
+    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+) -> None:
+    """Serve agents: a gateway by which they run episodes with clients of OpenAI or Anthropic."""
+    run_part("workers", "gateway", config, overrides_of(context), module="penstock.workers.gateway.main")
+
+
+@app.command(context_settings=OVERRIDES)
 def recorder(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:

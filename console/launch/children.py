@@ -31,7 +31,7 @@ PRODUCING = "producer"
 SAY_EVERY_S = 10.0
 
 #: Parts that end only on a signal; workers that drain need both.
-SERVING = ("buffer", "verifiers", "recorder")
+SERVING = ("buffer", "verifiers", "gateway", "recorder")
 #: The part that ends last, as it records what the others leave.
 LAST = ("recorder",)
 

@@ -217,6 +217,15 @@ def _sizes(config: Config) -> str:
     return ", ".join(f"{name} {args[name]}" for name in names if name in args) or "tp-size 1"
 
 
+def serves_agents(config: Config) -> bool:
+    """Return whether agents run the samples of a dataset."""
+    return any(dataset.environment == "agent" for dataset in (*config.data.train, *config.data.eval))
+
+
+def _gateway(config: Config, without: Collection[str]) -> tuple[str, ...]:
+    return ("gateway",) if serves_agents(config) and "gateway" not in without else ()
+
+
 def _recorder(config: Config, without: Collection[str]) -> tuple[str, ...]:
     return ("recorder",) if config.history.enabled and "recorder" not in without else ()
 
@@ -237,7 +246,8 @@ def as_text(config: Config, placement: Placement, without: Collection[str] = ())
 
     rows: list[tuple[str, str, str]] = []
     rows.append(("redis", "no GPU", "given" if config.redis.url else "a server of its own"))
-    rows += [(part, "no GPU", "") for part in ("buffer", *_recorder(config, without), "producer")]
+    light = ("buffer", *_recorder(config, without), *_gateway(config, without), "producer")
+    rows += [(part, "no GPU", "") for part in light]
     trainer = config.trainer
     rows.append(
         (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import Config
-from penstock.console.launch.placement import Placement
+from penstock.console.launch.placement import Placement, serves_agents
 from penstock.errors import ConfigError
 from penstock.system.processes import Child
 
@@ -58,7 +58,7 @@ def prepare_logged(script: str, arguments: list[str], log_path: Path, meanwhile:
 
 
 #: Parts that may be left out, to be started separately.
-PARTS = ("buffer", "trainer", "producer", "worker", "verifiers", "recorder")
+PARTS = ("buffer", "trainer", "producer", "worker", "verifiers", "gateway", "recorder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ def parts_of(config: Config, placement: Placement, without: Collection[str] = ()
         parts.insert(1, Part("recorder", ("recorder",)))
     if config.reward.pool.kind == "rq":
         parts.append(Part("verifiers", ("verifiers",), ("--name", "verifiers")))
+    if serves_agents(config):
+        parts.append(Part("gateway", ("serve",)))
     parts = [part for part in parts if part.name not in without]
     if "worker" in without:
         return parts

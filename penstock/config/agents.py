@@ -25,10 +25,9 @@ class AgentsConfig(TlsConfig):
     clients: dict[str, str] = Field(default_factory=dict)
     #: An episode without a request for so long is a failed attempt of its job.
     idle_s: Seconds = 600.0
-    #: Most episodes of one gateway that are open at once; more requests for one get 429.
-    max_episodes: Positive = 1024
-    #: Most open connections of one gateway, and most bytes of one request.
+    #: Most open connections of one gateway; the oldest without a request is closed for one more.
     max_connections: Positive = 2048
+    #: Most bytes of one request.
     max_request_bytes: Positive = 8 * 1024 * 1024
     #: SGLang's parser of tool calls in answers (``qwen25``, ``llama3``, ...); None: answers are text.
     tool_call_parser: str | None = None

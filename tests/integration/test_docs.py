@@ -53,6 +53,7 @@ LISTED = {
     "docs/consumers.md: name   state   share": "what a command printed",
     "docs/operations.md: trainer:actor has waited": "what a command printed",
     "docs/history.md: penstock samples ls": "needs what a run leaves: test_samples.py, and tests/unit of the commands",
+    "docs/agents.md: # agent.py": "needs episodes: test_gateway.py executes it",
     "docs/tracing.md: penstock trace digits/0/17": "needs what a run leaves: test_trace.py",
     "docs/tracing.md: job   ": "a diagram",
     "docs/protocol.md: copy -> claim v": "a diagram",
@@ -197,6 +198,7 @@ class Place:
             },
             "rollout": {"n": 4, "sampling": {"max_new_tokens": 4, "temperature": 1.0}},
             "engine": {"url": self.engine},
+            "agents": {"port": 0},
             "worker": {"count": 1, "apply": "abort", "drain_timeout_s": 5},
             "trainer": {"batch_groups": 4, "steps": 2},
         }

@@ -90,7 +90,18 @@ def test_exit_codes(
 
 
 @pytest.mark.parametrize(
-    "part", ["producer", "worker", "buffer", "verifiers", "recorder", "trainer", "fleet up", "worker --redis redis://h"]
+    "part",
+    [
+        "producer",
+        "worker",
+        "buffer",
+        "verifiers",
+        "recorder",
+        "trainer",
+        "serve",
+        "fleet up",
+        "worker --redis redis://h",
+    ],
 )
 def test_every_part_takes_the_format_of_its_log(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
@@ -267,7 +278,8 @@ def test_a_part_that_a_run_does_not_have_cannot_be_left_out(tmp_path: Path) -> N
 
     assert done.returncode == 2
     assert done.stderr == (
-        "penstock: --without trainers: a run has the parts buffer, trainer, producer, worker, verifiers, recorder.\n"
+        "penstock: --without trainers: a run has the parts buffer, trainer, producer, worker, verifiers, gateway, "
+        "recorder.\n"
     )
 
 

@@ -1,0 +1,75 @@
+"""Connections of clients: at most so many, and none that stalls for long."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from penstock.weights.serving import BAD_REQUESTS
+from penstock.workers.gateway.metrics import Tally
+
+#: Longest wait for the head of a request, from the connection's start or the last answer on.
+IDLE_S = 30.0
+#: Longest wait for the rest of a refused request's body.
+LINGER_S = 2.0
+#: Longest line of a head, and longest field.
+HEAD_BYTES = 16 * 1024
+
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class Connections(web.Server):
+    """Serve at most ``limit`` connections; for a new one the oldest is closed that carries no authorized request."""
+
+    def __init__(
+        self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], limit: int, tally: Tally
+    ) -> None:
+        super().__init__(
+            answer,
+            handler_cancellation=True,
+            access_log=None,
+            logger=BAD_REQUESTS,
+            keepalive_timeout=IDLE_S,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+            max_line_size=HEAD_BYTES,
+            max_field_size=HEAD_BYTES,
+        )
+        self._limit = limit
+        self._tally = tally
+        #: Connections without an authorized request, the oldest first; and the others.
+        self._idle: dict[web.RequestHandler, asyncio.Transport] = {}
+        self._busy: dict[web.RequestHandler, asyncio.Transport] = {}
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._idle[handler] = transport
+        if len(self._idle) + len(self._busy) > self._limit:
+            self._tally.refused += 1
+            oldest = next(iter(self._idle))
+            closed = self._idle.pop(oldest)
+            if oldest is handler:  # every other one carries an authorized request
+                closed.write(_FULL)
+                closed.close()
+            else:
+                closed.abort()
+        self._count()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._idle.pop(handler, None)
+        self._busy.pop(handler, None)
+        self._count()
+
+    def keep(self, handler: web.RequestHandler) -> None:
+        """Let a connection that carries an authorized request stay until that is answered."""
+        if (transport := self._idle.pop(handler, None)) is not None:
+            self._busy[handler] = transport
+
+    def free(self, handler: web.RequestHandler) -> None:
+        """Let a connection whose request is answered be closed for a new one."""
+        if (transport := self._busy.pop(handler, None)) is not None:
+            self._idle[handler] = transport
+
+    def _count(self) -> None:
+        self._tally.connections = len(self._idle) + len(self._busy)

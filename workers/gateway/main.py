@@ -1,0 +1,163 @@
+"""``penstock serve``: a gateway by which agents run episodes. Any number may serve a run; each has no state of its own.
+
+    agent ──> gateway ──> the worker that holds the episode's job
+
+SIGTERM closes it at once: clients repeat their requests at another gateway, or at its successor.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import uvloop
+from redis.exceptions import RedisError
+
+from penstock.config import Config
+from penstock.config.serving import cannot_listen, host_in_url
+from penstock.errors import ConfigError, PenstockError
+from penstock.metrics.server import serve
+from penstock.protocol import scripts
+from penstock.protocol.presence import Attendance
+from penstock.records.keys import Keys
+from penstock.redis.connect import connect
+from penstock.redis.control import Control
+from penstock.text import MASK, know, redact
+from penstock.weights.serving import server_context, token_of
+from penstock.workers.gateway.metrics import GatewayCollector, Tally
+from penstock.workers.gateway.routing import Routing
+from penstock.workers.gateway.server import GatewayServer
+
+log = logging.getLogger(__name__)
+
+#: A connection whose client reads nothing for so long is closed.
+STALL_S = 60.0
+#: Longest TLS handshake.
+HANDSHAKE_S = 10.0
+#: Connections that wait to be accepted.
+BACKLOG = 1024
+#: Seconds between two checks whether the presence record is to be confirmed.
+PRESENCE_S = 1.0
+#: Longest wait for Redis to take that record.
+REDIS_S = 2.0
+#: Longest wait for open requests at the end.
+END_S = 1.0
+#: File handles besides two for each connection.
+SPARE_FILES = 256
+
+
+class Gateway:
+    """One gateway process.
+
+    Raises:
+        ConfigError: the token or the TLS settings are invalid.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.redis.url is None:
+            raise ConfigError("The gateway needs redis.url: the address of the run's Redis.")
+        self._config = config
+        self._token = token_of(config)
+        if MASK in config.agents.clients.values():
+            raise ConfigError("agents.clients is masked in this file: give it again, as PENSTOCK_AGENTS__CLIENTS.")
+        for token in config.agents.clients.values():
+            know(token)
+        self._tls = server_context(config.agents)
+        with contextlib.closing(Control(config.redis.url)) as control:
+            control.call(scripts.check_schema(Keys(config.run)))
+        self._tally = Tally()
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Serve within the block; yield the address of the API.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        config, tls = self._config, self._tls
+        listening = _listen(config.agents.host, config.agents.port)
+        routing = Routing(config, self._token, self._tally)
+        server = GatewayServer(config, self._token, routing, self._tally)
+        opened = await asyncio.get_running_loop().create_server(
+            server.connections,
+            sock=listening,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+            backlog=BACKLOG,
+        )
+        metrics = serve(config, "gateway", "", GatewayCollector(self._tally))
+        showing = asyncio.create_task(self._show(metrics.url if metrics else ""))
+        host = host_in_url(config.agents.host, config.agents.reached_at)
+        url = f"{'https' if tls else 'http'}://{host}:{listening.getsockname()[1]}/v1"
+        log.info("agents are served at %s", url)
+        try:
+            yield url
+        finally:
+            opened.close()
+            await server.connections.shutdown(END_S)
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+            await routing.close()
+            if metrics is not None:
+                metrics.close()
+
+    async def _show(self, metrics_url: str) -> None:
+        """Confirm the presence record until cancelled."""
+        config = self._config
+        assert config.redis.url is not None
+        client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
+        attendance = Attendance(client, Keys(config.run), "gateway", metrics=metrics_url)
+        try:
+            while True:
+                try:
+                    await asyncio.to_thread(attendance.confirm)
+                except (PenstockError, RedisError) as exc:
+                    log.warning("failed to publish presence: %s", redact(str(exc)))
+                await asyncio.sleep(PRESENCE_S)
+        finally:
+            with contextlib.suppress(PenstockError, RedisError):
+                attendance.end()  # blocks for REDIS_S at most, at the end of the process
+            client.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
+    except OSError as exc:
+        raise cannot_listen("agents", host, port, exc) from exc
+    listening.setblocking(False)
+    # Inherited by its connections.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
+    return listening
+
+
+def allow_files(wanted: int) -> None:
+    """Raise this process's limit of open files, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        log.warning("agents.max_connections needs %d open files, and %d are allowed: raise ulimit -n", wanted, most)
+
+
+async def _run(config: Config) -> None:
+    gateway, stop = Gateway(config), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with gateway.serving():
+        await stop.wait()
+
+
+def main(config: Config) -> int:
+    """Serve agents until SIGTERM or SIGINT. Blocks."""
+    allow_files(2 * config.agents.max_connections + SPARE_FILES)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(config))
+    return 0

@@ -1,0 +1,48 @@
+"""Metrics of one gateway: its requests, connections and waits."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.metrics.series import counter, gauge
+
+REQUESTS = counter("gateway_requests", "Answered requests, by path and status.", "path", "status")
+TURN_SECONDS = counter("gateway_turn_seconds", "Time of answered turns, summed over turns.")
+OPEN_TURNS = gauge("gateway_open_turns", "Turns that clients wait for.")
+REPEATS = counter("gateway_repeated_requests", "Requests sent to a worker again, because the first one was lost.")
+CONNECTIONS = gauge("gateway_connections", "Open connections of clients.")
+REFUSED = counter("gateway_refused_connections", "Connections that were closed to make room for others.")
+
+SERIES = (REQUESTS, TURN_SECONDS, OPEN_TURNS, REPEATS, CONNECTIONS, REFUSED)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals of one gateway. Written by its event loop, read by the metrics server's thread."""
+
+    #: By path and status.
+    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    turn_s: float = 0.0
+    open_turns: int = 0
+    repeats: int = 0
+    connections: int = 0
+    refused: int = 0
+
+
+class GatewayCollector(Collector):
+    """Read the totals on each scrape. Called in the server's thread."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        tally = self._tally
+        yield REQUESTS.each(list(tally.requests.items()))
+        yield TURN_SECONDS.of(tally.turn_s)
+        yield OPEN_TURNS.of(tally.open_turns)
+        yield REPEATS.of(tally.repeats)
+        yield CONNECTIONS.of(tally.connections)
+        yield REFUSED.of(tally.refused)

@@ -1,0 +1,312 @@
+"""OpenAI's API: chat completions and completions."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.text import safe_repr
+from penstock.workers.gateway.turns import (
+    ApiError,
+    Turn,
+    TurnRequest,
+    check_fields,
+    flag,
+    invalid,
+    maps,
+    stops,
+    text_at,
+    text_of,
+    token_limit,
+)
+
+#: Parameters that the run decides, or that change nothing.
+_IGNORED = frozenset({
+    "model", "temperature", "top_p", "top_k", "min_p", "seed", "user", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "reasoning_effort", "verbosity", "metadata", "store", "service_tier", "safety_identifier",
+    "prompt_cache_key", "prompt_cache_retention", "prediction",
+})  # fmt: skip
+_SHARED = ("stream", "stream_options", "max_tokens", "stop", "logprobs", "n", "logit_bias", "response_format")
+_CHAT = (*_SHARED, "messages", "tools", "tool_choice", "parallel_tool_calls", "max_completion_tokens",
+         "top_logprobs", "modalities")  # fmt: skip
+_COMPLETION = (*_SHARED, "prompt", "echo", "best_of", "suffix")
+
+#: Type and code of an error, by status.
+_ERRORS = {
+    400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    404: ("invalid_request_error", "not_found"),
+    409: ("invalid_request_error", "episode_restarted"),
+    410: ("invalid_request_error", "episode_ended"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "no_episode"),
+}
+
+
+def _event(data: Any) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+class _OpenAI:
+    """The part that both APIs share."""
+
+    ping = b": waiting for the turn\n\n"
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """Return the body of an error."""
+        kind, code = _ERRORS.get(error.status, ("server_error", None))
+        return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event by which a stream that has begun ends with an error."""
+        return _event(self.error(error))
+
+
+class Chat(_OpenAI):
+    """``POST /v1/chat/completions``."""
+
+    def read(self, body: Mapping[str, Any]) -> TurnRequest:
+        """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
+        ignored = check_fields(body, _CHAT, _IGNORED)
+        _check_shared(body)
+        if body.get("top_logprobs"):
+            raise invalid("top_logprobs cannot be honoured: only the logprobs of generated tokens are recorded.")
+        if body.get("modalities") not in (None, ["text"]):
+            raise invalid("modalities can only be ['text'].")
+        if body.get("parallel_tool_calls") is False:
+            raise invalid("parallel_tool_calls: false cannot be honoured: remove it.")
+        messages = maps(body.get("messages"), "messages")
+        if not messages:
+            raise invalid("messages is empty: give at least one message.")
+        limit = token_limit(body, "max_completion_tokens")
+        return TurnRequest(
+            messages=[_message(one, f"messages.{index}") for index, one in enumerate(messages)],
+            tools=[] if _forbids_calls(body.get("tool_choice")) else _tools(body),
+            max_tokens=token_limit(body, "max_tokens") if limit is None else limit,
+            stop=stops(body, "stop"),
+            stream=flag(body, "stream"),
+            include_usage=_include_usage(body),
+            logprobs=flag(body, "logprobs"),
+            ignored=ignored,
+        )
+
+    def answer(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
+        """Return the answer."""
+        message: dict[str, Any] = {"role": "assistant", "content": turn.content, "refusal": None}
+        if turn.reasoning is not None:
+            message["reasoning_content"] = turn.reasoning
+        if turn.tool_calls:
+            message["tool_calls"] = _calls(turn)
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": turn.finish_reason,
+            "logprobs": _logprobs(turn) if request.logprobs else None,
+        }
+        return {**_head(turn, model, "chat.completion"), "choices": [choice], "usage": _usage(turn)}
+
+    def events(self, turn: Turn, request: TurnRequest, model: str) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed answer."""
+        head = _head(turn, model, "chat.completion.chunk") | ({"usage": None} if request.include_usage else {})
+
+        def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+            return _event({**head, "choices": [choice]})
+
+        yield chunk({"role": "assistant", "content": ""})
+        if turn.reasoning is not None:
+            yield chunk({"reasoning_content": turn.reasoning})
+        if turn.content or request.logprobs:
+            yield chunk({"content": turn.content or ""}, logprobs=_logprobs(turn) if request.logprobs else None)
+        for index, call in enumerate(_calls(turn)):
+            yield chunk({"tool_calls": [{"index": index, **call}]})
+        yield chunk({}, turn.finish_reason)
+        if request.include_usage:
+            yield _event({**head, "choices": [], "usage": _usage(turn)})
+        yield b"data: [DONE]\n\n"
+
+
+class Completions(_OpenAI):
+    """``POST /v1/completions``."""
+
+    def read(self, body: Mapping[str, Any]) -> TurnRequest:
+        """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
+        ignored = check_fields(body, _COMPLETION, _IGNORED)
+        _check_shared(body)
+        if flag(body, "echo") or body.get("suffix") or body.get("best_of") not in (None, 1):
+            raise invalid("echo, suffix and best_of cannot be honoured: remove them.")
+        if (logprobs := body.get("logprobs")) is not None and (type(logprobs) is not int or logprobs != 0):
+            raise invalid("logprobs can only be 0, the logprobs of generated tokens: no others are recorded.")
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if not isinstance(prompt, str):
+            raise invalid("prompt is invalid: give one text.")
+        return TurnRequest(
+            prompt=prompt,
+            max_tokens=token_limit(body, "max_tokens"),
+            stop=stops(body, "stop"),
+            stream=flag(body, "stream"),
+            include_usage=_include_usage(body),
+            logprobs=logprobs is not None,
+            ignored=ignored,
+        )
+
+    def answer(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
+        """Return the answer."""
+        return {**self._chunk(turn, request, model), "usage": _usage(turn)}
+
+    def events(self, turn: Turn, request: TurnRequest, model: str) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed answer."""
+        yield _event(self._chunk(turn, request, model))
+        if request.include_usage:
+            yield _event({**_head(turn, model, "text_completion"), "choices": [], "usage": _usage(turn)})
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, turn: Turn, request: TurnRequest, model: str) -> dict[str, Any]:
+        logprobs = {
+            "tokens": turn.token_names,
+            "token_logprobs": turn.logprobs,
+            "top_logprobs": None,
+            "text_offset": [],
+        }
+        choice = {
+            "index": 0,
+            "text": turn.content or "",
+            "finish_reason": turn.finish_reason,
+            "logprobs": logprobs if request.logprobs else None,
+        }
+        return {**_head(turn, model, "text_completion"), "choices": [choice]}
+
+
+def models(model: str) -> dict[str, Any]:
+    """Return the answer to ``GET /v1/models``, with the fields of OpenAI's API and of Anthropic's."""
+    one = {
+        "id": model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "penstock",
+        "type": "model",
+        "display_name": model,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+    return {"object": "list", "data": [one], "has_more": False, "first_id": model, "last_id": model}
+
+
+def _check_shared(body: Mapping[str, Any]) -> None:
+    if body.get("n") not in (None, 1):
+        raise invalid("n can only be 1: the run decides how many samples a prompt gets.")
+    if body.get("logit_bias"):
+        raise invalid("logit_bias cannot be honoured: remove it.")
+    kind = body.get("response_format")
+    if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):
+        raise invalid("response_format can only be {'type': 'text'}: answers are not constrained.")
+
+
+def _include_usage(body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise invalid("stream_options is invalid: give an object.")
+    return flag(options, "include_usage")
+
+
+def _forbids_calls(choice: Any) -> bool:
+    """Return whether tool_choice forbids calls. Raises ApiError for a choice that would constrain the answer."""
+    if choice in (None, "auto", "none"):
+        return bool(choice == "none")
+    raise invalid("tool_choice can only be auto or none: answers are not constrained.")
+
+
+def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = maps(body.get("tools"), "tools")
+    for index, tool in enumerate(found):
+        if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+            raise invalid(f"tools.{index} is invalid: only tools of type function can be honoured.")
+        text_at(tool["function"], "name", f"tools.{index}.function")
+    return found
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a message with the fields that a chat template may use."""
+    content = message.get("content")
+    match message.get("role"):
+        case "system" | "developer":
+            return {"role": "system", "content": text_of(content, f"{where}.content")}
+        case "user":
+            named = {"name": text_at(message, "name", where)} if message.get("name") is not None else {}
+            return {"role": "user", "content": text_of(content, f"{where}.content"), **named}
+        case "tool":
+            answered = text_at(message, "tool_call_id", where)
+            return {"role": "tool", "tool_call_id": answered, "content": text_of(content, f"{where}.content")}
+        case "assistant":
+            return _assistant(message, where)
+        case role:
+            raise invalid(f"{where}.role is {safe_repr(role)}: give system, developer, user, assistant or tool.")
+
+
+def _assistant(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if message.get("function_call") is not None or message.get("audio") is not None:
+        raise invalid(f"{where} has a function_call or audio, which cannot be honoured: use tool_calls and text.")
+    content = message.get("content")
+    found: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if content is None else text_of(content, f"{where}.content"),
+    }
+    if message.get("reasoning_content") is not None:
+        found["reasoning_content"] = text_at(message, "reasoning_content", where)
+    if calls := maps(message.get("tool_calls"), f"{where}.tool_calls"):
+        found["tool_calls"] = [_call(one, f"{where}.tool_calls.{index}") for index, one in enumerate(calls)]
+    return found
+
+
+def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if call.get("type", "function") != "function" or not isinstance(function, dict):
+        raise invalid(f"{where} is invalid: only calls of type function can be honoured.")
+    name, arguments = (text_at(function, one, f"{where}.function") for one in ("name", "arguments"))
+    return {
+        "id": text_at(call, "id", where),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _calls(turn: Turn) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in turn.tool_calls
+    ]
+
+
+def _logprobs(turn: Turn) -> dict[str, Any]:
+    named = zip(turn.token_names, turn.logprobs, strict=True)
+    return {
+        "content": [{"token": name, "logprob": value, "bytes": None, "top_logprobs": []} for name, value in named],
+        "refusal": None,
+    }
+
+
+def _head(turn: Turn, model: str, kind: str) -> dict[str, Any]:
+    prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
+    return {
+        "id": f"{prefix}-{turn.turn}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": f"version-{turn.version}",
+    }
+
+
+def _usage(turn: Turn) -> dict[str, Any]:
+    return {
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.completion_tokens,
+        "total_tokens": turn.prompt_tokens + turn.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": turn.cached_tokens},
+    }
