@@ -136,6 +136,24 @@ class EpisodeKeyInvalid(PenstockError):
         super().__init__("This is not the key of an episode of this run: use the key that POST /v1/episodes returned.")
 
 
+class EpisodeMoved(PenstockError):
+    """This worker does not hold the episode; another one may."""
+
+    def __init__(self) -> None:
+        super().__init__("This worker does not hold the episode: send the request to the worker that does.")
+
+
+class EpisodeSuperseded(PenstockError):
+    """The episode started over, so that a key of it has no more use."""
+
+    def __init__(self) -> None:
+        super().__init__("The episode started over, and this key is of its earlier attempt: open another episode.")
+
+
+class EpisodeFailed(PenstockError):
+    """The agent reported that its episode failed."""
+
+
 class PayloadError(PenstockError):
     """The bytes of a sample's payload are not what they claim to be."""
 

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from penstock.config import Config
+from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
 from penstock.metrics.gpu_load import GpuWatch, visible_to
 from penstock.metrics.server import serve
 from penstock.metrics.telemetry import open_spans
-from penstock.model.tokenizer import load_tokenizer
+from penstock.model.tokenizer import Tokenizer, load_tokenizer
 from penstock.names import LANES, new_token
 from penstock.protocol import scripts
 from penstock.protocol.scripts import ensure_lanes
@@ -42,6 +43,11 @@ from penstock.redis.control import AsyncControl, Control
 from penstock.system.log_files import keep_bounded
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import format_exc
+from penstock.weights.serving import token_of
+from penstock.workers.agents.agents import Agents
+from penstock.workers.agents.chat import ChatTemplate
+from penstock.workers.agents.endpoint import Endpoint
+from penstock.workers.agents.parsing import AnswerParser
 from penstock.workers.engine import Engine
 from penstock.workers.engine_supervisor import Caretaker
 from penstock.workers.hooks.generate import Generating
@@ -108,6 +114,7 @@ class Worker:
         self.held = HeldJobs(self.services)
         self.heartbeat = self._make_heartbeat(config.redis.url)
         self.caretaker = Caretaker(self.services, self.updates, self._waiting("engine"), self.held)
+        self._endpoint: Endpoint | None = None
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self.intake = Intake(
@@ -134,6 +141,7 @@ class Worker:
         config = self.config
         # Before anything starts: a failed import would fail every job of its dataset.
         rewards = Rewards(config.reward, self._checks(), allowed_rewards(config), args_of(config), waits=True)
+        tokenizer = load_tokenizer(config.model.path)
         return Services(
             config=config,
             keys=self.keys,
@@ -146,11 +154,26 @@ class Worker:
             environments=Environments(allowed_environments(config), rewards.judges),
             generating=Generating(config),
             sample_hooks=SampleHooks(config),
-            tokenizer=load_tokenizer(config.model.path),
+            tokenizer=tokenizer,
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
             endings=Endings(config),
             slots=asyncio.Semaphore(config.worker.slots),
+            agents=self._agents(config, engine, tokenizer),
             spans=open_spans(config, "worker", self.name),
+        )
+
+    def _agents(self, config: Config, engine: Engine, tokenizer: Tokenizer) -> Agents | None:
+        """Return the episodes of agents; None if no dataset has any."""
+        if AGENT not in allowed_environments(config):
+            return None
+        return Agents(
+            token_of(config),
+            engine,
+            ChatTemplate(tokenizer),
+            AnswerParser(engine, tokenizer, config.agents.tool_call_parser, config.agents.reasoning_parser),
+            max_context=config.rollout.max_context_tokens,
+            max_turns=config.rollout.max_turns,
+            idle_s=config.agents.idle_s,
         )
 
     def _make_heartbeat(self, url: str) -> Heartbeat:
@@ -225,6 +248,11 @@ class Worker:
     async def _serve(self) -> None:
         """Start the engine with the current weights, then handle jobs, updates and crashes."""
         await self.caretaker.first_start()
+        if self.services.agents is not None:
+            await self.services.agents.verify()
+            self._endpoint = Endpoint(self.config, self.services.agents)
+            await self._endpoint.start()
+            self.services.agents_url = self._endpoint.url
         work: list[Coroutine[Any, Any, None]] = [self.intake.run(), self.updates.run(), self.caretaker.run()]
         names = ["intake", "weights", "engine"]
         if self.config.engine.router is not None:
@@ -268,6 +296,8 @@ class Worker:
             log.error("failed to hand back %d jobs in %g s: their leases run out", len(self.held), HAND_BACK_S)
 
     async def _close(self) -> None:
+        if self._endpoint is not None:
+            await self._endpoint.close()
         await self.services.engine.stop()
         await asyncio.to_thread(self.updates.store.close)
         await self.services.rewards.close()

@@ -184,6 +184,7 @@ class Presence:
             engine=f"sglang {engine.info.version}".strip() + (" (external)" if engine.config.url else ""),
             engine_pid=engine.pid or 0,
             url=redact(engine.url),
+            agents_url=services.agents_url,
             version=engine.version,
             state=self.state,
             held=len(self._held),

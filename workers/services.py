@@ -17,6 +17,7 @@ from penstock.records.keys import Keys
 from penstock.records.publication import publication_id
 from penstock.records.sample import Sample
 from penstock.redis.control import AsyncControl
+from penstock.workers.agents.agents import Agents
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.generate import Generating
@@ -131,6 +132,9 @@ class Services:
     endings: Endings
     #: Bounds the samples that are generated at once.
     slots: asyncio.Semaphore
+    #: Episodes of agents, and where they are served; None: no dataset has any.
+    agents: Agents | None = None
+    agents_url: str = ""
     #: Set by the first task that sees the engine die; the engine task restarts it.
     engine_lost: asyncio.Event = field(default_factory=asyncio.Event)
     #: The error of that task.

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from penstock.config import Config
+from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
 from penstock.model.tokenizer import Tokenizer, load_tokenizer
@@ -203,6 +204,8 @@ async def _draw(
     """Generate one answer, or use one that the data gives, and score it."""
     sample, error = Sample(job, len(job.answers)), ""
     try:
+        if job.environment == AGENT:
+            raise ConfigError(f"dataset {job.dataset} is run by agents, and a trial has none: start the run instead.")
         environment = environments.make(job)
         await generating.make(engine, Valves(), sample, tokenizer=tokenizer, environment=environment)
         await hooks.apply(sample)

@@ -14,7 +14,7 @@ from penstock.config.transport import TRANSPORTS
 #
 # Only their form is checked here, without an import; user_imports.py imports them before a start.
 
-#: Penstock's own rewards and filters. All environments are the user's.
+#: Penstock's own rewards and filters.
 REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "ifbench", "code", "random",
            "remote_rm")  # fmt: skip
 #: The reward that runs programs in answers.
@@ -26,6 +26,8 @@ REMOTE = "remote_rm"
 #: Prefix of any of them: only the last box of an answer is scored.
 BOXED = "boxed_"
 FILTERS = ("nonzero_std",)
+#: The environment of samples that an agent outside the workers runs (docs/agents.md). All others are the user's.
+AGENT = "agent"
 
 
 def _named(
@@ -47,7 +49,7 @@ RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS, prefix=BOXE
 GroupRewardName = Annotated[str, AfterValidator(_named("group reward", GROUP_REWARDS))]
 FilterName = Annotated[str, AfterValidator(_named("filter", FILTERS))]
 TransportName = Annotated[str, AfterValidator(_named("transport", tuple(TRANSPORTS), like="module:Class"))]
-EnvironmentName = Annotated[str, AfterValidator(_named("environment", like="module:Class"))]
+EnvironmentName = Annotated[str, AfterValidator(_named("environment", (AGENT,), like="module:Class"))]
 HookName = Annotated[str, AfterValidator(_named("hook"))]
 
 

@@ -861,8 +861,24 @@ class ServiceCalled(Cause, kind=WORK, part="worker", subject="service url"):
         return f"an answer of {self.service} at {self.url}{more}{_quoted(self.error)}"
 
 
+class AgentAwaited(Cause, kind=END, part="worker", subject="sample"):
+    """An agent that opens an episode."""
+
+    action = "start agents that open episodes at `penstock serve`, or see why they do not"
+    sample: str
+    #: Other episodes without an agent.
+    more: int = 0
+    error: str = ""
+
+    def words(self) -> str:
+        more = f" and {self.more} more" if self.more else ""
+        return f"an agent, for sample {self.sample}{more}"
+
+
 #: Methods of an environment.
 EnvironmentCall = Literal["reset", "step", "snapshot", "restore", "close"]
+#: Name of the environment of a sample that an agent runs.
+_AGENT = "agent"
 #: Kind of user code -> the text of a call.
 _CODE = {
     "reward": "reward {function}",
@@ -883,6 +899,11 @@ class CodeCalled(Cause, kind=WORK, part="worker", subject="code function scope i
     #: Other calls that are open.
     more: int = 0
     error: str = ""
+
+    @property
+    def limit(self) -> str:
+        """Return the key of an environment's time limit."""
+        return "agents.idle_s" if self.function == _AGENT else "rollout.environment_timeout_s"
 
     @property
     def label(self) -> str:

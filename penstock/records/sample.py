@@ -13,6 +13,8 @@ from penstock.records.manifest import Manifest
 from penstock.records.sample_meta import SampleMeta
 from penstock.text import safe_repr
 
+#: Most parts of a sample.
+MAX_PARTS = 64
 #: Most pauses of a sample that are recorded.
 MAX_PAUSES = 16
 
@@ -129,6 +131,25 @@ class Sample:
         self.generated.extend([1 if drawn else 0] * count)
         self.loss_mask.extend([1 if drawn and loss else 0] * count)
         self.versions.extend([version if drawn else -1] * count)
+
+    def truncate(self, length: int) -> None:
+        """Remove all tokens from index ``length`` on."""
+        for values in (self.tokens, self.logprobs, self.generated, self.loss_mask, self.versions):
+            del values[length:]
+
+    def mask_offpolicy(self) -> None:
+        """Mask tokens older than the newest version from the loss; they still count as generated."""
+        newest = max(self.versions, default=-1)
+        pairs = zip(self.loss_mask, self.versions, strict=True)
+        self.loss_mask = [mask if version == newest else 0 for mask, version in pairs]
+
+    @property
+    def last_turn_start(self) -> int:
+        """Return the index after the prompt or the last observation."""
+        index = len(self.generated)
+        while index and self.generated[index - 1]:
+            index -= 1
+        return index
 
 
 #: Fields of a sample that hold lists of numbers or texts.

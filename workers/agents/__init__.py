@@ -1,1 +1,1 @@
-"""Conversations with a model that uses tools: their tokens, and how its answers are read."""
+"""Samples that agents outside the workers run, over HTTP, and environments that speak in chat messages."""

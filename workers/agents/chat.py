@@ -54,7 +54,7 @@ class ChatTemplate:
         Raises:
             ValueError: the template cannot render these messages.
         """
-        return self._encode(self._render(normalize(messages), tools))
+        return self.encode(self._render(normalize(messages), tools))
 
     def continuation(
         self, messages: Sequence[Mapping[str, Any]], answer: int, tools: Tools, generated: Sequence[int]
@@ -92,7 +92,7 @@ class ChatTemplate:
             rest = self._after_marker(messages, answer, tools, marked(messages[answer]), context)
             if rest is None or (has_reasoning and not self._keeps_reasoning(messages, answer, tools)):
                 continue
-            ids = self._encode(rest)
+            ids = self.encode(rest)
             if marked == self._marked_content:
                 return ids
             # The syntax between the arguments of a call and the next special token was generated.
@@ -172,7 +172,8 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template cannot render these messages: {format_exc(exc)}.") from exc
         return utf8_safe(str(text))
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -88,6 +88,10 @@ class AnswerParser:
                 f"{self._reasoning_parser!r} must be parsers of the engine's SGLang, or null: {exc}"
             ) from exc
 
+    def parses(self, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        """Return whether an answer of a model that was offered ``tools`` is more than text."""
+        return self._reasoning_parser is not None or (self._tool_call_parser is not None and bool(tools))
+
     async def parse(self, generated: Sequence[int], tools: Sequence[Mapping[str, Any]] | None, name: str) -> Answer:
         """Return the parts of an answer; text that cannot be parsed is content.
 

@@ -32,7 +32,6 @@ from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.engine import Engine, Segment
 from penstock.workers.hooks.draws import Draw, Draws
 from penstock.workers.hooks.open_calls import called
-from penstock.workers.jobs.generate import mask_offpolicy
 from penstock.workers.jobs.routed_experts import check_rows, keep_rows
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
@@ -371,7 +370,7 @@ class Maker:
         # These tokens were counted as discarded when they were generated.
         one.account.lost_turn -= sum(sample.generated)
         if rollout.mask_offpolicy_in_partial_rollout:
-            mask_offpolicy(sample)
+            sample.mask_offpolicy()
         if engine.tells_routing:
             check_rows(sample)
 

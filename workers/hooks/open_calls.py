@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import HookError
-from penstock.records.causes import CodeCalled, ServiceCalled
+from penstock.records.causes import AgentAwaited, CodeCalled, ServiceCalled
 from penstock.records.job import JobFailure
 from penstock.system.user_code import Raised, bounded
 from penstock.text import format_exc
 
-Call = CodeCalled | ServiceCalled
+Call = AgentAwaited | CodeCalled | ServiceCalled
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ import logging
 import operator
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
 from penstock.config import Config
+from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
 from penstock.records.causes import CodeCalled
 from penstock.records.job import Job
@@ -56,6 +57,9 @@ class Observation:
     tokens: list[int] | None = None
     #: The sample ends with the last turn; text and tokens are omitted.
     done: bool = False
+    #: The text or tokens are the context of a new part, instead of following the last turn: the history was rewritten
+    #: or branched. They bear no loss.
+    new_part: bool = False
 
     def __post_init__(self) -> None:
         if not self.done and (self.text is None) == (self.tokens is None):
@@ -74,10 +78,17 @@ class Environment(Protocol):
 
     ``async close()``, if the class has it, is called once at the end: also after a failure, a timeout, a cancellation
     or a lost lease, but not after a kill.
+
+    Attributes ``timeout_s`` (instead of ``rollout.environment_timeout_s``) and ``turn_limits`` (``max_new_tokens`` and
+    ``stop`` of the next turn, within the run's own limits) are read before each call and each turn, if the class has
+    them.
     """
 
-    async def reset(self, job: Job) -> None:
-        """Prepare for the first turn; also before a sample whose first turn is stored continues, or starts over."""
+    async def reset(self, job: Job) -> Observation | None:
+        """Prepare for the first turn; also before a sample whose first turn is stored continues, or starts over.
+
+        An Observation that is returned is the prompt, instead of the job's.
+        """
 
     async def step(self, sample: Sample) -> Observation | None:
         """Respond to a turn; ``sample.turns`` holds the text of every turn. None ends the sample."""
@@ -99,8 +110,8 @@ async def within(timeout_s: float, work: Callable[[], Awaitable[T]], call: CodeC
             return await bounded(work, timeout_s, what)
     except TimeoutError:
         raise EnvironmentTimeout(
-            f"{what} did not answer within rollout.environment_timeout_s = {timeout_s:g} s: raise it, or see what the "
-            "environment waits for."
+            f"{what} did not answer within {call.limit} = {timeout_s:g} s: raise it, or see what the environment waits "
+            "for."
         ) from None
     except Raised as exc:
         raise EnvironmentRaised(f"{what} {exc}.") from exc
@@ -146,7 +157,7 @@ def checked(observation: object, what: str) -> Observation | None:
     text, tokens = observation.text, observation.tokens
     try:
         if tokens is None:
-            return Observation(text=utf8_safe(text)) if isinstance(text, str) else _refuse(text, what)
+            return replace(observation, text=utf8_safe(text)) if isinstance(text, str) else _refuse(text, what)
         ids = [operator.index(token) for token in tokens]
     except Exception as exc:
         raise EnvironmentRaised(
@@ -154,7 +165,7 @@ def checked(observation: object, what: str) -> Observation | None:
         ) from exc
     if not all(0 <= token < MAX_TOKEN for token in ids):
         raise EnvironmentRaised(f"{what} answered tokens that are below 0 or above {MAX_TOKEN}.")
-    return Observation(tokens=ids)
+    return replace(observation, tokens=ids)
 
 
 def _refuse(text: object, what: str) -> NoReturn:
@@ -165,8 +176,8 @@ class Environments:
     """The environments that this worker may make.
 
     Args:
-        allowed: import paths, ``module:Class``, of the worker's own configuration. Jobs come from Redis, and a client
-            of that Redis must not choose what is imported here.
+        allowed: import paths, ``module:Class``, or ``agent``, of the worker's own configuration. Jobs come from Redis,
+            and a client of that Redis must not choose what is imported here.
         judges: passed to environments whose constructor has a parameter of this name.
 
     Raises:
@@ -174,13 +185,17 @@ class Environments:
     """
 
     def __init__(self, allowed: Iterable[str] = (), judges: Judges | None = None) -> None:
-        self._classes = {path: load_environment(path) for path in dict.fromkeys(allowed)}
+        names = dict.fromkeys(allowed)
+        self._has_agents = AGENT in names
+        self._classes = {path: load_environment(path) for path in names if path != AGENT}
         given = {PARAMETER: judges if judges is not None else Judges(())}
         #: Constructor arguments by import path.
         self._given = {path: given if takes_judges(made) else {} for path, made in self._classes.items()}
 
     def check(self, job: Job) -> None:
         """Raise ConfigError if a job names an environment this worker may not make. Imports nothing."""
+        if job.environment == AGENT and self._has_agents:
+            return
         if job.environment and job.environment not in self._classes:
             raise ConfigError(
                 f"job {job.id} names environment {safe_repr(job.environment)}, and a worker imports only what its own "
@@ -188,14 +203,14 @@ class Environments:
             )
 
     def make(self, job: Job) -> Environment | None:
-        """Create the environment of a sample of ``job``; None if the job names none.
+        """Create the environment of a sample of ``job``; None if the job names none, or an agent runs its samples.
 
         Raises:
             ConfigError: as :meth:`check`.
             EnvironmentRaised: its constructor raised.
         """
         self.check(job)
-        if not job.environment:
+        if job.environment in (None, "", AGENT):
             return None
         try:
             return self._classes[job.environment](**self._given[job.environment])

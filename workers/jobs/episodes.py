@@ -17,7 +17,7 @@ from penstock.records.causes import CodeCalled, EnvironmentCall
 from penstock.records.codec import pack, unpack
 from penstock.records.sample import FinishReason, Sample
 from penstock.text import format_exc, safe_repr
-from penstock.workers.jobs.environments import Environment, Observation, step, within
+from penstock.workers.jobs.environments import Environment, Observation, checked, step, within
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,11 @@ async def snapshot(environment: Environment, sample: Sample, timeout_s: float, c
 
 async def reset(
     environment: Environment, sample: Sample, timeout_s: float, call_of: Callable[[EnvironmentCall], CodeCalled]
-) -> None:
-    """Prepare an environment for the first turn. Waits and raises as ``within``."""
-    given = sample.job.copy_for_user()
-    await within(timeout_s, lambda: environment.reset(given), call_of("reset"))
+) -> Observation | None:
+    """Prepare an environment for the first turn; return the prompt, None: the job's. Waits and raises as ``step``."""
+    given, call = sample.job.copy_for_user(), call_of("reset")
+    prompt = checked(await within(timeout_s, lambda: environment.reset(given), call), call.label)
+    return None if prompt is None or prompt.done else prompt
 
 
 async def resume(
@@ -119,8 +120,8 @@ async def resume(
         log.info("sample %s starts over: the step after its turn %d may have acted", sample.id, sample.num_turns)
         return False
     if sample.num_turns == 1:
-        await reset(environment, sample, timeout_s, call_of)
-        return True
+        prompt = await reset(environment, sample, timeout_s, call_of)
+        return prompt is None or encode(prompt) == sample.tokens[: sample.prompt_length]
     try:
         if has_snapshots(environment) and sample.state is not None:
             sample.reward, sample.reward_info, data = unpacked_state(sample.state)
@@ -145,7 +146,10 @@ async def _replay(
     if len(ends) != sample.num_turns - 1:
         log.warning("sample %s starts over: a turn without tokens cannot be repeated", sample.id)
         return False
-    await reset(environment, sample, timeout_s, call_of)
+    prompt = await reset(environment, sample, timeout_s, call_of)
+    if prompt is not None and encode(prompt) != sample.tokens[: sample.prompt_length]:
+        log.warning("sample %s starts over: the environment did not repeat its prompt", sample.id)
+        return False
     past = replace(sample, reward=None, reward_info={}, sides={}, loss_mask=[])
     for turn, (end, until) in enumerate(ends, 1):
         past = _until(sample, end, turn, past)

@@ -16,14 +16,14 @@ from penstock.names import ROUTED_EXPERTS
 from penstock.records.causes import CodeCalled, EnvironmentCall
 from penstock.records.job import Job
 from penstock.records.publication import is_abandoned
-from penstock.records.sample import MAX_PAUSES, Drawn, FinishReason, Sample, SampleStatus
+from penstock.records.sample import MAX_PARTS, MAX_PAUSES, Drawn, FinishReason, Sample, SampleStatus
 from penstock.text import safe_repr
 from penstock.workers.engine import ABORT_AGAIN_S, Engine, Segment
 from penstock.workers.jobs.environments import Environment, Observation, step
 from penstock.workers.jobs.episodes import packed_state, reset, resume, snapshot, unpacked_state
 from penstock.workers.jobs.routed_experts import check_rows, is_told, keep_rows
 from penstock.workers.jobs.sampling import sampling_for
-from penstock.workers.jobs.stops import StopRule
+from penstock.workers.jobs.stops import StopRule, as_list
 from penstock.workers.jobs.valves import Valves
 
 log = logging.getLogger(__name__)
@@ -142,13 +142,13 @@ class _Maker:
         self.tokenizer = tokenizer
         self.pictures: Pictures | None = sample.pictures
         # An image placeholder in an answer would stand for an image that does not exist, for engine and trainer.
-        self.sampling = sampling if self.pictures is None else self.pictures.stopping(sampling)
+        self.sampling = self.run_sampling = sampling if self.pictures is None else self.pictures.stopping(sampling)
         self.stops = StopRule.of(self.sampling, tokenizer, engine.eos_token_ids)
         self.max_turns = rollout.max_turns
         self.max_context = min(rollout.max_context_tokens, engine.info.max_context)
-        self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
+        self.max_new = self.run_max_new = int(sampling.get("max_new_tokens") or self.max_context)
         #: Index of the first token of the current turn.
-        self.turn_start = _turn_start(sample)
+        self.turn_start = sample.last_turn_start
         #: Index of the first token of the current request; tokens from there on came from its stream.
         self.request_start = len(sample.tokens)
         #: Number of tokens before it whose version is not proven.
@@ -167,6 +167,10 @@ class _Maker:
         #: Length at which this lease's token budget is used up; None: no limit, or the sample cannot be handed back.
         self.lease_end: int | None = None
         self.masks_offpolicy = rollout.mask_offpolicy_in_partial_rollout
+        #: Whether the environment limits each turn, and so sees turns that ended at a limit.
+        self.has_limits = False
+        #: Whether the prompt is the environment's, not the job's.
+        self.has_other_prompt = False
 
     async def run(self, environment: Environment | None) -> None:
         self.begin()
@@ -183,7 +187,7 @@ class _Maker:
         is_cut = self.sample.finish_reason == FinishReason.LENGTH
         self.sample.status = SampleStatus.TRUNCATED if is_cut else SampleStatus.COMPLETED
         if self.masks_offpolicy:
-            mask_offpolicy(self.sample)
+            self.sample.mask_offpolicy()
         if self.engine.tells_routing:
             check_rows(self.sample)
 
@@ -193,10 +197,11 @@ class _Maker:
         self.drop_abandoned()
         if environment is not None and not sample.is_over:
             await self.enter(environment)
+            self.use_limits(environment)
         while not sample.is_over:
             if not await self.draw_turn():
                 return False
-            if sample.finish_reason == FinishReason.LENGTH or environment is None:
+            if environment is None or (sample.finish_reason == FinishReason.LENGTH and not self.has_limits):
                 break
             if self.pictures is not None and self.pictures.ended(sample):
                 break
@@ -205,15 +210,36 @@ class _Maker:
 
     async def enter(self, environment: Environment) -> None:
         """Bring a new environment to where the sample is; start the sample over if that is not possible."""
-        sample, timeout_s = self.sample, self.environment_timeout_s
-        if not await resume(environment, sample, self.tokens_of, timeout_s, self.call_of):
+        sample, timeout_s = self.sample, self.timeout_of(environment)
+        if any(sample.generated):
+            if await resume(environment, sample, self.tokens_of, timeout_s, self.call_of):
+                self.has_other_prompt = True  # it may be
+                return
             self.account.lost_turn += sum(sample.generated)
             self.start_over()
-            await reset(environment, sample, timeout_s, self.call_of)
+        prompt = await reset(environment, sample, timeout_s, self.call_of)
+        self.has_other_prompt = prompt is not None
+        if prompt is not None:
+            self.use_prompt(self.tokens_of(prompt))
+
+    def timeout_of(self, environment: Environment) -> float:
+        """Return the time limit of the environment's calls, in seconds."""
+        return float(getattr(environment, "timeout_s", self.environment_timeout_s))
+
+    def use_limits(self, environment: Environment) -> None:
+        """Apply the environment's limits of the next turn."""
+        limits: dict[str, Any] | None = getattr(environment, "turn_limits", None)
+        self.has_limits = limits is not None
+        if limits is None:
+            return
+        stop = [*as_list(self.run_sampling.get("stop")), *as_list(limits.get("stop"))]
+        self.sampling = self.run_sampling | ({"stop": stop} if stop else {})
+        self.stops = StopRule.of(self.sampling, self.tokenizer, self.engine.eos_token_ids)
+        self.max_new = min(self.run_max_new, limits.get("max_new_tokens") or self.run_max_new)
 
     async def take_step(self, environment: Environment) -> None:
         """Let the environment respond to the turn, which may end the sample."""
-        sample, timeout_s, store = self.sample, self.environment_timeout_s, self.store
+        sample, timeout_s, store = self.sample, self.timeout_of(environment), self.store
         if store is not None:
             await store()
         observation = await step(environment, sample, timeout_s, self.call_of("step"))
@@ -227,7 +253,9 @@ class _Maker:
             self.lease_end = None  # handing it back would lose its environment
         else:
             sample.state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
+        if store is not None:
             await store()
+        self.use_limits(environment)
 
     def call_of(self, code: EnvironmentCall) -> CodeCalled:
         """Return a call of the sample's environment."""
@@ -260,7 +288,7 @@ class _Maker:
             return
         log.info("sample %s starts over: its version %d was abandoned", sample.id, max(gone))
         self.account.rewound += sum(sample.generated)
-        if sample.num_turns > 1 or sample.is_over:
+        if sample.num_turns > 1 or sample.is_over or self.has_other_prompt:
             raise _Abandoned
         self.start_over()
 
@@ -268,17 +296,22 @@ class _Maker:
         """Reset the sample to its prompt."""
         sample, job = self.sample, self.sample.job
         prompt = prompt_ids(job, self.tokenizer) if self.pictures is None else list(self.pictures.prompt)
-        if not 0 < len(prompt) < self.max_context:
-            raise ConfigError(
-                f"job {job.id}: its prompt has {len(prompt)} tokens; rollout.max_context_tokens and the engine's own "
-                f"context allow {self.max_context}: leave the job out or raise the limit."
-            )
-        _truncate(sample, 0)
         sample.num_unproven, sample.first_token_s = 0, 0.0
         if self.engine.tells_routing:
             sample.sides.pop(ROUTED_EXPERTS, None)
-        sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
+        sample.parts, sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], [], "", "", 1
         sample.reward, sample.reward_info, sample.state, sample.is_over = None, {}, None, False
+        self.use_prompt(prompt)
+
+    def use_prompt(self, prompt: list[int]) -> None:
+        """Make ``prompt`` all tokens of the sample."""
+        sample = self.sample
+        if not 0 < len(prompt) < self.max_context:
+            raise ConfigError(
+                f"job {sample.job.id}: its prompt has {len(prompt)} tokens; rollout.max_context_tokens and the "
+                f"engine's own context allow {self.max_context}: leave the job out or raise the limit."
+            )
+        sample.truncate(0)
         sample.append(prompt)
         sample.prompt_length = self.turn_start = len(prompt)
         if self.lease_tokens is not None:
@@ -293,14 +326,37 @@ class _Maker:
             )
         if self.pictures is not None:
             self.pictures.check_observation(tokens)
-        if len(self.sample.tokens) + len(tokens) >= self.max_context:
+        start = len(self.sample.tokens) if observation.new_part else self.part_start
+        if len(self.sample.tokens) - start + len(tokens) >= self.max_context:
             return False
+        if observation.new_part:
+            self.check_parts()
+            self.sample.parts.append(start)
         self.sample.append(tokens)
         self.turn_start = len(self.sample.tokens)
         self.sample.num_turns += 1
         self.sample.finish_reason = ""
         self.sample.state = None  # older than the observation
         return True
+
+    def check_parts(self) -> None:
+        """Raise ConfigError if the sample cannot have another part."""
+        job = self.sample.job.id
+        if self.pictures is not None or self.engine.tells_routing:
+            raise ConfigError(
+                f"job {job}: its history was rewritten, and a sample with images or with routed_experts among "
+                "rollout.sides has a single part: let the agent extend its history only."
+            )
+        if len(self.sample.parts) + 1 >= MAX_PARTS:
+            raise ConfigError(
+                f"job {job}: its history was rewritten {MAX_PARTS} times, and a sample has at most {MAX_PARTS} parts: "
+                "let the agent extend its history instead."
+            )
+
+    @property
+    def part_start(self) -> int:
+        """Index of the first token of the last part."""
+        return self.sample.parts[-1] if self.sample.parts else 0
 
     def tokens_of(self, observation: Observation) -> list[int]:
         """Return the tokens of an observation."""
@@ -315,7 +371,7 @@ class _Maker:
         while sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             self.drop_abandoned()
             spent = len(sample.tokens) - self.turn_start
-            budget = min(self.max_new - spent, self.max_context - len(sample.tokens))
+            budget = min(self.max_new - spent, self.max_context - (len(sample.tokens) - self.part_start))
             if budget <= 0:
                 sample.finish_reason = FinishReason.LENGTH
                 break
@@ -353,7 +409,8 @@ class _Maker:
         more: dict[str, Any] = {"heard": self.on_stream, "interval": self.interval} if self.interval else {}
         if self.pictures is not None and self.pictures.uris:
             more["images"] = self.pictures.images
-        task = asyncio.create_task(self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **more))
+        context = self.sample.tokens[self.part_start :]
+        task = asyncio.create_task(self.engine.generate(context, sampling, rid=self.sample.id, **more))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -391,7 +448,7 @@ class _Maker:
             # The engine does not see a stop that began before the request; nothing may be generated after it.
             end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
             if end is not None:
-                _truncate(sample, self.turn_start + end)
+                sample.truncate(self.turn_start + end)
                 sample.finish_reason = FinishReason.STOP
         if self.engine.version > version:
             sample.num_unproven += max(0, len(sample.tokens) - self.request_start - heard)
@@ -410,7 +467,7 @@ class _Maker:
         """
         sample = self.sample
         self.answered(segment, self.is_resent)
-        _truncate(sample, self.request_start)
+        sample.truncate(self.request_start)
         judged = len(sample.tokens) - self.turn_start
         position = 0
         for version, run in groupby(segment.versions):
@@ -428,7 +485,7 @@ class _Maker:
         if aborted or judged:
             end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=aborted)
             if end_of_turn is not None:
-                _truncate(sample, self.turn_start + end_of_turn)
+                sample.truncate(self.turn_start + end_of_turn)
                 sample.finish_reason = FinishReason.STOP
         if self.engine.tells_routing:
             keep_rows(sample, segment.experts)
@@ -441,24 +498,3 @@ class _Maker:
         self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven
         if sample.finish_reason in (FinishReason.ABORT, ""):
             self.drawn()
-
-
-def mask_offpolicy(sample: Sample) -> None:
-    """Mask tokens older than the sample's newest version from the loss; they still count as generated."""
-    newest = max(sample.versions, default=-1)
-    sample.loss_mask = [
-        mask if version == newest else 0 for mask, version in zip(sample.loss_mask, sample.versions, strict=True)
-    ]
-
-
-def _turn_start(sample: Sample) -> int:
-    """Return the index after the prompt or the last observation."""
-    index = len(sample.generated)
-    while index and sample.generated[index - 1]:
-        index -= 1
-    return index
-
-
-def _truncate(sample: Sample, length: int) -> None:
-    for values in (sample.tokens, sample.logprobs, sample.generated, sample.loss_mask, sample.versions):
-        del values[length:]

@@ -140,7 +140,7 @@ class HeldJob:
         self._services.environments.check(job)
         self._group.begin(job)
         self._temperature = float(sampling["temperature"])
-        self._drawing = Drawing(self._services, job)
+        self._drawing = Drawing(self._services, job, self.lease.attempts)
         self._services.frozen.check(job, self._temperature)
         self._missing = [] if self._group.is_due else [k for k in range(job.n) if k not in self.lease.committed]
         self._undrawn = set(self._missing)

@@ -86,10 +86,10 @@ class StopRule:
             ids = eos_token_ids | frozenset(sampling.get("stop_token_ids") or ())
             if tokenizer.eos_token_id is not None:
                 ids |= {tokenizer.eos_token_id}
-        patterns = tuple(re.compile(pattern) for pattern in _as_list(sampling.get("stop_regex")))
+        patterns = tuple(re.compile(pattern) for pattern in as_list(sampling.get("stop_regex")))
         return cls(
             ids,
-            tuple(_as_list(sampling.get("stop"))),
+            tuple(as_list(sampling.get("stop"))),
             patterns,
             tokenizer,
             keeps_stop=bool(sampling.get("no_stop_trim", False)),
@@ -159,5 +159,5 @@ class StopRule:
         return any(stop in text for stop in self.strings) or any(pattern.search(text) for pattern in self.patterns)
 
 
-def _as_list(value: Any) -> list[str]:
+def as_list(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())

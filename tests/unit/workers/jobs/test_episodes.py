@@ -95,7 +95,7 @@ async def whole(environment: Replayable, stored: Stored) -> Sample:
 async def test_a_kill_at_any_stored_place_costs_no_finished_turn(kind: type[Replayable]) -> None:
     stored = Stored()
     expected = facts(await whole(kind(), stored))
-    assert len(stored.states) == 2 * len(TURNS) - 1, "before each step, and after each observation"
+    assert len(stored.states) == 2 * len(TURNS), "before each step, and after it"
     for at, state in enumerate(stored.states):
         partial, account, environment = partial_from_bytes(state, JOB, 0), Drawn(), kind()
         left = answers(*TURNS)[(at + 2) // 2 :]

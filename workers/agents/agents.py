@@ -1,0 +1,145 @@
+"""The episodes of one worker that agents run: those that wait for an agent, and those that have one."""
+
+import asyncio
+import secrets
+from dataclasses import asdict
+from typing import Any
+
+from penstock.errors import EngineDied, EpisodeMoved, EpisodeSuperseded
+from penstock.protocol.episode_key import EpisodeKey, make_key
+from penstock.records.causes import AgentAwaited
+from penstock.records.sample import FinishReason, Sample
+from penstock.workers.agents.chat import ChatTemplate
+from penstock.workers.agents.episode import AgentEpisode, Turn
+from penstock.workers.agents.parsing import Answer, AnswerParser
+from penstock.workers.agents.requests import Request, TextRequest
+from penstock.workers.engine import Engine
+from penstock.workers.hooks.open_calls import calling
+
+#: Kind of the wait for an agent.
+_OPEN = "agents"
+#: Interval of attempts to parse an answer while the engine is down.
+_RETRY_S = 0.5
+
+
+class Agents:
+    """All episodes of a worker, by sample, in the order of their leases.
+
+    Args:
+        token: of the run; signs keys.
+        max_context: most tokens that the run allows for a part.
+        max_turns: most turns of an episode.
+        idle_s: longest wait for a request of an agent.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        engine: Engine,
+        chat: ChatTemplate,
+        parser: AnswerParser,
+        *,
+        max_context: int,
+        max_turns: int,
+        idle_s: float,
+    ) -> None:
+        self.chat = chat
+        self._token = token
+        self._engine = engine
+        self._parser = parser
+        self._max_context = max_context
+        self._max_turns = max_turns
+        self._idle_s = idle_s
+        self._episodes: dict[tuple[str, int], AgentEpisode] = {}
+
+    async def verify(self) -> None:
+        """Check that the engine has the parsers of section ``agents``. Blocks; raises ConfigError."""
+        await self._parser.verify()
+
+    async def begin(self, sample: Sample, attempt: int) -> AgentEpisode:
+        """Return the episode of a sample once an agent has opened it, at once if it has turns."""
+        episode = AgentEpisode(
+            sample,
+            attempt,
+            answering=self._answer,
+            idle_s=self._idle_s,
+            max_context=min(self._max_context, self._engine.info.max_context),
+            max_turns=self._max_turns,
+        )
+        self._episodes[sample.job.id, sample.k] = episode
+        if any(sample.generated):
+            return episode
+        try:
+            with calling(_OPEN, AgentAwaited(sample.id)):
+                await episode.opened.wait()
+        except BaseException:
+            await self.end(episode)
+            raise
+        return episode
+
+    async def end(self, episode: AgentEpisode) -> None:
+        """Forget an episode, and tell its agent."""
+        self._episodes.pop((episode.job.id, episode.k), None)
+        await episode.close()
+
+    def open(self) -> dict[str, Any] | None:
+        """Open the oldest episode without an agent; return its key and task, None if every episode has an agent."""
+        episode = next((one for one in self._episodes.values() if one.nonce is None and not one.opened.is_set()), None)
+        if episode is None:
+            return None
+        episode.open(secrets.token_urlsafe(12))
+        job = episode.job
+        return {
+            "key": make_key(self._token, job.id, episode.k, episode.attempt, episode.nonce or ""),
+            "job": job.id,
+            "k": episode.k,
+            "dataset": job.dataset,
+            "lane": job.lane,
+            "prompt": job.prompt,
+            "label": job.label,
+            "metadata": job.metadata,
+        }
+
+    def find(self, key: EpisodeKey) -> AgentEpisode:
+        """Return the episode of a key.
+
+        Raises:
+            EpisodeMoved: this worker does not hold it.
+            EpisodeSuperseded: it started over.
+        """
+        episode = self._episodes.get((key.job, key.k))
+        if episode is None:
+            raise EpisodeMoved
+        if episode.attempt != key.attempt:
+            raise EpisodeSuperseded
+        episode.open(key.nonce)
+        return episode
+
+    async def _answer(self, sample: Sample, index: int, turn: Turn, request: Request) -> dict[str, Any]:
+        """Return what an agent receives of a turn."""
+        ids = sample.tokens[turn.start : turn.end]
+        answer = await self._parse(ids, sample.turns[index], request, f"{sample.id}/{index}")
+        is_call = bool(answer.tool_calls) and turn.reason != FinishReason.LENGTH
+        return {
+            "turn": index + 1,
+            "content": answer.content,
+            "reasoning": answer.reasoning or None,
+            "tool_calls": [asdict(call) for call in answer.tool_calls],
+            "finish_reason": "tool_calls" if is_call else turn.reason,
+            "prompt_tokens": turn.start - turn.part,
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "version": sample.versions[turn.end - 1] if ids else -1,
+            "tokens": ids,
+            "logprobs": sample.logprobs[turn.start : turn.end],
+        }
+
+    async def _parse(self, ids: list[int], text: str, request: Request, name: str) -> Answer:
+        """Parse a turn; wait while the engine, which does it, is restarted."""
+        if isinstance(request, TextRequest) or not self._parser.parses(request.tools):
+            return Answer(text)
+        while True:
+            try:
+                return await self._parser.parse(ids, request.tools, name)
+            except EngineDied:
+                await asyncio.sleep(_RETRY_S)

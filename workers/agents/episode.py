@@ -1,0 +1,329 @@
+"""One episode: the environment of a sample whose observations are the requests of an agent.
+
+    request ─> continues the last turn: what is new of it is the observation
+           ├─> was answered before: the answer is repeated from the record
+           └─> else (rewritten or branched history): its context is a new part
+
+The turns of the record are found by digests of the requests (``requests.Request``), which the snapshot keeps. So
+another worker continues an episode after a kill, with an agent that only waits longer for its answer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from penstock.errors import EpisodeFailed, EpisodeMoved, EpisodeSuperseded, ProtocolError
+from penstock.records.job import Job
+from penstock.records.sample import MAX_PARTS, Sample
+from penstock.text import safe_repr, utf8_safe
+from penstock.workers.agents.requests import Limits, Request, RequestInvalid
+from penstock.workers.jobs.environments import Observation
+
+#: Most requests of an episode that wait for their turn.
+MAX_WAITING = 64
+#: Most characters of an agent's error.
+MAX_ERROR = 4000
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn of the record: what was asked, and where its tokens are."""
+
+    #: Size and digest of the request.
+    size: int
+    asked: bytes
+    #: Index of the first token of its part, of its own first token, and after its last one (0: not generated yet).
+    part: int
+    start: int
+    end: int = 0
+    #: A ``FinishReason``; '' while it is generated.
+    reason: str = ""
+    #: Digest of its answer, and messages or characters of it; b"" until the answer is parsed.
+    answer: bytes = b""
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an agent ends an episode."""
+
+    reward: float | None = None
+    info: dict[str, Any] | None = None
+    #: '': the episode is complete; else its attempt fails.
+    error: str = ""
+
+
+#: Returns what the agent receives of a turn: of the sample, index and record of its turn, and a request for it.
+Answering = Callable[[Sample, int, Turn, Request], Awaitable[dict[str, Any]]]
+
+
+class AgentEpisode:
+    """The environment of one sample, driven by ``ask`` and ``finish``. Belongs to one event loop.
+
+    Args:
+        attempt: of the job; keys of other attempts are refused.
+        answering: makes the answer of a turn.
+        idle_s: longest wait for a request.
+        max_context: most tokens of a part.
+        max_turns: most turns.
+    """
+
+    #: Waiting for a request again changes nothing.
+    repeatable = True
+
+    def __init__(
+        self,
+        sample: Sample,
+        attempt: int,
+        *,
+        answering: Answering,
+        idle_s: float,
+        max_context: int,
+        max_turns: int,
+    ) -> None:
+        self.job = sample.job
+        self.k = sample.k
+        self.attempt = attempt
+        #: Nonce of its agent's key; None until an agent opens it.
+        self.nonce: str | None = None
+        self.opened = asyncio.Event()
+        self.timeout_s = idle_s
+        self._answering = answering
+        self._max_context = max_context
+        self._max_turns = max_turns
+        self._turns: list[Turn] = []
+        self._limits = Limits()
+        self._waiting: asyncio.Queue[Request | End] = asyncio.Queue(MAX_WAITING)
+        #: The request whose turn is being generated.
+        self._current: Request | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end: End | None = None
+
+    @property
+    def turn_limits(self) -> dict[str, Any]:
+        return {"max_new_tokens": self._limits.max_tokens, "stop": list(self._limits.stop)}
+
+    def open(self, nonce: str) -> None:
+        """Give the episode to the agent with this key; raise EpisodeSuperseded if another one has it."""
+        if self.nonce not in (None, nonce):
+            raise EpisodeSuperseded
+        self.nonce = nonce
+        self.opened.set()
+
+    async def ask(self, request: Request) -> dict[str, Any]:
+        """Return the answer to a request. Blocks until its turn is durable.
+
+        Raises:
+            RequestInvalid: it cannot be answered; the episode continues.
+            EpisodeMoved: this worker no longer has the episode.
+            EpisodeSuperseded: the episode started over.
+        """
+        current = self._current
+        if request.is_retry and current is not None and current.asked == request.asked:
+            return await asyncio.shield(current.answered)
+        self._put(request)
+        return await asyncio.shield(request.answered)
+
+    async def finish(self, end: End) -> None:
+        """End the episode. Blocks until that is durable; raises as ``ask``."""
+        if self._end is None:
+            self._put(end)
+        await asyncio.shield(self._ended)
+
+    def _put(self, item: Request | End) -> None:
+        if self._ended.done():
+            raise EpisodeMoved
+        try:
+            self._waiting.put_nowait(item)
+        except asyncio.QueueFull:
+            raise RequestInvalid(
+                f"{MAX_WAITING} requests of this episode wait already: send the next one after an answer"
+            ) from None
+
+    # The methods of an environment, called by the worker.
+
+    async def reset(self, job: Job) -> Observation:
+        """Wait for the first request, whose context is the prompt."""
+        if self._turns or self._current is not None:
+            self._start_over()
+        while True:
+            request = await self._next()
+            if isinstance(request, End):
+                raise EpisodeFailed(request.error or "the agent ended it without a turn")
+            try:
+                tokens = self._fitting(request.start())
+            except RequestInvalid as exc:
+                _refuse(request, exc)
+                continue
+            self._begin(request, 0, len(tokens))
+            return Observation(tokens=tokens)
+
+    async def step(self, sample: Sample) -> Observation | None:
+        """Answer the last request, and wait for the next one; None once the agent has ended the episode."""
+        turn = self._turns[-1]
+        turn.end, turn.reason = len(sample.tokens), sample.finish_reason
+        if self._current is not None:
+            await self._answer(sample, turn, self._current)
+            self._current = None
+        while True:
+            request = await self._next()
+            if isinstance(request, End):
+                self._finish(request, sample)
+                return None
+            try:
+                observation = await self._observation(sample, request)
+            except RequestInvalid as exc:
+                _refuse(request, exc)
+                continue
+            if observation is not None:
+                return observation
+
+    async def snapshot(self) -> dict[str, Any]:
+        return {
+            "nonce": self.nonce,
+            "attempt": self.attempt,
+            "turns": [list(astuple(turn)) for turn in self._turns],
+            "limits": [self._limits.max_tokens, list(self._limits.stop)],
+        }
+
+    async def restore(self, job: Job, state: dict[str, Any]) -> None:
+        """Continue the episode of another worker. Raises EpisodeSuperseded if it is of another attempt."""
+        if state["attempt"] != self.attempt:
+            raise EpisodeSuperseded
+        if self.nonce not in (None, state["nonce"]):
+            self._drop(EpisodeSuperseded())
+        self.nonce = state["nonce"]
+        self.opened.set()
+        self._turns = [Turn(*fields) for fields in state["turns"]]
+        if not self._turns:
+            raise ProtocolError(f"the snapshot of episode {self.job.id}/{self.k} has no turn.")
+        most, stop = state["limits"]
+        self._limits = Limits(most, tuple(stop))
+
+    async def close(self) -> None:
+        """Tell the agent how the episode ended here."""
+        if self._ended.done():
+            return
+        if self._end is not None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(EpisodeMoved())
+            self._ended.exception()  # marks it as retrieved: no request may be waiting
+        self._drop(EpisodeMoved())
+
+    def _start_over(self) -> None:
+        """Forget the conversation: its version was abandoned, or it could not be continued."""
+        self._drop(EpisodeSuperseded())
+        self._turns, self.nonce = [], None
+        self.opened.clear()
+
+    def _drop(self, exc: Exception) -> None:
+        """End all requests that wait with an error."""
+        waiting = [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+        current, self._current = self._current, None
+        for request in (*waiting, current):
+            if isinstance(request, Request):
+                _refuse(request, exc)
+
+    async def _next(self) -> Request | End:
+        return await self._waiting.get()
+
+    def _begin(self, request: Request, part: int, start: int) -> None:
+        """Record that a turn begins at token ``start`` of the sample."""
+        self._turns.append(Turn(request.size, request.asked, part, start))
+        self._limits, self._current = request.limits, request
+
+    async def _answer(self, sample: Sample, turn: Turn, request: Request) -> None:
+        answer = await self._parsed(sample, turn, request)
+        if not request.answered.done():
+            request.answered.set_result(answer)
+
+    async def _parsed(self, sample: Sample, turn: Turn, request: Request) -> dict[str, Any]:
+        """Return the answer of a turn, and record its digest."""
+        answer = await self._answering(sample, self._turns.index(turn), turn, request)
+        turn.answer, turn.length = request.answer_digest(answer)
+        return answer
+
+    async def _observation(self, sample: Sample, request: Request) -> Observation | None:
+        """Return what the model sees of a request; None: it was answered from the record. Raises RequestInvalid."""
+        asked_before = next((turn for turn in reversed(self._turns) if turn.asked == request.asked), None)
+        if asked_before is not None and request.is_retry:
+            await self._answer(sample, asked_before, request)
+            return None
+        if len(self._turns) >= self._max_turns:
+            raise RequestInvalid(
+                f"the episode has had {self._max_turns} turns, as rollout.max_turns allows: end it, or raise the limit"
+            )
+        base = asked_before or await self._base(sample, request)
+        if base is None:
+            return self._new_part(sample, request, request.start())
+        if base is asked_before:  # another answer to the same request
+            return self._new_part(sample, request, sample.tokens[base.part : base.start])
+        more = request.continuation(base.size, base.length, sample.tokens[base.start : base.end])
+        if more is None:
+            return self._new_part(sample, request, request.start())
+        if base is not self._turns[-1]:
+            return self._new_part(sample, request, sample.tokens[base.part : base.end] + more)
+        self._fitting(more, base.end - base.part)
+        self._begin(request, base.part, base.end + len(more))
+        return Observation(tokens=more)
+
+    async def _base(self, sample: Sample, request: Request) -> Turn | None:
+        """Return the latest turn that a request continues."""
+        for turn in reversed(self._turns):
+            if turn.size >= request.size or request.digest(turn.size) != turn.asked:
+                continue
+            if not turn.answer:
+                await self._parsed(sample, turn, request)
+            if request.continues(turn.size, turn.asked, turn.answer, turn.length):
+                return turn
+        return None
+
+    def _new_part(self, sample: Sample, request: Request, context: list[int]) -> Observation:
+        if len(sample.parts) + 1 >= MAX_PARTS:
+            raise RequestInvalid(
+                f"the history was rewritten {MAX_PARTS} times, and an episode has at most {MAX_PARTS} parts: extend "
+                "the history instead of changing it"
+            )
+        part = len(sample.tokens)
+        self._fitting(context)
+        self._begin(request, part, part + len(context))
+        return Observation(tokens=context, new_part=True)
+
+    def _fitting(self, tokens: list[int], before: int = 0) -> list[int]:
+        """Return ``tokens``; raise RequestInvalid if a part of ``before`` tokens has no room for them and an answer."""
+        if before + len(tokens) >= self._max_context:
+            raise RequestInvalid(
+                f"context_length_exceeded: the context has {before + len(tokens)} tokens, and at most "
+                f"{self._max_context - 1} fit (rollout.max_context_tokens, and the engine's own limit)"
+            )
+        if not tokens:
+            raise RequestInvalid("the request adds no token to the history")
+        return tokens
+
+    def _finish(self, end: End, sample: Sample) -> None:
+        self._end = end
+        if end.error:
+            raise EpisodeFailed(utf8_safe(end.error[:MAX_ERROR]))
+        if end.reward is not None:
+            sample.reward = end.reward
+        sample.reward_info = {**sample.reward_info, **(end.info or {})}
+
+
+def _refuse(request: Request, exc: Exception) -> None:
+    if not request.answered.done():
+        request.answered.set_exception(exc)
+        request.answered.exception()  # marks it as retrieved: the agent may be gone
+
+
+def read_end(body: Any) -> End:
+    """Return the end in the body of ``POST /finish`` or ``/fail``. Raises RequestInvalid."""
+    if not isinstance(body, dict):
+        raise RequestInvalid("the request is not a JSON object")
+    reward, info, error = body.get("reward"), body.get("info") or {}, body.get("error", "")
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+        raise RequestInvalid(f"reward is {safe_repr(reward)}: give a number, or null to have it computed")
+    if not isinstance(info, dict) or not isinstance(error, str):
+        raise RequestInvalid("info has to be an object, and error a text")
+    return End(None if reward is None else float(reward), info, error)

@@ -1,0 +1,213 @@
+"""Requests of an agent for a turn: a chat history, or a text.
+
+A request names the turns that it continues by digests: ``digest(n)`` of its first n messages (or characters), and
+``extended`` by what follows. Names only find a turn; a history that differs anywhere has another digest.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from penstock.text import safe_repr
+from penstock.workers.agents.chat import ChatTemplate, normalize
+
+#: Most messages, tools and stop texts of a request, and most characters of a stop text.
+MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 4096, 512, 16, 256
+
+
+class RequestInvalid(ValueError):
+    """A request that no turn can answer; says why, for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one turn."""
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class Request:
+    """The context of one turn.
+
+    Attributes:
+        size: its messages, or characters.
+        limits: of the turn.
+        is_retry: the client may have sent it before; an answer that exists is repeated.
+        answered: gets the answer, a JSON object, or RequestInvalid.
+    """
+
+    size: int
+    tools: Sequence[dict[str, Any]] = ()
+
+    def __init__(self, limits: Limits, *, is_retry: bool) -> None:
+        self.limits = limits
+        self.is_retry = is_retry
+        self.answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    @property
+    def asked(self) -> bytes:
+        """Return the digest of the complete request."""
+        return self.digest(self.size)
+
+    def digest(self, n: int) -> bytes:
+        """Return the digest of the first ``n`` messages or characters."""
+        raise NotImplementedError
+
+    def continues(self, size: int, asked: bytes, answer: bytes, length: int) -> bool:
+        """Return whether it continues a request of ``size`` with digest ``asked``, and its answer.
+
+        Args:
+            answer: digest of the answer.
+            length: messages or characters of the answer.
+        """
+        end = size + length
+        return end < self.size and self.digest(size) == asked and self._part(size, end) == answer
+
+    def answer_digest(self, answer: dict[str, Any]) -> tuple[bytes, int]:
+        """Return the digest of an answer as it will stand in later requests, and its messages or characters."""
+        raise NotImplementedError
+
+    def start(self) -> list[int]:
+        """Return the tokens of the complete context. Raises RequestInvalid."""
+        raise NotImplementedError
+
+    def continuation(self, size: int, length: int, generated: Sequence[int]) -> list[int] | None:
+        """Return the tokens behind an answer; None: it cannot be continued token by token. Raises RequestInvalid.
+
+        Args:
+            size, length: of the request that was answered, and of its answer.
+            generated: tokens of that answer.
+        """
+        raise NotImplementedError
+
+    def _part(self, start: int, end: int) -> bytes:
+        """Return the digest of what lies between two positions."""
+        raise NotImplementedError
+
+
+class ChatRequest(Request):
+    """A chat history, with the tools that the agent offers."""
+
+    def __init__(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        chat: ChatTemplate,
+        limits: Limits,
+        *,
+        is_retry: bool,
+    ) -> None:
+        super().__init__(limits, is_retry=is_retry)
+        self.messages = messages
+        self.tools = tools
+        self.size = len(messages)
+        self._chat = chat
+
+    @cached_property
+    def _digests(self) -> list[bytes]:
+        found = [_digest(self.tools)]
+        for message in self.messages:
+            found.append(_digest(message_key(message), found[-1]))
+        return found
+
+    def digest(self, n: int) -> bytes:
+        return self._digests[n]
+
+    def _part(self, start: int, end: int) -> bytes:
+        return _digest([message_key(one) for one in self.messages[start:end]])
+
+    def answer_digest(self, answer: dict[str, Any]) -> tuple[bytes, int]:
+        calls = [{"function": call} for call in answer["tool_calls"]]
+        message = {"role": "assistant", "content": answer["content"], "tool_calls": calls}
+        return _digest([message_key(one) for one in normalize([message])]), 1
+
+    def start(self) -> list[int]:
+        try:
+            return self._chat.start(self.messages, self.tools)
+        except ValueError as exc:
+            raise RequestInvalid(str(exc)) from exc
+
+    def continuation(self, size: int, length: int, generated: Sequence[int]) -> list[int] | None:
+        try:
+            return self._chat.continuation(self.messages, size, self.tools, generated)
+        except ValueError as exc:
+            raise RequestInvalid(str(exc)) from exc
+
+
+class TextRequest(Request):
+    """A text that is continued as it is."""
+
+    def __init__(self, text: str, chat: ChatTemplate, limits: Limits, *, is_retry: bool) -> None:
+        super().__init__(limits, is_retry=is_retry)
+        self.text = text
+        self.size = len(text)
+        self._chat = chat
+
+    def digest(self, n: int) -> bytes:
+        return _digest(self.text[:n])
+
+    def _part(self, start: int, end: int) -> bytes:
+        return _digest(self.text[start:end])
+
+    def answer_digest(self, answer: dict[str, Any]) -> tuple[bytes, int]:
+        text = answer["content"] or ""
+        return _digest(text), len(text)
+
+    def start(self) -> list[int]:
+        return self._chat.encode(self.text)
+
+    def continuation(self, size: int, length: int, generated: Sequence[int]) -> list[int] | None:
+        return self._chat.encode(self.text[size + length :])
+
+
+def message_key(message: dict[str, Any]) -> list[Any]:
+    """Return what two messages must have in common to be equal: clients change ids, blanks and absent fields."""
+    calls = [[call["function"]["name"], call["function"].get("arguments")] for call in message.get("tool_calls") or ()]
+    return [message["role"], (message.get("content") or "").strip(), message.get("name") or "", calls]
+
+
+def _digest(value: Any, before: bytes = b"") -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def read_request(body: Any, chat: ChatTemplate) -> Request:
+    """Return the request in the body of ``POST /turn``. Raises RequestInvalid."""
+    if not isinstance(body, dict):
+        raise RequestInvalid("the request is not a JSON object")
+    limits = Limits(_max_tokens(body.get("max_tokens")), _stops(body.get("stop")))
+    is_retry = body.get("is_retry") is not False
+    if isinstance(text := body.get("prompt"), str) and text:
+        return TextRequest(text, chat, limits, is_retry=is_retry)
+    messages, tools = body.get("messages"), body.get("tools") or []
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise RequestInvalid(f"messages has to be a list of 1 to {MAX_MESSAGES} messages")
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS or not all(isinstance(one, dict) for one in tools):
+        raise RequestInvalid(f"tools has to be a list of at most {MAX_TOOLS} tools")
+    try:
+        read = normalize(messages)
+    except ValueError as exc:
+        raise RequestInvalid(str(exc)) from exc
+    if read[-1]["role"] == "assistant":
+        raise RequestInvalid("the last message is the assistant's: end with a message that it is to answer")
+    return ChatRequest(read, tools, chat, limits, is_retry=is_retry)
+
+
+def _max_tokens(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise RequestInvalid(f"max_tokens is {safe_repr(value)}: give a number above 0")
+    return value
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise RequestInvalid(f"stop has to be a text, or a list of at most {MAX_STOPS} texts")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP for stop in stops):
+        raise RequestInvalid(f"each text in stop has to have 1 to {MAX_STOP} characters")
+    return tuple(stops)
