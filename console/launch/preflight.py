@@ -13,6 +13,7 @@ from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
 from penstock.config.redis import is_folder, path_of
 from penstock.console.launch import weights
+from penstock.console.launch.placement import serves_agents
 from penstock.console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.errors import ConfigError, EngineError
 from penstock.hooks.user_imports import check_user_code
@@ -72,6 +73,9 @@ def steps(
         yield "hooks", lambda: check_hooks(config)
         yield "subscription", lambda: definition_of(config)
         yield "device", lambda: check_device(config)
+    if serves_agents(config) and "gateway" not in without:
+        yield "TLS of the gateway", lambda: weights.check_tls(config.agents)
+        yield "address of the gateway", lambda: weights.check_listening("agents", config.agents)
     yield from weights.steps(config, claims=claims)
     if works and config.engine.url is None:
         yield "engine's interpreter", lambda: check_interpreter(config.engine.python)

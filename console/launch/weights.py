@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from penstock.config import Config
+from penstock.config.agents import AgentsConfig
+from penstock.config.serving import ServingConfig, TlsConfig
 from penstock.errors import ConfigError, PublishError
 from penstock.system.disk import check_own
 from penstock.text import printable, redact
@@ -38,8 +40,8 @@ def steps(config: Config, *, claims: bool) -> Iterator[tuple[str, Callable[[], o
             else nothing is created.
     """
     if config.serving.enabled:
-        yield "TLS of weights over HTTP", lambda: _check_tls(config)
-        yield "address of weights over HTTP", lambda: _check_listening(config.serving.host, config.serving.port)
+        yield "TLS of weights over HTTP", lambda: check_tls(config.serving)
+        yield "address of weights over HTTP", lambda: check_listening("serving", config.serving)
     if config.trainer.transport == "delta":
         yield "delta store", lambda: _check_store(config.delta_store)
     yield "trainer.weights_dir", lambda: _check_weights_folder(config)
@@ -49,9 +51,10 @@ def steps(config: Config, *, claims: bool) -> Iterator[tuple[str, Callable[[], o
         yield f"owner of {key}", partial(_check_owner, key, folder, config.run, claims=claims)
 
 
-def _check_tls(config: Config) -> None:
-    server_context(config.serving)
-    client_context(config.serving)
+def check_tls(section: TlsConfig) -> None:
+    """Raise ConfigError if the certificates of a section cannot be used. Reads files."""
+    server_context(section)
+    client_context(section)
 
 
 def _of_workers(config: Config) -> Iterator[tuple[str, Path]]:
@@ -89,7 +92,9 @@ def _check_owner(key: str, folder: Path, run: str, *, claims: bool) -> None:
         )
 
 
-def _check_listening(host: str, port: int) -> None:
+def check_listening(section: str, config: ServingConfig | AgentsConfig) -> None:
+    """Raise ConfigError if the address of a section cannot be listened on. Blocks for name resolution."""
+    host, port = config.host, config.port
     try:
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         with socket.socket(family, kind) as taken:
@@ -98,9 +103,9 @@ def _check_listening(host: str, port: int) -> None:
             taken.listen()
     except OSError as exc:
         if exc.errno in (socket.EAI_NONAME, None) or not port:
-            what, then = f"serving.host {host}", "give an address of this machine"
+            what, then = f"{section}.host {host}", "give an address of this machine"
         else:
-            what, then = f"serving.host {host}, serving.port {port}", "give another one, or 0 for a free one"
+            what, then = f"{section}.host {host}, {section}.port {port}", "give another one, or 0 for a free one"
         raise ConfigError(f"{what} cannot be listened on ({exc.strerror}): {then}.") from exc
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -66,15 +67,16 @@ class PlayedWorker:
     name: str
     reply: Callable[[str, dict[str, Any]], web.Response | None] = lambda path, body: None
     asked: "asyncio.Queue[Asked]" = field(default_factory=asyncio.Queue)
+    tls: ssl.SSLContext | None = None
     url: str = ""
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Self]:
         runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.0)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.tls).start()
         self._runner = runner
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
         self.show()
         yield self
         await self.die()

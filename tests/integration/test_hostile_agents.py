@@ -86,6 +86,21 @@ async def test_a_body_that_is_no_request_is_400(url: str, data: bytes) -> None:
     assert await is_served(url)
 
 
+@pytest.mark.parametrize("depth", [300, 1000])
+async def test_tools_that_are_nested_too_deeply_are_400(url: str, depth: int) -> None:
+    schema = '{"a":' * depth + "1" + "}" * depth
+    tool = f'{{"name": "f", "parameters": {schema}}}'
+    called = f'{{"type": "tool_use", "id": "c", "name": "f", "input": {schema}}}'
+    chat = (
+        f'{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{{"type": "function", "function": {tool}}}]}}'
+    )
+    messages = f'{{"max_tokens": 1, "messages": [{{"role": "assistant", "content": [{called}]}}]}}'
+
+    assert (await send(url, chat))[0] == 400
+    # Here it is text in another format, which a worker can be sent unless it is as deep as Python can write.
+    assert (await send(url, messages, path="/v1/messages"))[0] == (200 if depth < 500 else 400)
+
+
 async def test_a_large_body_is_413_before_it_is_read(url: str) -> None:
     reader, writer = await connected(url, head("Content-Length: 1000000000"))
 

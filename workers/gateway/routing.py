@@ -26,7 +26,7 @@ from penstock.system.stop import pause_s
 from penstock.text import format_exc, safe_repr
 from penstock.weights.serving import client_context
 from penstock.workers.gateway.metrics import Tally
-from penstock.workers.gateway.turns import ApiError
+from penstock.workers.gateway.turns import ApiError, invalid
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +267,10 @@ class Routing:
         """
         if not _URL.fullmatch(worker.agents_url):
             raise Lost(f"worker {worker.name} has no valid address for gateways: {safe_repr(worker.agents_url)}")
-        data = orjson.dumps(body)
+        try:
+            data = orjson.dumps(body)
+        except TypeError as exc:  # only its depth can be wrong: the body was parsed from JSON
+            raise invalid("the request is nested too deeply") from exc
         headers = {"Content-Type": "application/json"}
         async with self._session.post(
             worker.agents_url + path, data=data, headers=headers, allow_redirects=False

@@ -110,6 +110,8 @@ class GatewayServer:
         except ProtocolError as exc:
             log.error("request to %s failed: %s", request.path, exc)
             return _failed(format_, ApiError(502, str(exc)))
+        except RecursionError:
+            return _failed(format_, invalid("the request is nested too deeply."))
         except ConnectionError:
             raise  # the client left
         except Exception:

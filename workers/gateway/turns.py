@@ -9,7 +9,7 @@ from penstock.records.record import Record
 from penstock.text import safe_repr
 
 #: Most stop sequences of a request, and most characters of one.
-MAX_STOPS, MAX_STOP = 32, 1024
+MAX_STOPS, MAX_STOP = 16, 256
 
 
 class ApiError(PenstockError):

@@ -154,6 +154,19 @@ def test_each_worker_sees_its_gpus_alone_and_the_trainer_all() -> None:
     }
 
 
+def test_a_gateway_is_started_if_agents_run_a_dataset() -> None:
+    wanted = config()
+    by_agents = wanted.data.train[0].model_copy(update={"environment": "agent"})
+    agents = wanted.model_copy(update={"data": wanted.data.model_copy(update={"eval": [by_agents]})})
+    laid_out = place(agents, EIGHT)
+
+    assert [part.command for part in parts_of(agents, laid_out) if part.name == "gateway"] == [("serve",)]
+    assert "gateway" not in {part.name for part in parts_of(wanted, laid_out)}
+    assert "gateway" not in {part.name for part in parts_of(agents, laid_out, ["gateway"])}
+    assert "  gateway     no GPU" in as_text(agents, laid_out)
+    assert "gateway" not in as_text(agents, laid_out, ["gateway"])
+
+
 def test_a_fleet_is_started_in_place_of_workers_with_the_gpus_that_the_trainer_leaves() -> None:
     groups = [{"num_gpus": 4, "num_gpus_per_engine": 2}]
     wanted = config(

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_p
     config = by("disk", tmp_path, staleness={"mode": "one_step"}, buffer={"sampler": "fifo"})
     with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
         check(config)
+
+
+def test_the_gateway_is_checked_if_agents_run_a_dataset(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = by("disk", tmp_path, agents={"port": taken.getsockname()[1]})
+        assert "address of the gateway" not in dict(preflight.steps(config))
+        dataset = config.data.train[0].model_copy(update={"environment": "agent"})
+        agents = config.model_copy(update={"data": config.data.model_copy(update={"train": [dataset]})})
+
+        assert "address of the gateway" not in dict(preflight.steps(agents, without=["gateway"]))
+        found = dict(preflight.steps(agents))
+        found["TLS of the gateway"]()
+        with pytest.raises(ConfigError, match=r"agents\.host 127\.0\.0\.1, agents\.port \d+ cannot be listened on"):
+            found["address of the gateway"]()
 
 
 @pytest.mark.parametrize("num_before", [0, 2])

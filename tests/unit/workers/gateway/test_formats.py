@@ -36,7 +36,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         {"max_tokens": 1.5},
         {"max_completion_tokens": True},
         {"stop": ""},
-        {"stop": ["a"] * 33},
+        {"stop": ["a"] * 17},
         {"stop": [3]},
         {"tools": [{"type": "web_search"}]},
         {"tools": [{"type": "function", "function": {}}]},
