@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
+from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def _sizes(config: Config) -> str:
 
 def serves_agents(config: Config) -> bool:
     """Return whether agents run the samples of a dataset."""
-    return any(dataset.environment == "agent" for dataset in (*config.data.train, *config.data.eval))
+    return any(dataset.environment == AGENT for dataset in (*config.data.train, *config.data.eval))
 
 
 def _gateway(config: Config, without: Collection[str]) -> tuple[str, ...]:

@@ -156,8 +156,8 @@ def test_each_worker_sees_its_gpus_alone_and_the_trainer_all() -> None:
 
 def test_a_gateway_is_started_if_agents_run_a_dataset() -> None:
     wanted = config()
-    by_agents = wanted.data.train[0].model_copy(update={"environment": "agent"})
-    agents = wanted.model_copy(update={"data": wanted.data.model_copy(update={"eval": [by_agents]})})
+    by_agents = [{"name": "a", "path": "a", "environment": "agent"}]
+    agents = config(data=wanted.data.model_dump() | {"eval": by_agents})
     laid_out = place(agents, EIGHT)
 
     assert [part.command for part in parts_of(agents, laid_out) if part.name == "gateway"] == [("serve",)]

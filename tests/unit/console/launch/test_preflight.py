@@ -52,10 +52,10 @@ def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_p
 
 def test_the_gateway_is_checked_if_agents_run_a_dataset(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = by("disk", tmp_path, agents={"port": taken.getsockname()[1]})
-        assert "address of the gateway" not in dict(preflight.steps(config))
-        dataset = config.data.train[0].model_copy(update={"environment": "agent"})
-        agents = config.model_copy(update={"data": config.data.model_copy(update={"train": [dataset]})})
+        port = {"port": taken.getsockname()[1]}
+        assert "address of the gateway" not in dict(preflight.steps(by("disk", tmp_path, agents=port)))
+        data = {"train": [{"name": "d", "path": "d.jsonl", "environment": "agent"}]}
+        agents = by("disk", tmp_path, agents=port, data=data)
 
         assert "address of the gateway" not in dict(preflight.steps(agents, without=["gateway"]))
         found = dict(preflight.steps(agents))
