@@ -41,6 +41,7 @@ ROUNDS = (
     Round("one_step", 6, 6),
     Round("lanes", 7, 6),
     Round("history", 9, 5, "kill:recorder,kill:recorders,kill:buffers"),
+    Round("agents", 11, 10, "kill:worker,kill:engine,kill:gateway,kill:agent,stop:worker"),
     Round("prefixes", 8, 6, "kill:worker,kill:engine,stop:worker,kill:redis"),
 )
 

@@ -119,7 +119,7 @@ async def resume(
     if is_open_step and has_snapshots(environment) and not may_repeat:
         log.info("sample %s starts over: the step after its turn %d may have acted", sample.id, sample.num_turns)
         return False
-    if sample.num_turns == 1:
+    if sample.num_turns == 1 and sample.state is None:
         prompt = await reset(environment, sample, timeout_s, call_of)
         return prompt is None or encode(prompt) == sample.tokens[: sample.prompt_length]
     try:

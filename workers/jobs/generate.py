@@ -201,9 +201,8 @@ class _Maker:
         while not sample.is_over:
             if not await self.draw_turn():
                 return False
-            if environment is None or (sample.finish_reason == FinishReason.LENGTH and not self.has_limits):
-                break
-            if self.pictures is not None and self.pictures.ended(sample):
+            is_cut = sample.finish_reason == FinishReason.LENGTH and not self.has_limits
+            if environment is None or is_cut or (self.pictures is not None and self.pictures.ended(sample)):
                 break
             await self.take_step(environment)
         return True
@@ -221,6 +220,7 @@ class _Maker:
         self.has_other_prompt = prompt is not None
         if prompt is not None:
             self.use_prompt(self.tokens_of(prompt))
+            sample.state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
 
     def timeout_of(self, environment: Environment) -> float:
         """Return the time limit of the environment's calls, in seconds."""

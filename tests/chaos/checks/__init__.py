@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from tests.chaos.checks.admission import find_over_admitted
+from tests.chaos.checks.agents import find_other_answers
 from tests.chaos.checks.bound import find_over_bound
 from tests.chaos.checks.committed_twice import find_committed_twice
 from tests.chaos.checks.evidence import Evidence, Violation
@@ -37,6 +38,7 @@ PROPERTIES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
     "wrong_tokens": find_wrong_tokens,
     "heard_twice": find_heard_twice,
     "turn_again": find_turns_generated_again,
+    "other_answers": find_other_answers,
     "reused_version": find_reused_versions,
     **TRUTH,
     "unrecorded": find_unrecorded,

@@ -9,7 +9,10 @@ from tests.chaos.recording.history import Operation
 
 
 def find_turns_generated_again(evidence: Evidence) -> Iterator[Violation]:
-    """Two generations of a turn whose first its environment had seen, unless its version was abandoned between them."""
+    """Two generations of a turn whose first its environment had seen.
+
+    Unless its version was abandoned between them, or the attempt failed: another agent begins the next one.
+    """
     if evidence.lost_any:
         return  # Redis forgot turns
     seen: dict[tuple[str, int], list[Operation]] = defaultdict(list)
@@ -18,7 +21,8 @@ def find_turns_generated_again(evidence: Evidence) -> Iterator[Violation]:
             seen[one.facts["sample"], one.facts["turn"]].append(one)
     for (sample, turn), steps in seen.items():
         for before, after in pairwise(steps):
-            if before.facts["digest"] != after.facts["digest"] and not _is_abandoned(evidence, before, after):
+            is_other = before.facts["digest"] != after.facts["digest"]
+            if is_other and not _is_abandoned(evidence, before, after) and not _has_failed(evidence, before, after):
                 yield Violation(f"turn {turn} of {sample} was generated again", proof(before, after))
 
 
@@ -28,3 +32,10 @@ def _is_abandoned(evidence: Evidence, before: Operation, after: Operation) -> bo
     published = [one.began for one in evidence.history.of("publish") if one.facts["version"] == newest]
     since = min(published, default=0)
     return any(since < one.began < after.began for one in evidence.history.of("rewind"))
+
+
+def _has_failed(evidence: Evidence, before: Operation, after: Operation) -> bool:
+    """Return whether an attempt of the job failed between two generations."""
+    job = before.facts["sample"].rpartition("/")[0]
+    fails = (one for one in evidence.history.of("fail") if one.facts["job"] == job and one.may_have_happened)
+    return any(before.began < one.began < after.began for one in fails)

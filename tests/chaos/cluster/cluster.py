@@ -39,7 +39,10 @@ from tests.chaos.places import RECORDED, ROOT
 #: Packages of the product: what is taken of ``source``.
 PRODUCT = ("penstock", "console", "producer", "workers", "buffer", "consumers")
 #: What is started for a part that is not a command of its name; parts that record nothing, or do so themselves.
-MODULES = {"scorer": ["tests.chaos.parts.scorer"], "verifier": ["penstock.cli", "verifiers"]}
+MODULES = {
+    "scorer": ["tests.chaos.parts.scorer"], "agent": ["tests.chaos.parts.agent"],
+    "verifier": ["penstock.cli", "verifiers"], "gateway": ["penstock.cli", "serve"],
+}  # fmt: skip
 UNRECORDED = frozenset(("engine", "redis", "payload", "verifier"))
 #: Python parts that are started from scratch: they start others by their own command.
 EXECUTED = frozenset(("launcher", "verifier"))
@@ -126,6 +129,7 @@ class Cluster(Crew):
         counts = {
             "verifier": self.workload.verifiers, "recorder": self.workload.recorders, "buffer": self.workload.buffers,
             "producer": 1, "worker": self.workload.workers, "scorer": self.workload.scorers,
+            "gateway": self.workload.gateways, "agent": self.workload.agents,
         }  # fmt: skip
         for kind, count in counts.items():
             for number in range(count - len(self.of(kind))):
@@ -197,6 +201,9 @@ class Cluster(Crew):
         name = name or self._new_name(kind)
         if kind == "payload":
             return self._add_redis(name)
+        if kind == "gateway":
+            self.ports[name] = free_port()
+            config = merged(config or {}, {"agents": {"port": self.ports[name]}})
         path = self.write_config(name, config or {})
         if kind == "trainer":
             return self._start_trainer(seats or Seats(), path, environment or {})
@@ -209,6 +216,9 @@ class Cluster(Crew):
             command += self._engine_words(name)
         if kind in ("worker", "verifier"):
             command += ["--name", name]
+        if kind == "agent":
+            gateways = [f"http://127.0.0.1:{self.ports[one.name]}" for one in self.of("gateway")]
+            command += ["--gateways", ",".join(gateways)]
         part = self._part(kind, name, command, environment or {})
         self.supervisor.add(part)
         if kind == "worker" and self.workload.engines > 1:

@@ -66,6 +66,9 @@ class Workload:
     #: Recorders of the history; with any the run keeps one.
     recorders: int = 0
     verifiers: int = 0
+    #: Processes of agents, and gateways that they use.
+    agents: int = 0
+    gateways: int = 0
     #: Whether workers start real engines.
     is_real: bool = False
     #: Whether those need a GPU, and are of this very Python: nothing chooses it by itself.
@@ -109,6 +112,8 @@ FOLDERS = {"folder_first": True}
 SENDS = {"folder_first": False, "transport": "tests.integration.sent_files:ToFiles", "transfer_timeout_s": 3.0}
 #: Answers long enough that a fault finds them half drawn.
 LONG = {"sampling": {"max_new_tokens": 64, "temperature": 1.0}}
+#: Turns of ten tokens on average.
+TURNS = {"sampling": {"max_new_tokens": 64, "temperature": 1.0, "stop_token_ids": [2, 12, 22, 32]}}
 ACTOR = Seats()
 JUDGE = Seats("judge", drives=False, subscription={"driving": False})
 ROLES = ("actor", "critic")
@@ -220,12 +225,18 @@ WORKLOADS = {
                         {**TRAIN, "name": "saved", "environment": f"{TASKS}:SavedEcho"},
                     ]
                 },
-                # A turn has ten tokens on average.
-                "rollout": {
-                    "max_turns": 9,
-                    "sampling": {"max_new_tokens": 64, "temperature": 1.0, "stop_token_ids": [2, 12, 22, 32]},
-                },
+                "rollout": {"max_turns": 9, **TURNS},
             },
+        ),
+        Workload(
+            "agents",
+            {
+                "data": {"train": [{**TRAIN, "environment": "agent"}]},
+                "rollout": {"max_turns": 12, **TURNS},
+                "agents": {"idle_s": 20.0},
+            },
+            agents=1,
+            gateways=2,
         ),
         Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
         Workload("folder", payload_folder=True),

@@ -11,10 +11,10 @@ from tests.chaos.nemesis.act import USUAL_MOMENTS, Facts, Ground, Kind, NotStruc
 
 PARTS = (
     "redis", "producer", "worker", "engine", "leader", "standby", "trainer", "verifier", "router", "launcher",
-    "payload", "recorder",
+    "payload", "recorder", "gateway", "agent",
 )  # fmt: skip
 #: Those that leave cleanly when asked to, and are started again.
-ASKED = ("producer", "worker", "leader", "standby", "trainer", "verifier", "launcher", "redis", "recorder")
+ASKED = ("producer", "worker", "leader", "standby", "trainer", "verifier", "launcher", "redis", "recorder", "gateway")
 #: Those by which groups leave.
 RETIRING = ("leader", "recorder", "buffers", "recorders")
 #: Longest wait for a check, of those that are made beside each other.

@@ -9,6 +9,12 @@ from safetensors.numpy import save_file
 
 from tests.chaos.parts import law
 
+#: The chat template: roles are letters, ``<`` ends a message.
+CHAT = (
+    "{% for one in messages %}{{ one.role[0] }}>{{ one.content }}<{% endfor %}"
+    "{% if add_generation_prompt %}a>{% endif %}"
+)
+
 
 def write_policy(folder: Path, *, is_real: bool = False, is_cuda: bool = False) -> None:
     """Config, tokenizer of one token per character, and one tensor: the seed of the law.
@@ -31,6 +37,7 @@ def write_policy(folder: Path, *, is_real: bool = False, is_cuda: bool = False) 
     inner.decoder = decoders.Fuse()
     inner.save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>"}
+    (folder / "chat_template.jinja").write_text(CHAT)
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     config = {
         "architectures": ["LawForCausalLM"], "model_type": "qwen2", "vocab_size": law.VOCABULARY,

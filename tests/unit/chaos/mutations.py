@@ -187,6 +187,18 @@ def turn_drawn_again(m: Mutant) -> None:
     m.say("w9.0", "turn", facts | {"digest": "again"})
 
 
+def answer_trained_otherwise(m: Mutant) -> None:
+    _, facts, _ = m.one("told", lambda facts: bool(facts["logprobs"]))
+    facts["reward"] = 1.0
+    m.say("agent", "finished", {"sample": facts["sample"], "answers": ["never generated"], "reward": 1.0})
+
+
+def reward_trained_otherwise(m: Mutant) -> None:
+    _, facts, _ = m.one("told", lambda facts: bool(facts["logprobs"]))
+    facts["reward"] = 1.0
+    m.say("agent", "finished", {"sample": facts["sample"], "answers": [], "reward": 0.0})
+
+
 def batch_trained_twice(m: Mutant) -> None:
     process, facts, _ = m.calls("train")[-1]
     m.say(process, "train", facts)
@@ -445,6 +457,7 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "rewarded_twice": [reward_by_two_leases, reward_after_the_next_lease],
     "forgotten_try": [failure_forgotten],
     "turn_again": [turn_drawn_again],
+    "other_answers": [answer_trained_otherwise, reward_trained_otherwise],
     "over_admitted": [gate_left_open],
     "trained_twice": [
         batch_trained_twice, group_in_two_batches, group_in_two_members_of_a_pool, sample_by_two_ranks,

@@ -207,7 +207,9 @@ async def test_turns_and_parts_are_bounded() -> None:
     assert sample.reward is None
 
 
-async def test_a_kill_at_any_stored_place_costs_no_finished_turn() -> None:
+@pytest.mark.parametrize("has_answer", [False, True])
+async def test_a_kill_at_any_stored_place_costs_no_finished_turn(has_answer: bool) -> None:
+    """The agent repeats the request whose answer it did not get; or it got it, and continues."""
     requests = [(user("a"),), (user("a"), said("xy"), user("b")), (user("c"),)]
     answers = ["xy", "vw", "st"]
     first = Play(*answers)
@@ -222,9 +224,8 @@ async def test_a_kill_at_any_stored_place_costs_no_finished_turn() -> None:
         partial.parts = [] if at < 3 else [len("uagxyzubgvw")]
         play = Play(*answers[finished:], partial=partial)
         if at < len(states) - 1:
-            # The agent repeats the request whose answer it did not get, and goes on.
-            repeated = [await play.ask(*request) for request in requests[at // 2 :]]
-            assert repeated == answers[at // 2 :]
+            first_left = finished if has_answer else at // 2
+            assert [await play.ask(*request) for request in requests[first_left:]] == answers[first_left:]
             await play.finish()
         sample = await play.task
         assert sample.tokens == expected.tokens
