@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
@@ -15,10 +16,11 @@ from penstock.protocol.staleness import Lineage
 from penstock.records.disposal import Disposal
 from penstock.records.manifest import Manifest, Row
 from penstock.records.sample import SampleStatus
-from penstock.records.sample_meta import SampleMeta
+from penstock.records.sample_meta import Part, SampleMeta
 
 #: Fields of a committed sample that its manifest row repeats.
-_BEFORE = attrgetter("token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated")
+_STORED = attrgetter("token", "server", "checksum", "num_bytes")
+_LENGTHS = attrgetter("length", "prompt_length", "num_generated")
 _VERSIONS = attrgetter("oldest", "newest")
 _AFTER = attrgetter("reward", "status", "temperature")
 #: Reason of groups that timed out and were dropped unfinished.
@@ -35,7 +37,7 @@ class Ages:
     counts: bool
     #: Tokens of versions below this bear no loss.
     floor: int
-    #: Tokens older than the newest of their sample bear no loss either.
+    #: Tokens older than the newest of their sample, or of their part of it, bear no loss either.
     newest_only: bool = False
     #: Samples that ended at a limit bear no loss either.
     masks_truncated: bool = False
@@ -43,7 +45,7 @@ class Ages:
     loss_tokens: int = 0
     weighted: int = 0
     worst: int = 0
-    #: Sum over samples of the lag of their newest token that bears loss, and number of these samples.
+    #: Sum over rows of the lag of their newest token that bears loss, and number of these rows.
     newest: int = 0
     samples: int = 0
     #: Oldest and newest version of tokens that bear loss; -1: none does.
@@ -56,7 +58,7 @@ class Ages:
         return self.lags[version]
 
     def add(self, loss_by_version: list[list[int]], newest_drawn: int) -> list[list[int]]:
-        """Add a sample; return its pairs (version, tokens) that bear loss."""
+        """Add a row; return its pairs (version, tokens) that bear loss."""
         floor = max(self.floor, newest_drawn) if self.newest_only else self.floor
         versions = [pair for pair in loss_by_version if pair[0] >= floor]
         if not versions:
@@ -113,11 +115,12 @@ def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
 
 def bearing_of(manifest: Manifest, jobs: Iterable[str]) -> list[str]:
     """Return, for each of ``jobs``, the generated tokens that bear loss, ``K:TOKENS,...``, without given answers."""
-    by_job: dict[str, list[str]] = {}
+    by_job: dict[str, dict[int, int]] = {}
     for row in manifest.rows:
         if row.num_loss and row.status != SampleStatus.GIVEN:
-            by_job.setdefault(row.job, []).append(f"{row.k}:{row.num_loss}")
-    return [",".join(by_job.get(job, ())) for job in jobs]
+            by_k = by_job.setdefault(row.job, {})
+            by_k[row.k] = by_k.get(row.k, 0) + row.num_loss
+    return [",".join(f"{k}:{tokens}" for k, tokens in by_job.get(job, {}).items()) for job in jobs]
 
 
 def _ledger(sub: Subscription, timed_out: int) -> dict[str, Any]:
@@ -145,22 +148,38 @@ def _rows(cut: Cut, ages: Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[
         for record in sorted(records, key=attrgetter("k")):
             if record.oldest >= 0:
                 oldest = min(oldest, record.oldest)
-            rows.append(row_of(group, record, ages))
+            rows += rows_of(group, record, ages)
     return rows, oldest
 
 
-def row_of(group: Group, record: SampleMeta, ages: Ages) -> Row:
-    k = record.k
+def rows_of(group: Group, record: SampleMeta, ages: Ages) -> list[Row]:
+    """Return the row of an ordinary sample, or one for each part: those that bore loss when the sample was committed.
+
+    If none did, the first part has a row, so that the sample is in the batch.
+    """
+    if not record.parts:
+        return [_row_of(group, record, ages)]
+    parts = record.all_parts
+    begins = accumulate((part.length for part in parts), initial=0)
+    found = list(zip(range(len(parts)), parts, begins, strict=False))
+    bearing = [one for one in found if one[1].num_loss] or found[:1]
+    return [_row_of(group, record, ages, *one) for one in bearing]
+
+
+def _row_of(
+    group: Group, record: SampleMeta, ages: Ages, index: int = 0, part: Part | None = None, begin: int = -1
+) -> Row:
+    k, of = record.k, record if part is None else part
     lost = k in group.lost
     is_cut_off = ages.masks_truncated and record.status == SampleStatus.TRUNCATED
-    bearing = [] if lost or is_cut_off else ages.add(record.loss_by_version, record.newest)
+    bearing = [] if lost or is_cut_off else ages.add(of.loss_by_version, of.newest)
     num_loss = sum([tokens for _, tokens in bearing])
     oldest_loss = min([version for version, _ in bearing], default=-1)
     # Positional, in the order of Row: keywords take five times as long, for every sample.
-    return Row(  # type: ignore[call-arg]
-        group.job, k, *_BEFORE(record), num_loss, *_VERSIONS(record), oldest_loss, *_AFTER(record),
+    return Row(
+        group.job, k, *_STORED(record), *_LENGTHS(of), num_loss, *_VERSIONS(of), oldest_loss, *_AFTER(record),
         lost, bearing if len(bearing) > 1 else [], record.shared, record.sides, record.logprob_kind,
-        record.num_unproven, not record.num_loss,
+        record.num_unproven, not record.num_loss, index, begin,
     )  # fmt: skip
 
 

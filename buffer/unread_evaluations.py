@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.buffer.group import Group
-from penstock.buffer.manifest import Ages, row_of
+from penstock.buffer.manifest import Ages, rows_of
 from penstock.buffer.state import State
 from penstock.errors import DiskFull
 from penstock.history.eval_rows import FILE, add_rows, read_rows, summarize
@@ -136,6 +136,6 @@ class UnreadEvaluations:
             self._alive()
             chunk = groups[start : start + CHUNK]
             for group, records in zip(chunk, self._state.records.read([one.job for one in chunk]), strict=True):
-                samples += [row_of(group, record, ages) for record in records]
+                samples += [row for record in records for row in rows_of(group, record, ages)]
                 said |= {(group.job, record.k): record.reward_info for record in records}
         return list(summarize(samples, asked, said))

@@ -315,6 +315,11 @@ def groups_of(batch: Batch, wanted: Mapping[str, int], version: int) -> dict[str
     groups: dict[str, list[RowArrays]] = {job: [] for job in wanted}
     for one in rows_of(batch):
         groups[one.row.job].append(one)
+        if one.row.begin >= 0:
+            raise ProtocolError(
+                f"Sample {one.row.payload_id} has several parts, and an answer is one sequence here: let penstock's "
+                "producer read the prompts, and train its batches."
+            )
         if one.lost:
             raise ProtocolError(f"The payload of sample {one.row.sample} is gone: ask again.")
         if 0 <= one.row.oldest < version:

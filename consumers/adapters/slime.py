@@ -48,7 +48,7 @@ from penstock.consumers.adapters.slime_columns import (
     slime_tensor,
 )
 from penstock.consumers.batch import behaviour
-from penstock.consumers.batch.advantages import Kind, group_advantages
+from penstock.consumers.batch.advantages import Kind, row_advantages
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.batch.schedule import Schedule, schedule, split_first
 from penstock.errors import ConfigError, ProtocolError
@@ -301,8 +301,7 @@ def _rewards(rows: Sequence[Row], options: Options) -> list[float]:
     if not options.normalize or options.estimator not in NORMALISED:
         return raw
     kind: Kind = "grpo" if NORMALISED[options.estimator] and options.std else "dr_grpo"
-    masked = [row.masked for row in rows]
-    return [float(value) for value in group_advantages(raw, [row.job for row in rows], kind, masked=masked)]
+    return [float(value) for value in row_advantages(rows, raw, kind, masked=[row.masked for row in rows])]
 
 
 def _micro_batches(batch: Batch, shares: Sequence[Sequence[int]], options: Options) -> Schedule:

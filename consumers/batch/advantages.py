@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, ProtocolError
+from penstock.records.manifest import Row, sample_numbers
 
 Kind = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]
 KINDS = get_args(Kind)
@@ -15,6 +16,28 @@ KINDS = get_args(Kind)
 EPSILON = 1e-6
 #: Largest advantage: batches hold them in float32.
 LARGEST = float(np.finfo(np.float32).max)
+
+
+def row_advantages(
+    rows: Sequence[Row],
+    rewards: Sequence[float],
+    kind: Kind = "grpo",
+    weights: Sequence[float] | None = None,
+    masked: Sequence[bool] | None = None,
+) -> NDArray[np.float64]:
+    """Return [N] the advantage of each row of a complete batch, from ``group_advantages``.
+
+    A sample of several parts counts once in its group, by the reward of its first row; all its rows have its advantage.
+    """
+    if all(row.begin < 0 for row in rows):
+        return group_advantages(rewards, [row.job for row in rows], kind, weights, masked)
+    numbers = np.array(sample_numbers(rows))
+    _, firsts = np.unique(numbers, return_index=True)
+    sums = None if weights is None else np.bincount(numbers, weights).tolist()
+    hidden = None if masked is None else (np.bincount(numbers, masked) > 0).tolist()
+    found = group_advantages([rewards[i] for i in firsts], [rows[i].job for i in firsts], kind, sums, hidden)
+    of_rows: NDArray[np.float64] = found[numbers]
+    return of_rows
 
 
 def group_advantages(

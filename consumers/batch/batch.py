@@ -36,9 +36,9 @@ class Batch:
     Args:
         manifest: the record that every rank reads.
         digest: name of the manifest's bytes (``Manifest.digest``); carried by commits.
-        payloads: bytes by sample id, or a callable that returns them for a row (it may block). Called once, when arrays
-            are first used, for this rank's rows without lost ones. None as a value means that the payload was lost
-            after the cut: its row becomes a filler too, and is named in ``lost``.
+        payloads: bytes by sample id, or a callable that returns them for a row (it may block). Called once for each
+            sample, when arrays are first used, for this rank's rows without lost ones. None as a value means that the
+            payload was lost after the cut: its rows become fillers too, and are named in ``lost``.
         dp_rank, dp_size: which share (T14).
         advantage: kind of advantages, see ``penstock.consumers.batch.advantages``.
         max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: mask no
@@ -96,9 +96,8 @@ class Batch:
         self._arrays = TokenArrays(manifest, self.rows, self._indices, self._opened, self._loss, given)
 
     def _advantages_of(self, rewards: Sequence[float], unknown: Collection[int] = ()) -> NDArray[np.float64]:
-        jobs = [row.job for row in self.all_rows]
         masked = [row.masked or i in unknown for i, row in enumerate(self.all_rows)]
-        return advantages.group_advantages(rewards, jobs, self._advantage, self._weights, masked)
+        return advantages.row_advantages(self.all_rows, rewards, self._advantage, self._weights, masked)
 
     @property
     def n(self) -> int:
@@ -138,8 +137,11 @@ class Batch:
     def set_rewards(self, values: Sequence[float], unknown: Collection[int] = ()) -> None:
         """Recompute advantages from other rewards; call as ``set_advantages``.
 
+        The reward of a sample of several parts is that of its first row.
+
         Args:
-            unknown: rows with an unknown reward: their advantage is 0, and they do not count in their groups.
+            unknown: rows with an unknown reward: the advantage of their samples is 0, and these do not count in their
+                groups.
         """
         self.set_advantages(self._advantages_of(values, unknown).tolist())
 
@@ -365,7 +367,7 @@ class Batch:
 
     @cached_property
     def lost(self) -> list[str]:
-        """Return ids of this rank's samples whose payload is gone; they are fillers. Decodes the batch."""
+        """Return ids of this rank's rows whose payload is gone; they are fillers. Decodes the batch."""
         return [row.sample for row, payload in zip(self.rows, self._opened.all, strict=True) if payload is None]
 
     def share(self, dp_rank: int, dp_size: int) -> "Batch":

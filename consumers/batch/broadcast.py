@@ -37,7 +37,9 @@ def check_group(group: Any, replica: int, num_replicas: int) -> None:
 
 
 def share(group: Any, rows: Sequence[Row], read: Read) -> dict[str, Bytes | None]:
-    """Return payloads of ``rows`` by sample id on every replica; only the first calls ``read``. Collective, blocks.
+    """Return payloads of ``rows``, one for each sample, by its id on every replica; only the first calls ``read``.
+
+    Collective, blocks.
 
     Raises:
         PayloadError: the reading replica could not read; its own error says why.
@@ -49,11 +51,11 @@ def share(group: Any, rows: Sequence[Row], read: Read) -> dict[str, Bytes | None
             found = read(rows)
             sizes[0] = 0
             for i, row in enumerate(rows):
-                data = found[row.sample]
+                data = found[row.payload_id]
                 sizes[i + 1] = _GONE if data is None else len(data)
         finally:
             dist.broadcast(sizes, first, group=group)
-        joined = b"".join(data for row in rows if (data := found[row.sample]) is not None)
+        joined = b"".join(data for row in rows if (data := found[row.payload_id]) is not None)
         _broadcast(torch.from_numpy(np.frombuffer(bytearray(joined), np.uint8)), first, group)
         return found
     dist.broadcast(sizes, first, group=group)
@@ -65,7 +67,7 @@ def share(group: Any, rows: Sequence[Row], read: Read) -> dict[str, Bytes | None
     view, at = memoryview(whole.numpy().data), 0
     out: dict[str, Bytes | None] = {}
     for row, count in zip(rows, counts[1:], strict=True):
-        out[row.sample] = None if count == _GONE else view[at : at + count]
+        out[row.payload_id] = None if count == _GONE else view[at : at + count]
         at += max(count, 0)
     return out
 

@@ -24,7 +24,7 @@ from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
 from penstock.protocol.waits import Waiting
 from penstock.records.causes import PayloadServersAway
 from penstock.records.keys import CONTROL, Keys
-from penstock.records.manifest import Row
+from penstock.records.manifest import Row, first_rows
 from penstock.redis.commands import Client
 from penstock.redis.control import Control, until_answered
 from penstock.system.garbage_collection import collecting_later
@@ -32,7 +32,8 @@ from penstock.system.garbage_collection import collecting_later
 log = logging.getLogger(__name__)
 
 Bytes = bytes | memoryview
-#: Bytes by sample id, or a callable that returns them for a row; None where a payload was lost after the cut.
+#: Bytes by sample id (``Row.payload_id``), or a callable that returns them for a row; None where a payload was lost
+#: after the cut.
 Payloads = Mapping[str, Bytes | None] | Callable[[Row], Bytes | None]
 #: Reads side arrays of rows by name: bytes by sample id, None if one is gone; rows without it are left out.
 ReadSides = Callable[[Sequence[Row], str], Mapping[str, bytes | None]]
@@ -46,41 +47,59 @@ class OpenedPayloads:
         self._rows = rows
         self._data = data
         self._read_sides = read_sides
+        #: Complete payloads of samples of several parts, by id.
+        self._divided: dict[str, Payload | None] = {}
 
     @cached_property
     def all(self) -> list[Payload | None]:
         """Return views into the payload of each row, None if it is lost; decoded once. Raises PayloadError."""
         with collecting_later():
-            return [self._open(row) for row in self._rows]
+            return [self._open(row) if row.begin < 0 else self._open_part(row) for row in self._rows]
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
         """Return side array ``name`` of each row, None for a row without it; see ``Batch.side``."""
-        inside = [None if payload is None else payload.sides.get(name) for payload in self.all]
+        alive = [row for row, payload in zip(self._rows, self.all, strict=True) if payload is not None]
+        found = self._stored_sides(alive, name)
+        arrays = []
+        for row, payload in zip(self._rows, self.all, strict=True):
+            whole = payload if row.begin < 0 else self._divided[row.payload_id]
+            array = None if whole is None else whole.sides.get(name)
+            array = found.get(row.payload_id) if array is None else array
+            if array is not None and whole is not None and row.begin >= 0:
+                array = sides.cut(name, array, whole, row.begin, row.begin + row.length, row.sample)
+            arrays.append(array)
+        return arrays
+
+    def _stored_sides(self, alive: Sequence[Row], name: str) -> dict[str, NDArray[Any] | None]:
+        """Return side array ``name`` by payload id where it has a key of its own. Raises PayloadError."""
         if not any(side[0] == name for row in self._rows for side in row.sides):
-            return inside
+            return {}
         if self._read_sides is None:
             raise PayloadError(f"batch {self._n} was made without a way to read side arrays.")
-        alive = [row for row, payload in zip(self._rows, self.all, strict=True) if payload is not None]
-        found = self._read_sides(alive, name)
-        return [
-            array if array is not None else _unpacked(row, name, found)
-            for row, array in zip(self._rows, inside, strict=True)
-        ]
+        rows = first_rows(alive)
+        found = self._read_sides(rows, name)
+        return {row.payload_id: _unpacked(row, name, found) for row in rows}
+
+    def _open_part(self, row: Row) -> Payload | None:
+        if row.payload_id not in self._divided:
+            self._divided[row.payload_id] = self._open(row)
+        whole = self._divided[row.payload_id]
+        return None if whole is None else whole.cut(row.begin, row.begin + row.length)
 
     def _open(self, row: Row) -> Payload | None:
         if row.lost:
             return None
         try:
-            data = self._data(row) if callable(self._data) else self._data[row.sample]
+            data = self._data(row) if callable(self._data) else self._data[row.payload_id]
         except KeyError as exc:
             raise PayloadError(f"sample {row.sample}: batch {self._n} was made without its payload; fetch it.") from exc
-        return None if data is None else payloads.decode(data, row.sample, row.checksum)
+        return None if data is None else payloads.decode(data, row.payload_id, row.checksum)
 
 
 def _unpacked(row: Row, name: str, found: Mapping[str, bytes | None]) -> NDArray[Any] | None:
-    if row.sample not in found:
+    if row.payload_id not in found:
         return None
-    data = found[row.sample]
+    data = found[row.payload_id]
     if data is None:
         raise PayloadError(f"sample {row.sample}: its side array {name!r} is gone from its payload server.")
     return sides.unpack(name, data, row.sample, next(side[2] for side in row.sides if side[0] == name))
@@ -140,7 +159,7 @@ class PayloadReader:
         self._keys = keys
         found: dict[str, Bytes | None] = {}
         by_key: dict[tuple[str, str], list[Row]] = {}
-        for row in rows:
+        for row in first_rows(rows):
             home = row.shared[0] if row.shared else row.k
             by_key.setdefault((row.server, keys.payload(f"{row.job}/{home}", row.token)), []).append(row)
         for server in {server for server, _ in by_key}:
@@ -154,7 +173,7 @@ class PayloadReader:
                 parts = [(one.name, row) for one in chunk for row in one.rows]
                 ranges = [(name, row.shared[1], row.num_bytes) for name, row in parts]
                 values = self._ask(server, lambda store, ranges: store.read_ranges(ranges), ranges)
-                found.update((row.sample, value) for (_, row), value in zip(parts, values, strict=True))
+                found.update((row.payload_id, value) for (_, row), value in zip(parts, values, strict=True))
         return found
 
     def _ask(
@@ -209,11 +228,11 @@ class PayloadReader:
                 if at not in shared:
                     # One by one: each may be hundreds of megabytes.
                     (data,) = self._ask(row.server, lambda store, wanted: store.read(wanted), [(at[1], side[1])])
-                    found[row.sample] = data
+                    found[row.payload_id] = data
                     if len(side) > 3:
                         shared[at] = data
                 else:
-                    found[row.sample] = shared[at]
+                    found[row.payload_id] = shared[at]
         return found
 
     def _store(self, server: str) -> PayloadStore:
@@ -266,9 +285,9 @@ class _Stored:
     def cut(self, value: bytes | None) -> Iterable[tuple[str, Bytes | None]]:
         """Split the complete value into (sample, its bytes)."""
         if value is None or not self.rows[0].shared:
-            return [(row.sample, value) for row in self.rows]
+            return [(row.payload_id, value) for row in self.rows]
         view = memoryview(value)
-        return [(row.sample, view[row.shared[1] : row.shared[1] + row.num_bytes]) for row in self.rows]
+        return [(row.payload_id, view[row.shared[1] : row.shared[1] + row.num_bytes]) for row in self.rows]
 
 
 def _chunks(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:

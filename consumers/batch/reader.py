@@ -19,7 +19,7 @@ from penstock.consumers.subscription.subscriber import Subscriber
 from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.protocol.waits import PublishedWaiting
 from penstock.records.causes import RanksAbsent
-from penstock.records.manifest import Manifest, Row
+from penstock.records.manifest import Manifest, Row, first_rows
 from penstock.system.disk import until_room
 
 
@@ -72,9 +72,9 @@ class BatchReader:
             deadline_s: raise WaitTimeout if a payload server does not answer at this time (monotonic).
         """
         manifest, digest = delivery.manifest, delivery.digest
-        rows = [row for row in rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size) if not row.lost]
+        rows = first_rows(rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size))
         payloads = self._read_payloads(manifest.n, rows, deadline_s)
-        missing = [row for row in rows if payloads[row.sample] is None]
+        missing = [row for row in rows if payloads[row.payload_id] is None]
         if missing:
             self._subscriber.lost(missing)
         return Batch(
@@ -123,7 +123,7 @@ class BatchReader:
 
     def _read_sides(self, manifest: Manifest, payloads: Mapping[str, Bytes | None]) -> dict[str, Bytes | None]:
         """Read side arrays that are token keys, and images, of rows with payloads, named as in a recording."""
-        rows = [row for row in manifest.samples() if payloads.get(row.sample) is not None]
+        rows = [row for row in first_rows(manifest.samples()) if payloads.get(row.payload_id) is not None]
         return {
             recording.side_key(sample, name): data
             for name in (*SIDE_KEYS, PIXEL_VALUES, IMAGE_GRID)

@@ -162,5 +162,5 @@ class Replay:
 def _sides(payloads: Mapping[str, recording.Bytes | None], rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
     """Return bytes of a recorded side array by sample id, without rows that lack it."""
     named = [row for row in rows if any(side[0] == name for side in row.sides)]
-    found = {row.sample: payloads.get(recording.side_key(row.sample, name)) for row in named}
+    found = {row.payload_id: payloads.get(recording.side_key(row.payload_id, name)) for row in named}
     return {sample: None if data is None else bytes(data) for sample, data in found.items()}

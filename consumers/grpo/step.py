@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,6 +32,7 @@ from penstock.consumers.grpo.train_rows import Ask, postprocess
 from penstock.consumers.grpo.weight_changes import WeightChanges
 from penstock.errors import PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from penstock.records.manifest import sample_numbers
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +73,10 @@ def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
 
         every rank, its own rows ─> distances ─> sum over the ranks ─> take_off ─> advantages of complete groups
 
-    The distance of a sample is the sum over all its generated tokens, whether or not they bear loss, including masked,
-    expired and removed ones. Its reward is compared with those of its group, and was given for the complete answer; a
-    distance over the loss tokens would favour answers of which more is masked. The distance of a sample with a lost
-    payload is unknown: it is not compared with others.
+    The distance of a sample is the sum over all generated tokens of its rows, whether or not they bear loss, including
+    masked, expired and removed ones. Its reward is compared with those of its group, and was given for the complete
+    answer; a distance over the loss tokens would favour answers of which more is masked. The distance of a sample with
+    a lost payload is unknown: it is not compared with others.
 
     Args:
         found: ``distances``, added up over all ranks.
@@ -83,7 +85,9 @@ def take_off(batch: Batch, found: Tensor, weight: float) -> Figures:
         ``ref_kl``: mean of the estimate over the loss tokens.
     """
     drawn, of_loss, lost = found.tolist()
-    rewards = [row.reward - weight * one for row, one in zip(batch.all_rows, drawn, strict=True)]
+    numbers = sample_numbers(batch.all_rows)
+    of_samples = np.bincount(numbers, drawn)[numbers].tolist()
+    rewards = [row.reward - weight * one for row, one in zip(batch.all_rows, of_samples, strict=True)]
     batch.set_rewards(rewards, unknown={i for i, one in enumerate(lost) if one})
     return {"ref_kl": mean(sum(of_loss), batch.counts["loss_tokens"])}
 

@@ -24,7 +24,7 @@ from penstock.config import Config
 from penstock.consumers.metrics.recorder import LatestRecord
 from penstock.consumers.metrics.tally import Tally, lengths_of, same_rewards, truncated_ratio
 from penstock.errors import DiskFull
-from penstock.records.manifest import Manifest
+from penstock.records.manifest import Manifest, first_rows
 from penstock.system.disk import append
 from penstock.text import utf8_safe
 
@@ -40,10 +40,11 @@ MAX_TEXT = 1000
 def batch_figures(manifest: Manifest) -> dict[str, Any]:
     """Return what every trainer knows of a batch: version, rewards, staleness, counts; None for a mean of nothing."""
     rows = manifest.samples()
+    rewards = [one.reward for one in first_rows(rows)]
     return {
         "version": manifest.train_version,
         "batch": manifest.n,
-        "reward_mean": sum(one.reward for one in rows) / len(rows) if rows else None,
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         # A manifest holds 0 where no token bears loss; that is no staleness.
         "staleness_max": manifest.staleness_max if manifest.num_loss_tokens else None,
         "staleness_mean": manifest.staleness_mean if manifest.num_loss_tokens else None,
@@ -60,7 +61,7 @@ def answer_figures(manifest: Manifest) -> dict[str, float]:
         return {}
     return {
         **{f"rollout/response_len/{kind}": value for kind, value in lengths_of(rows).items()},
-        "rollout/truncated_ratio": truncated_ratio(rows),
+        "rollout/truncated_ratio": truncated_ratio(first_rows(rows)),
         **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in same_rewards(rows).items()},
     }
 

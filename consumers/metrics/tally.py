@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.metrics.series import Histogram
 from penstock.protocol.staleness import Lineage
-from penstock.records.manifest import Manifest, Row
+from penstock.records.manifest import Manifest, Row, first_rows
 from penstock.records.sample import SampleStatus
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ class Lengths:
             self._before = aged
         if manifest.n > self._last:
             samples, tokens = self._trained
-            self._trained = (samples + len(manifest.rows), tokens + sum(row.num_generated for row in manifest.rows))
+            generated = sum(row.num_generated for row in manifest.rows)
+            self._trained = (samples + len(first_rows(manifest.rows)), tokens + generated)
             self._last = manifest.n
         gone = (aged[0] - self._before[0], aged[1] - self._before[1])
         made = (self._trained[0] + gone[0], self._trained[1] + gone[1])
@@ -100,8 +101,8 @@ class Ledger:
         num = manifest.ledger["rejected_samples"] - before.get("rejected_samples", 0)
         if num and manifest.rows:
             reward = manifest.ledger["rejected_reward"] - before.get("rejected_reward", 0.0)
-            trained = sum(row.reward for row in manifest.rows)
-            out["rollout/reward_before_filters"] = (reward + trained) / (num + len(manifest.rows))
+            trained = [row.reward for row in first_rows(manifest.rows)]
+            out["rollout/reward_before_filters"] = (reward + sum(trained)) / (num + len(trained))
         return out
 
 
@@ -156,7 +157,7 @@ class Tally:
             loss_tokens=manifest.num_loss_tokens,
             partial_groups=manifest.num_partial_groups,
             missing_samples=manifest.num_missing_samples,
-            lost_payloads=sum(row.lost for row in rows),
+            lost_payloads=sum(row.lost for row in first_rows(rows)),
         )
         self._add(manifest)
         self.drops = self._ledger.metrics(manifest)
@@ -204,7 +205,7 @@ def numbers_of(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def lengths_of(rows: list[Row]) -> dict[str, float]:
-    """Return mean, median, max and min of the generated tokens of a batch's samples; {} without samples."""
+    """Return mean, median, max and min of the generated tokens of a batch's rows; {} without rows."""
     found = [row.num_generated for row in rows]
     return {kind.__name__: float(kind(found)) for kind in (mean, median, max, min)} if found else {}
 

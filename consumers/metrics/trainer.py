@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from penstock.consumers.metrics.tally import Tally, lengths_of, same_rewards, truncated_ratio
 from penstock.metrics.series import Series, counter, gauge, histogram, slime
-from penstock.records.manifest import Manifest
+from penstock.records.manifest import Manifest, first_rows
 
 SUMS = {
     "batches": counter("trainer_batches", "Batches committed by this process; one that comes again counts again."),
@@ -148,6 +148,7 @@ def _batch(manifest: Manifest) -> Iterator[Metric]:
     if rows := manifest.rows:
         for kind, value in lengths_of(rows).items():
             yield LENGTHS[kind].of(value)
-        yield TRUNCATED.of(truncated_ratio(rows))
-        yield REWARD.of(sum(row.reward for row in rows) / len(rows))
+        samples = first_rows(rows)
+        yield TRUNCATED.of(truncated_ratio(samples))
+        yield REWARD.of(sum(row.reward for row in samples) / len(samples))
         yield SAME.each(same_rewards(rows))

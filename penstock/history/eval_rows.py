@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import ProtocolError
-from penstock.records.manifest import Row
+from penstock.records.manifest import Row, first_rows
 from penstock.records.sample import SampleStatus
 from penstock.records.sample_meta import iter_metas
 from penstock.system.disk import append
@@ -160,20 +160,21 @@ def summarize(samples: Iterable[Row], asked: int, said: RewardInfo = NOTHING) ->
         dataset, epoch, _ = row.job.rsplit("/", 2)
         by_set.setdefault((dataset, int(epoch)), []).append(row)
     for (dataset, version), rows in sorted(by_set.items()):
-        answers = [_answer(row, said.get((row.job, row.k), {})) for row in rows]
+        firsts = first_rows(rows)
+        answers = [_answer(row, said.get((row.job, row.k), {})) for row in firsts]
         categories = by_category(answers)
         yield {
             "dataset": dataset,
             "version": version,
-            "accuracy": sum(row.reward for row in rows) / len(rows),
-            "num": len(rows),
+            "accuracy": sum(row.reward for row in firsts) / len(firsts),
+            "num": len(firsts),
             "prompts": len({row.job for row in rows}),
             "asked": asked,
             "oldest": min(row.oldest for row in rows),
             "newest": max(row.newest for row in rows),
             "mean_version": _mean_version(rows),
             "asked_share": _mean(sum(_drawn_by(version, row) for row in rows), sum(row.num_loss for row in rows)),
-            "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows),
+            "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in firsts) / len(firsts),
             **rates_of(answers),
             **({"categories": categories} if categories else {}),
             "time_s": time.time(),

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, PayloadError
-from penstock.names import check_name
+from penstock.names import IMAGE_GRID, PIXEL_VALUES, ROUTED_EXPERTS, STEP_REWARDS, check_name
+from penstock.payloads.format import Payload
 from penstock.records.keys import Keys
 
 MAGIC = b"PSS1"
@@ -31,6 +32,9 @@ MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 1024
 
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
+
+#: Side arrays of a sample that have no meaning for one part of it.
+_UNDIVIDED = (PIXEL_VALUES, IMAGE_GRID, STEP_REWARDS)
 
 _PRELUDE = struct.Struct("<4sI")
 
@@ -127,3 +131,28 @@ def unpack(name: str, data: bytes, sample_id: str, checksum: int) -> Array:
     if len(data) - start != math.prod(shape) * dtype.itemsize:
         raise PayloadError(f"{what} has {len(data) - start} bytes where its shape {shape} needs another number.")
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
+
+
+def cut(name: str, array: Array, whole: Payload, begin: int, end: int, sample_id: str) -> Array:
+    """Return what a side array of a sample of several parts has for tokens ``begin`` to ``end``, one part.
+
+    Arrays with an entry for each token, or each after the prompt, are cut; others are those of every part.
+
+    Args:
+        whole: payload of the sample.
+
+    Raises:
+        PayloadError: images, or rewards of steps, which cannot be divided.
+    """
+    if name in _UNDIVIDED:
+        raise PayloadError(
+            f"sample {sample_id} has several parts, and its side array {name!r} cannot be divided among them: have its "
+            "agent keep one history, or leave the array out."
+        )
+    entries, length, prompt = len(array) if array.ndim else 0, len(whole), whole.prompt_length
+    if name == ROUTED_EXPERTS:
+        return array[begin : end - 1]
+    if entries not in (length, length - prompt):
+        return array
+    missing = length - entries
+    return array[max(0, begin - missing) : end - missing]

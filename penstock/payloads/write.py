@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgpack
@@ -38,7 +38,8 @@ from penstock.payloads.format import (
     sum_runs,
 )
 from penstock.records.sample import Sample
-from penstock.records.sample_meta import SampleMeta
+from penstock.records.sample_meta import MAX_PARTS, Part, SampleMeta
+from penstock.text import safe_repr
 
 #: Most characters of a job's label that are stored with its first sample.
 MAX_LABEL = 1024
@@ -150,11 +151,38 @@ def pack(
                 sample.reward_info, [], worker, shared, logprob_kind, sample.num_turns, sample.num_aborts,
                 sample.cached_tokens, sample.started_s, sample.generate_s, sample.reward_s, sample.num_unproven, now,
                 "" if sample.k else sample.job.label[:MAX_LABEL], sample.pauses, sample.first_token_s,
-                sample.drawn_s,
+                sample.drawn_s, [] if sample.parts == [] else _parts_of(sample, payload),
             )
         )  # fmt: skip
         begin += size
     return data, metas
+
+
+def _parts_of(sample: Sample, payload: Payload) -> list[list[Any]]:
+    """Return the values of each part of a sample for its record. Raises PayloadError if its ``parts`` are invalid."""
+    if not sample.has_valid_parts():
+        raise PayloadError(
+            f"sample {sample.id}: its parts {safe_repr(sample.parts)} are not at most {MAX_PARTS - 1} ascending "
+            f"indices behind its prompt of {sample.prompt_length} and inside its {len(payload)} tokens, each of a "
+            "token that was not generated."
+        )
+    return [list(_part_of(payload.cut(*ends))) for ends in pairwise([0, *sample.parts, len(payload)])]
+
+
+def _part_of(payload: Payload) -> Part:
+    counts: dict[int, int] = {}
+    for start, end, version in payload.spans:
+        if bearing := int(np.count_nonzero(payload.mask[start:end] & LOSS)):
+            counts[version] = counts.get(version, 0) + bearing
+    versions = [version for _, _, version in payload.spans]
+    return Part(
+        length=len(payload),
+        prompt_length=payload.prompt_length,
+        num_generated=int(np.count_nonzero(payload.generated)),
+        oldest=min(versions, default=-1),
+        newest=max(versions, default=-1),
+        loss_by_version=[[version, counts[version]] for version in sorted(counts)],
+    )
 
 
 def _reward(sample: Sample) -> float:

@@ -1,6 +1,7 @@
 """The manifest of a cut batch: its samples, and which of their tokens bear loss."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from penstock.records.record import Record, build, defaults_of, names_shown
 # Not frozen, since creating a frozen instance takes three times as long, for every sample. Do not change it.
 @dataclass(slots=True)
 class Row(Record):
-    """One sample of a manifest."""
+    """One sequence of a manifest: a sample, or one part of a sample that has several; these are adjacent."""
 
     job: str
     k: int
@@ -47,15 +48,43 @@ class Row(Record):
     #: True if no token bore loss when it was committed: its reward is in no advantage, and in no deviation of its group
     #: (T11).
     masked: bool = False
+    #: Index of this part among those of its sample.
+    part: int = 0
+    #: Index of its first token in the payload; -1: it is an ordinary sample, the complete payload.
+    begin: int = -1
 
     @property
     def sample(self) -> str:
+        """Id of the row: ``JOB/k``, or ``JOB/k.part`` for a part after the first."""
+        return f"{self.job}/{self.k}.{self.part}" if self.part else f"{self.job}/{self.k}"
+
+    @property
+    def payload_id(self) -> str:
+        """Id of the sample whose payload has the row's tokens."""
         return f"{self.job}/{self.k}"
+
+
+def sample_numbers(rows: Sequence[Row]) -> list[int]:
+    """Return the number of each row's sample, 0, 1, ...: the rows of a sample are adjacent."""
+    numbers: list[int] = []
+    number, before = -1, None
+    for row in rows:
+        if (key := (row.job, row.k)) != before:
+            number, before = number + 1, key
+        numbers.append(number)
+    return numbers
+
+
+def first_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return one row of each sample, for statistics that count samples (T11), and to read payloads once."""
+    if all(row.begin < 0 for row in rows):
+        return list(rows)
+    return list(dict(zip(reversed(sample_numbers(rows)), reversed(rows), strict=True)).values())[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest(Record):
-    """One cut batch. Rows are sorted by group; every rank reads the same manifest."""
+    """One cut batch. Rows are sorted by group, sample and part; every rank reads the same manifest."""
 
     sub: str
     #: Batch number, 1, 2, ...; the stream entry id is ``n-0``.
@@ -70,7 +99,7 @@ class Manifest(Record):
     #: Tokens of versions below this bear no loss (mask), or -1.
     mask_below: int
     rows: list[Row]
-    #: Global denominators of T10.
+    #: Global denominators of T10; ``num_samples`` counts rows.
     num_loss_tokens: int
     num_samples: int
     num_groups: int

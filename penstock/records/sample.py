@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -10,7 +11,7 @@ from penstock.errors import ProtocolError
 from penstock.records.codec import copy_plain
 from penstock.records.job import Job
 from penstock.records.manifest import Manifest
-from penstock.records.sample_meta import SampleMeta
+from penstock.records.sample_meta import MAX_PARTS, Part, SampleMeta
 from penstock.text import safe_repr
 
 #: Most parts of a sample.
@@ -67,7 +68,7 @@ class Sample:
     versions: list[int] = field(default_factory=list)
     prompt_length: int = 0
     #: Index of the first token of each part after the first: an episode whose history was rewritten or branched has
-    #: several parts, each a sequence of its own with its own prompt.
+    #: several parts, each a sequence of its own that begins with its context, tokens that are not generated.
     parts: list[int] = field(default_factory=list)
     #: A ``SampleStatus``.
     status: str = SampleStatus.PENDING
@@ -110,6 +111,20 @@ class Sample:
     @property
     def id(self) -> str:
         return f"{self.job.id}/{self.k}"
+
+    def has_valid_parts(self) -> bool:
+        """Return whether ``parts`` ascend, are inside the tokens, behind the prompt, and each begins with a context."""
+        starts = self.parts
+        if starts == []:
+            return True
+        return (
+            type(starts) is list
+            and len(starts) < MAX_PARTS
+            and set(map(type, starts)) == {int}
+            and all(begin < end for begin, end in pairwise([0, *starts, len(self.tokens)]))
+            and not any(self.generated[start] for start in starts)
+            and starts[0] >= self.prompt_length
+        )
 
     def copy_for_user(self) -> "Sample":
         """Return a copy that user code may change: it shares nothing with this sample but ``seen``, user code's own."""
@@ -186,12 +201,17 @@ class BatchUse:
     #: Samples that ended at a limit bore no loss.
     no_truncated: bool = False
 
-    def bearing(self, meta: SampleMeta) -> list[list[int]]:
-        """Return the pairs (version, tokens) of a sample that bore loss in this batch, unless its payload was lost."""
+    def bearing(self, meta: SampleMeta, part: Part | None = None) -> list[list[int]]:
+        """Return the pairs (version, tokens) that bore loss in this batch, unless the payload was lost.
+
+        Args:
+            part: the part of the sample; None: it is an ordinary one.
+        """
         if self.no_truncated and meta.status == SampleStatus.TRUNCATED:
             return []
-        floor = max(self.mask_below, meta.newest) if self.newest_only else self.mask_below
-        return [pair for pair in meta.loss_by_version if pair[0] >= floor]
+        tokens = meta if part is None else part
+        floor = max(self.mask_below, tokens.newest) if self.newest_only else self.mask_below
+        return [pair for pair in tokens.loss_by_version if pair[0] >= floor]
 
     def staleness(self, version: int) -> int:
         """Return the versions that changed the weights between ``version`` and the batch (T2); 0 if nothing ages."""

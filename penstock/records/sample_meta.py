@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS, is_name
@@ -18,6 +18,25 @@ MAX_META_BYTES = 512 * 1024
 MAX_TOKENS, MAX_PAYLOAD_BYTES = 2**31, 2**40
 #: Largest version: float64, as in Lua, is exact up to it.
 MAX_VERSION = 2**53
+#: Most parts of a sample.
+MAX_PARTS = 64
+
+
+class Part(NamedTuple):
+    """One of the token sequences of a sample that has several: an entry of ``SampleMeta.parts``."""
+
+    length: int
+    #: Tokens before its first generated one; those of the sample's prompt in the first part.
+    prompt_length: int
+    num_generated: int
+    #: Oldest and newest version of its generated tokens; -1 if there are none.
+    oldest: int
+    newest: int
+    loss_by_version: list[list[int]]
+
+    @property
+    def num_loss(self) -> int:
+        return sum(count for _, count in self.loss_by_version)
 
 
 # Not frozen, since creating a frozen instance takes three times as long, for every sample. Do not change it.
@@ -77,6 +96,8 @@ class SampleMeta(Record):
     pauses: list[list[int]] = field(default_factory=list, metadata=pairs())
     first_token_s: float = 0.0
     drawn_s: float = 0.0
+    #: The values of a ``Part`` for each part; empty for an ordinary sample.
+    parts: list[list[Any]] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         return pack(values_of(SampleMeta)(self))
@@ -92,6 +113,11 @@ class SampleMeta(Record):
     @property
     def num_loss(self) -> int:
         return sum(count for _, count in self.loss_by_version)
+
+    @property
+    def all_parts(self) -> list[Part]:
+        """Return its parts in order; [] for an ordinary sample."""
+        return [Part(*values) for values in self.parts]
 
 
 def iter_metas(data: bytes, what: str) -> Iterator[SampleMeta]:
@@ -140,11 +166,10 @@ def _check_kinds(values: list[Any], kinds: tuple[type, ...], what: str) -> None:
 
 def _is_sound(meta: SampleMeta) -> bool:
     """Return whether numbers, lengths and names are valid for a sample; the types are checked already."""
-    for pair in meta.loss_by_version:
-        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int or type(pair[1]) is not int:
-            return False
-        if not 0 <= pair[1] <= MAX_TOKENS:
-            return False
+    if not _are_counts(meta.loss_by_version):
+        return False
+    if meta.parts and not _add_up(meta):
+        return False
     if meta.shared and not _is_share(meta.shared, meta.num_bytes):
         return False
     return (
@@ -159,6 +184,46 @@ def _is_sound(meta: SampleMeta) -> bool:
         and math.isfinite(meta.temperature)
         and is_name(meta.token)
         and (not meta.sides or all(map(_is_side, meta.sides)))
+    )
+
+
+def _are_counts(loss_by_version: list[Any]) -> bool:
+    for pair in loss_by_version:
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int or type(pair[1]) is not int:
+            return False
+        if not 0 <= pair[1] <= MAX_TOKENS:
+            return False
+    return True
+
+
+def _add_up(meta: SampleMeta) -> bool:
+    """Return whether its parts are valid, and their counts add up to its own."""
+    if not 2 <= len(meta.parts) <= MAX_PARTS or not all(map(_is_part, meta.parts)):
+        return False
+    parts = meta.all_parts
+    counts: dict[int, int] = {}
+    for version, count in (pair for part in parts for pair in part.loss_by_version):
+        counts[version] = counts.get(version, 0) + count
+    versions = [version for part in parts for version in (part.oldest, part.newest) if version >= 0]
+    return (
+        parts[0].prompt_length == meta.prompt_length
+        and all(part.prompt_length for part in parts[1:])
+        and sum(part.length for part in parts) == meta.length
+        and sum(part.num_generated for part in parts) == meta.num_generated
+        and [[version, counts[version]] for version in sorted(counts)] == meta.loss_by_version
+        and min(versions, default=-1) == meta.oldest
+        and max(versions, default=-1) == meta.newest
+    )
+
+
+def _is_part(values: list[Any]) -> bool:
+    if list(map(type, values)) != [int, int, int, int, int, list] or not _are_counts(values[-1]):
+        return False
+    part = Part(*values)
+    return (
+        0 < part.length <= MAX_TOKENS
+        and 0 <= part.num_generated <= part.length - part.prompt_length <= part.length
+        and -1 <= part.oldest <= part.newest <= MAX_VERSION
     )
 
 

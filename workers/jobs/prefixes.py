@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # by appending. The first record has the temperature and the kind of logprobs: the record of a
 # sample has one of each for all its tokens (T6), so a worker that samples differently cannot continue it.
 
-_FORMAT = 5
+_FORMAT = 6
 #: Longest prefix in bytes, about three million tokens. A longer one is not kept.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 KINDS = get_args(LogprobKind)
@@ -119,12 +119,14 @@ def _state(sample: Sample) -> bytes | None:
 
 
 def _common(sample: Sample, start: int, turns: int, *, has_state: bool = False) -> dict[str, Any]:
-    """Return the fields of every record: what was added, and the state of the environment unless the prefix has it."""
+    """Return the fields of every record: what was added, the starts of all parts, and the state of the environment
+    unless the prefix has it."""
     state = _state(sample)
     return {
         "tokens": array("i", sample.tokens[start:]).tobytes(),
         "logprobs": array("f", sample.logprobs[start:]).tobytes(),
         "versions": _spans(sample.versions[start:]),
+        "parts": sample.parts,
         "turns": sample.turns[turns:],
         "is_over": sample.is_over and state is not None,
         **({} if has_state else {"state": state}),
@@ -220,6 +222,9 @@ def _read_common(record: dict[str, Any], sample: Sample) -> None:
         if type(record[name]) not in kinds:
             raise ValueError(f"its {name} is {safe_repr(record[name])}")
         setattr(sample, name, record[name])
+    before, sample.parts = sample.parts, record["parts"]
+    if not sample.has_valid_parts() or sample.parts[: len(before)] != before:
+        raise ValueError(f"its parts are {safe_repr(sample.parts)}")
     if not 0 <= sample.num_unproven <= sum(sample.generated):
         raise ValueError(f"its num_unproven is {sample.num_unproven}")
     if type(record["turns"]) is not list or not set(map(type, record["turns"])) <= {str}:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from penstock import payloads
 from penstock.errors import ConfigError, LeaseLost, PayloadError, ProtocolError
@@ -93,6 +93,7 @@ def sample_of(job: Job, meta: SampleMeta, data: bytes, stops: StopRule) -> Sampl
     sample.cached_tokens, sample.pauses = meta.cached_tokens, meta.pauses
     sample.started_s, sample.first_token_s, sample.drawn_s = meta.started_s, meta.first_token_s, meta.drawn_s
     sample.generate_s, sample.reward_s = meta.generate_s, meta.reward_s
+    sample.parts = list(accumulate(part.length for part in meta.all_parts[:-1]))
     sample.turns = _turns(sample, stops)
     sample.text = "".join(sample.turns)
     return sample

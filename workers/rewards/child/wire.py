@@ -21,7 +21,8 @@ _LENGTH, HEADER = 4, 12
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
 _CARRIED = ("k", "tokens", "logprobs", "generated", "loss_mask", "versions", "prompt_length", "status",
-            "finish_reason", "text", "turns", "num_turns", "num_aborts", "cached_tokens", "num_unproven")  # fmt: skip
+            "finish_reason", "text", "turns", "num_turns", "num_aborts", "cached_tokens", "num_unproven",
+            "parts")  # fmt: skip
 
 
 def frame(number: int, data: bytes) -> bytes:

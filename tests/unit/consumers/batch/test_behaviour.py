@@ -10,7 +10,7 @@ import torch
 
 from penstock import payloads
 from penstock.buffer.group import Group
-from penstock.buffer.manifest import Ages, row_of
+from penstock.buffer.manifest import Ages, rows_of
 from penstock.config import Config, TrainerConfig
 from penstock.config.sampling import temperature_of
 from penstock.consumers.adapters.requests import Requests
@@ -60,7 +60,7 @@ def test_T6_the_kind_travels_from_the_record_to_the_row_and_over_the_wire() -> N
     [sample] = make_samples({4: tiny_model(1)}, groups=1, n=1)
     _, (meta,) = payloads.pack([sample], token="t", server="s", temperature=0.7, logprob_kind="original")
     ages = Ages(Lineage(()), 4, counts=True, floor=-1)
-    row = row_of(Group("toy/0/0", "train", 1, 1, 1, oldest=4), meta, ages)
+    (row,) = rows_of(Group("toy/0/0", "train", 1, 1, 1, oldest=4), meta, ages)
     assert (row.temperature, row.logprob_kind) == (0.7, "original")
     again = Manifest.from_bytes(make_manifest([row]).to_bytes())
     assert again.rows[0].logprob_kind == "original"

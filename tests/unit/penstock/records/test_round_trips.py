@@ -87,6 +87,7 @@ METAS = made(
     pauses=st.lists(st.tuples(COUNTS, COUNTS).map(list), max_size=2),
     sides=st.lists(st.tuples(NAMES, COUNTS, st.integers(0, 2**32 - 1)).map(list), max_size=2),
     shared=st.just([]) | st.tuples(st.integers(0, MAX_ANSWERS - 1), COUNTS, st.just(MAX_PAYLOAD_BYTES)).map(list),
+    parts=st.just([]),
 )  # fmt: skip
 
 
