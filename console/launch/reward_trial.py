@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,10 @@ def of_run(rows: Iterable[SampleRow], config: Config | None, *, own_rewards: boo
         own_rewards: use the reward of a sample's dataset, if it has one.
     """
     sets = {one.name: _Lines(one) for one in (*config.data.train, *config.data.eval)} if config else {}
-    for row in rows:
-        if row.k == WHOLE_JOB or row.lane == Lane.SCORE or (not row.answer and row.tokens is None):
+    for _, some in groupby(rows, key=lambda row: (row.job, row.k)):
+        row, *more = some
+        # A reward judges all parts of a sample.
+        if more or row.k == WHOLE_JOB or row.lane == Lane.SCORE or (not row.answer and row.tokens is None):
             continue
         dataset, _, line = place_of(row.job)
         found = sets.get(dataset)

@@ -53,7 +53,8 @@ def list_evals(
     spans: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for key, reward in samples.scores(filters).items():
         name, version, _ = place_of(key[0])
-        found.setdefault((name, version), []).append((key[0], key[1], reward))
+        answers = found.setdefault((name, version), [])
+        answers += [] if key[2] else [(key[0], key[1], reward)]
         if (span := versions.get(key)) is not None and span[0] >= 0:
             spans.setdefault((name, version), []).append(span)
     return [
@@ -87,7 +88,7 @@ def list_categories(samples: HistoryReader, dataset: str = "", *, newest: bool =
     found: dict[tuple[str, int], list[Answer]] = {}
     for row in _newest(samples, dataset) if newest else samples.each(Filters(lane=Lane.EVAL, dataset=dataset)):
         name, version, _ = place_of(row.job)
-        if row.reward is not None and row.k != WHOLE_JOB:
+        if row.reward is not None and row.k != WHOLE_JOB and not row.part:
             pred, category = (str(row.reward_info.get(entry) or "") for entry in ("pred", "category"))
             found.setdefault((name, version), []).append(Answer(row.job, row.k, row.reward, pred, category))
     return [
@@ -172,7 +173,7 @@ def _by_prompt(
     for (job, k, part), reward in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).items():
         _, version, line = place_of(job)
         rewards = held.setdefault(line, {}).setdefault(version, [])
-        if reward is not None:
+        if reward is not None and not part:
             rewards.append(reward)
         jobs[line] = max(jobs.get(line, (-1, "")), (version, id_of(job, k, part)))
     means = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.consumers.history.retired import Retired, group_of, read_trained
-from penstock.consumers.history.rows import Trained, row_of, row_of_job
+from penstock.consumers.history.rows import Trained, row_of_job, rows_of
 from penstock.history.row import SampleRow, Use
 from penstock.records.codec import count_shown, name_shown
 from penstock.records.keys import Keys
@@ -61,7 +61,7 @@ def read_live_job(client: Client, keys: Keys, job: str) -> LiveJob | None:
 
 def _live(job: str, raw: Mapping[bytes, bytes], meta: bytes | None, trained: Trained) -> LiveJob:
     group, state = group_of(job, raw, meta), name_shown(raw.get(b"st", b""))[:200]
-    made = [row_of(group, one, None, None, trained) for one in group.samples]
+    made = [row for one in group.samples for row in rows_of(group, one, None, None, trained)]
     rows = [replace(row, fate="", reason=state) for row, _ in made or [(row_of_job(group), [])]]
     uses = [use for _, used in made for use in used] or list(_last_uses(group, raw))
     cut = {(sub, use.batch): use.cut_s for sub, found in group.uses.items() for use in found}

@@ -25,7 +25,7 @@ from penstock.config import Config
 from penstock.consumers.batch.fetch import PayloadReader
 from penstock.consumers.history.all_samples import AllSamples
 from penstock.consumers.history.retired import Retired, read_retired, read_trained
-from penstock.consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
+from penstock.consumers.history.rows import Bytes, Trained, row_of_job, rows_of, wanted_row
 from penstock.consumers.history.texts import Choice, Texts
 from penstock.consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.errors import ConfigError, DiskFull, ProtocolError, QueueUnavailable, RecordingLost
@@ -324,9 +324,9 @@ class Recorder:
         uses: list[Use] = []
         for group, meta in piece:
             texts = self._texts if _is_kept(group, meta, kept) else None
-            row, used = row_of(group, meta, found.get(f"{group.job}/{meta.k}"), texts, trained)
-            rows.append(row)
-            uses += used
+            for row, used in rows_of(group, meta, found.get(f"{group.job}/{meta.k}"), texts, trained):
+                rows.append(row)
+                uses += used
         self._write(rows, uses)
 
     def _fetch(self, wanted: _Piece) -> dict[str, Bytes | None]:

@@ -1,7 +1,8 @@
-"""Rows of retiring groups: one per sample, from its record, its payload and the fate of its group."""
+"""Rows of retiring groups: one per sample or part of it, from its record, its payload and the fate of its group."""
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from penstock import payloads
@@ -12,7 +13,7 @@ from penstock.history.row import SCORES, WHOLE_JOB, Fate, SampleRow, Use
 from penstock.payloads import Payload
 from penstock.records.disposal import Disposal
 from penstock.records.manifest import Row
-from penstock.records.sample_meta import SampleMeta
+from penstock.records.sample_meta import Part, SampleMeta
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +28,16 @@ UNUSED = "unused"
 _REASONS = {"unwanted": UNUSED, "unknown": ""}
 
 
-def uses_of_sample(group: Retired, meta: SampleMeta) -> list[Use]:
-    """Return each batch that held the sample, by subscription."""
+def uses_of_sample(group: Retired, meta: SampleMeta, part: Part | None = None, index: int = 0) -> list[Use]:
+    """Return each batch that held the sample, or the part of this ``index``, by subscription."""
     found = []
     for sub, uses in sorted(group.uses.items()):
         for use in uses:
-            bearing = [] if meta.k in group.lost else use.bearing(meta)
+            bearing = [] if meta.k in group.lost else use.bearing(meta, part)
             oldest = min((version for version, _ in bearing), default=-1)
             staleness = use.staleness(oldest) if bearing else -1
             loss_tokens = sum(count for _, count in bearing)
-            found.append(Use(group.job, meta.k, sub, use.batch, use.train_version, staleness, loss_tokens))
+            found.append(Use(group.job, meta.k, sub, use.batch, use.train_version, staleness, loss_tokens, index))
     return found
 
 
@@ -119,27 +120,46 @@ def row_of_job(group: Retired) -> SampleRow:
     )  # fmt: skip
 
 
-def row_of(
+def rows_of(
     group: Retired, meta: SampleMeta, data: Bytes | None, texts: Texts | None, trained: Trained
-) -> tuple[SampleRow, list[Use]]:
-    """Return the row of one sample, and its uses.
+) -> list[tuple[SampleRow, list[Use]]]:
+    """Return the row of one sample, or of each of its parts, and its uses.
 
     Args:
         data: its payload; None if it is gone or not needed.
         texts: decodes tokens; None: answers and tokens of this group are not recorded.
     """
-    uses = uses_of_sample(group, meta)
-    fate, reason = fate_of(group, meta, uses)
     payload = _opened(group, meta, data)
+    if not meta.parts:
+        return [_row_of(group, meta, payload, texts, trained)]
+    parts = meta.all_parts
+    ends = pairwise(accumulate((part.length for part in parts), initial=0))
+    cut = [None if payload is None else payload.cut(*end) for end in ends]
+    found = enumerate(zip(parts, cut, strict=True))
+    return [_row_of(group, meta, of_part, texts, trained, part, index) for index, (part, of_part) in found]
+
+
+def _row_of(
+    group: Retired,
+    meta: SampleMeta,
+    payload: Payload | None,
+    texts: Texts | None,
+    trained: Trained,
+    part: Part | None = None,
+    index: int = 0,
+) -> tuple[SampleRow, list[Use]]:
+    of = meta if part is None else part
+    uses = uses_of_sample(group, meta, part, index)
+    fate, reason = fate_of(group, meta, uses)
     if payload is None and texts is not None and fate != Fate.PAYLOAD_LOST:
         # A trained sample stays trained, though its answer is lost.
         fate, reason = (fate, "payload_lost") if fate == Fate.TRAINED else (Fate.PAYLOAD_LOST, reason)
     return (
         SampleRow(
-            group.job, meta.k, lane=group.lane, **_kept(payload, texts), label=group.label,
-            prompt_length=meta.prompt_length, num_generated=meta.num_generated, reward=meta.reward,
-            reward_info=meta.reward_info, status=meta.status, finish_reason=meta.finish_reason, oldest=meta.oldest,
-            newest=meta.newest, worker=meta.worker, attempts=group.attempts, crashes=group.crashes,
+            group.job, meta.k, index, lane=group.lane, **_kept(payload, texts), label=group.label,
+            prompt_length=of.prompt_length, num_generated=of.num_generated, reward=meta.reward,
+            reward_info=meta.reward_info, status=meta.status, finish_reason=meta.finish_reason, oldest=of.oldest,
+            newest=of.newest, worker=meta.worker, attempts=group.attempts, crashes=group.crashes,
             tries=group.tries, num_turns=meta.num_turns, num_aborts=meta.num_aborts, cached_tokens=meta.cached_tokens,
             **_times(group, meta, uses, trained), generate_s=meta.generate_s, reward_s=meta.reward_s,
             fate=fate, reason=reason,

@@ -11,11 +11,10 @@ from penstock.errors import ProtocolError
 from penstock.records.codec import copy_plain
 from penstock.records.job import Job
 from penstock.records.manifest import Manifest
-from penstock.records.sample_meta import MAX_PARTS, Part, SampleMeta
+from penstock.records.sample_meta import MAX_PARTS as MAX_PARTS
+from penstock.records.sample_meta import Part, SampleMeta
 from penstock.text import safe_repr
 
-#: Most parts of a sample.
-MAX_PARTS = 64
 #: Most pauses of a sample that are recorded.
 MAX_PAUSES = 16
 

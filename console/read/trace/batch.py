@@ -72,12 +72,12 @@ def trace_prompt(sources: Sources, asked: Asked) -> list[dict[str, Any]]:
 
 
 def _job(job: str, rows: list[SampleRow]) -> dict[str, Any]:
-    rewards = [row.reward for row in rows if row.reward is not None]
+    rewards = list({row.k: row.reward for row in rows if row.reward is not None}.values())
     admitted, ready = first_of(row.admitted_s for row in rows), first_of(row.ready_s for row in rows)
     return {
         "job": job,
         "lane": rows[0].lane,
-        "samples": len(rows),
+        "samples": len({row.k for row in rows}),
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "oldest": min(row.oldest for row in rows),
         "newest": max(row.newest for row in rows),

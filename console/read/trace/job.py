@@ -189,7 +189,8 @@ def _of_samples(rows: Sequence[SampleRow]) -> Iterator[Event]:
 
 
 def _of_batches(rows: Sequence[SampleRow], batches: Sequence[dict[str, Any]]) -> Iterator[Event]:
-    yield Event(first_of(row.ready_s for row in rows), "ready", "", _samples(sum(row.k >= 0 for row in rows)))
+    num_samples = len({row.k for row in rows if row.k >= 0})
+    yield Event(first_of(row.ready_s for row in rows), "ready", "", _samples(num_samples))
     for batch in batches:
         who, name = batch["subscription"], f"batch {batch['batch']}"
         yield Event(batch["cut_s"], "cut", who, f"{name}{_for_version(batch['version'])}")

@@ -102,7 +102,7 @@ def _span(row: SampleRow) -> tuple[float, float]:
 
 def _of_workers(rows: Sequence[SampleRow]) -> list[Line]:
     """Lay out samples on the slots of their workers; a slot is free once its sample is committed."""
-    made = [(row, _at_work(row)) for row in rows if row.k != WHOLE_JOB and row.worker]
+    made = [(row, _at_work(row)) for row in rows if row.k != WHOLE_JOB and not row.part and row.worker]
     slots: dict[str, list[list[Slice]]] = {}
     for row, slices in sorted((one for one in made if one[1]), key=lambda one: one[1][0].begin_s):
         of_worker = slots.setdefault(row.worker, [])
