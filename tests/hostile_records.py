@@ -8,6 +8,7 @@ import random
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import PenstockError
@@ -51,6 +52,10 @@ def manifest() -> Manifest:
 
 def decoders() -> dict[str, tuple[bytes, Decode]]:
     whole = sample()
+    whole.append([8])
+    whole.append([9], version=5, logprobs=[-0.1])
+    whole.parts = [4]
+    parted = replace(meta(0, "t"), length=6, parts=[[3, 1, 1, 0, 0, [[0, 1]]], [3, 2, 1, 0, 0, [[0, 1]]]])
     prefix = partial_to_bytes(whole)
     whole.append([7], version=6, logprobs=[-0.3])
     publication = Publication("policy", 3, "disk", "/w", abandoned=[[1, 2]], index="a" * 32)
@@ -61,13 +66,17 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
         "presence": (pack(worker.to_record()), lambda data: WorkerPresence.from_record(unpack(data, "presence"))),
         "job": (JOB.to_bytes(), lambda data: range(Job.from_bytes(data, "job").n).index(0)),
         "meta": (meta(0, "t").to_bytes(), lambda data: SampleMeta.from_bytes(data, "meta").num_loss),
+        "parted": (
+            parted.to_bytes(),
+            lambda data: [one.num_loss for one in SampleMeta.from_bytes(data, "x").all_parts],
+        ),
         "metas": (metas, lambda data: [one.num_loss for one in iter_metas(data, "metas")]),
         "manifest": (manifest().to_bytes(), lambda data: Manifest.from_bytes(data, "manifest")),
         "publication": (publication.to_bytes(), lambda data: Publication.from_bytes(data, "publication")),
         "whole": (Whole(3, "/w", "a" * 32, 9, 0.5).to_bytes(), lambda data: whole_of(data, 3, "policy")),
         "offer": (offer.to_bytes(), lambda data: Offer.from_bytes(data, "offer").url),
         "partial": (prefix, lambda data: partial_from_bytes(data, JOB, 0)),
-        "grown": (prefix + growth_to_bytes(whole, 4, len(whole.turns)), lambda data: partial_from_bytes(data, JOB, 0)),
+        "grown": (prefix + growth_to_bytes(whole, 6, len(whole.turns)), lambda data: partial_from_bytes(data, JOB, 0)),
         "verdict": (Verdict(1.0, {"a": [1]}).to_json().encode(), Verdict.from_json),
         "check": (sample_to_json(sample(), 10**6).encode(), lambda data: sample_from_json(data.decode("latin-1"))),
     }

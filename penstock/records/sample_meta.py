@@ -216,8 +216,10 @@ def _add_up(meta: SampleMeta) -> bool:
     )
 
 
-def _is_part(values: list[Any]) -> bool:
-    if list(map(type, values)) != [int, int, int, int, int, list] or not _are_counts(values[-1]):
+def _is_part(values: Any) -> bool:
+    if type(values) is not list or list(map(type, values)) != [int, int, int, int, int, list]:
+        return False
+    if not _are_counts(values[-1]):
         return False
     part = Part(*values)
     return (
