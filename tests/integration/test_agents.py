@@ -5,10 +5,12 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 import redis
 
@@ -16,9 +18,12 @@ from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run
 from penstock.records.causes import AgentAwaited
+from penstock.records.job import Job
 from penstock.records.keys import Keys
+from penstock.records.publication import Publication
+from penstock.records.sample import Sample
 from penstock.weights.serving import token_of
-from tests.integration import play
+from tests.integration import oracle, play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine
 from tests.integration.worker_play import (
     admit,
@@ -28,6 +33,7 @@ from tests.integration.worker_play import (
     letters,
     metas,
     presence,
+    publish,
     read_group,
     tended,
     until,
@@ -125,6 +131,65 @@ async def test_episodes_of_a_group_become_its_samples(
     assert (meta.reward, meta.reward_info, meta.num_turns) == (0.5, {"won": 1}, 2)
     assert other.reward == len(ANSWER), "the reward of the job"
     play.assert_conserved(client, keys)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("policy", ["drain", "abort"])
+async def test_T6_turns_are_the_tokens_as_generated_across_versions(
+    client: redis.Redis,
+    keys: Keys,
+    agents: Callable[..., Config],
+    models: list[Path],
+    publications: list[Publication],
+    engine_url: str,
+    policy: str,
+) -> None:
+    names = admit(client, keys, [job(i, environment="agent", n=4) for i in range(2)])
+    config = agents(
+        engine={"url": engine_url},
+        rollout={"sampling": {"max_new_tokens": 60, "ignore_eos": True}},
+        worker={"apply": policy},
+    )
+    answers: dict[str, list[list[int]]] = {}
+    turns = asyncio.Semaphore(0)
+
+    async def run_episode(agent: Agent) -> None:
+        episode = await opened(agent)
+        texts, tokens = ["go"], []
+        for turn in range(3):
+            answer = await agent.ask(episode["key"], *texts)
+            texts += [answer["content"], f"{turn}"]
+            tokens.append(answer["tokens"])
+            turns.release()
+        answers[f"{episode['job']}/{episode['k']}"] = tokens
+        await agent.post("/finish", key=episode["key"])
+
+    async with working(config), agent_of(client, keys, config) as agent:
+        running = [asyncio.create_task(run_episode(agent)) for _ in range(8)]
+        for version in (2, 3):
+            for _ in range(4):
+                await turns.acquire()
+            publish(client, keys, publications[version])
+        await asyncio.gather(*running)
+        await until(all_in(client, keys, names, "ready"))
+    oracles = {version: oracle.load_model(models[version]) for version in (1, 2, 3)}
+    versions = set()
+    for name in names:
+        for meta, payload in read_group(client, keys, name):
+            tokens, drawn = payload.tokens.tolist(), payload.generated.tolist()
+            runs = [
+                [token for token, _ in run] for made, run in groupby(zip(tokens, drawn), lambda one: one[1]) if made
+            ]
+            assert runs == answers[f"{name}/{meta.k}"]
+            sample = Sample(Job(name, 1), meta.k, tokens=tokens)
+            expected = oracle.recompute(oracles, sample, payload.versions.tolist(), 1.0)
+            np.testing.assert_allclose(payload.logprobs, expected, atol=1e-4)
+            versions.add(frozenset(payload.versions.tolist()) - {-1})
+    if policy == "drain":
+        assert all(len(one) == 1 for one in versions), "an episode is drained as a whole"
+    else:
+        assert max(map(len, versions)) > 1, "turns of one episode are of several versions"
 
 
 async def test_requests_without_the_token_or_a_key_of_the_run_are_refused(

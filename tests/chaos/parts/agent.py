@@ -22,7 +22,7 @@ from penstock.weights.serving import token_of
 from tests.chaos.recording.recorder import Recorder
 
 #: Turns of an episode, episodes at once, and the share of requests whose history is rewritten.
-TURNS, EPISODES, REWRITTEN = 8, 8, 0.0
+TURNS, EPISODES, REWRITTEN = 8, 8, 0.06
 #: Between two attempts.
 PAUSE_S = 0.2
 #: Longest wait for an answer, after which an agent asks again.
