@@ -178,9 +178,8 @@ async def test_T6_turns_are_the_tokens_as_generated_across_versions(
     for name in names:
         for meta, payload in read_group(client, keys, name):
             tokens, drawn = payload.tokens.tolist(), payload.generated.tolist()
-            runs = [
-                [token for token, _ in run] for made, run in groupby(zip(tokens, drawn), lambda one: one[1]) if made
-            ]
+            pairs = groupby(zip(tokens, drawn, strict=True), lambda pair: pair[1])
+            runs = [[token for token, _ in run] for made, run in pairs if made]
             assert runs == answers[f"{name}/{meta.k}"]
             sample = Sample(Job(name, 1), meta.k, tokens=tokens)
             expected = oracle.recompute(oracles, sample, payload.versions.tolist(), 1.0)

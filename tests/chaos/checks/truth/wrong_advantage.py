@@ -38,15 +38,15 @@ def find_wrong_advantages(evidence: Evidence) -> Iterator[Violation]:
 
 def _advantages(cut: Operation) -> dict[tuple[str, int], tuple[float, float]]:
     """Return reward and advantage (Shao et al. 2024, arXiv 2402.03300) of each sample of a batch."""
-    groups: dict[str, list[tuple[int, float]]] = {}
+    groups: dict[str, dict[int, float]] = {}
     found = {}
     for job, k, _, about in cut.facts["scored"]:
         found[job, k] = about["reward"], 0.0
         if not about["masked"]:
-            groups.setdefault(job, []).append((k, about["reward"]))
+            groups.setdefault(job, {})[k] = about["reward"]  # once, however many parts it has
     for job, members in groups.items():
-        mean = sum(reward for _, reward in members) / len(members)
-        squares = sum((reward - mean) ** 2 for _, reward in members)
+        mean = sum(members.values()) / len(members)
+        squares = sum((reward - mean) ** 2 for reward in members.values())
         deviation = math.sqrt(squares / max(1, len(members) - 1))
-        found |= {(job, k): (reward, (reward - mean) / (deviation + EPSILON)) for k, reward in members}
+        found |= {(job, k): (reward, (reward - mean) / (deviation + EPSILON)) for k, reward in members.items()}
     return found

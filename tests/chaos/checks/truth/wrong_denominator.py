@@ -30,7 +30,11 @@ def find_wrong_denominators(evidence: Evidence) -> Iterator[Violation]:
 
 def _wrong_rows(cut: Operation, loss: dict[tuple[str, int, str], list[list[int]]]) -> Iterator[Violation]:
     facts = cut.facts
+    # A sample of several parts has a row for each.
+    found: dict[tuple[str, int, str], tuple[int, dict[str, Any]]] = {}
     for (job, k, token), (_, _, num_loss, about) in zip(facts["rows"], facts["scored"], strict=True):
+        found[job, k, token] = found.get((job, k, token), (0, {}))[0] + num_loss, about
+    for (job, k, token), (num_loss, about) in found.items():
         pairs = loss.get((job, k, token))
         if pairs is None or about["lost"]:
             continue
