@@ -14,8 +14,10 @@ whose history grows; answers have a fixed length (``ignore_eos``). Two legs, alt
 """
 
 import asyncio
+import tempfile
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -63,11 +65,13 @@ async def _run_agents(
                     opened: Any = await client.post("/episodes", cast_to=object, body={"wait_s": 60})
                     key = opened["key"]
                 agent = client.with_options(api_key=key) if key else client
+                # The run's sampling has it.
+                more = None if key else {"ignore_eos": True}
                 messages: list[Any] = [{"role": "user", "content": f"question {number:06d}"}]
                 for turn in range(turns):
                     began_s = time.monotonic()
                     done = await agent.chat.completions.create(
-                        model="default", messages=messages, max_tokens=new_tokens, extra_body={"ignore_eos": True}
+                        model="default", messages=messages, max_tokens=new_tokens, extra_body=more
                     )
                     latencies.append(time.monotonic() - began_s)
                     tokens += done.usage.completion_tokens if done.usage else 0
@@ -131,8 +135,10 @@ def main(
     found: dict[str, list[dict[str, Any]]] = {"direct": [], "penstock": []}
     with ExitStack() as stack:
         url = stack.enter_context(redis_server())
+        template = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")), "chat.jinja")
+        template.write_text(TEMPLATE)
         engine = stack.enter_context(
-            served(shape, device, concurrency, engine_python, engine_arg, engine_env, {"chat-template": TEMPLATE})
+            served(shape, device, concurrency, engine_python, engine_arg, engine_env, {"chat-template": str(template)})
         )
         (engine.model / "chat_template.jinja").write_text(TEMPLATE)
         port = free_port()

@@ -121,6 +121,11 @@ STUDENTS = {"driving": False, "share": "students"}
 EVALS = {"lanes": ["eval"], "size": 4, "mode": "async", "sampler": "fifo", "bound": -1, "driving": False}
 TRAIN = {"name": "sums", "path": "train.jsonl"}
 TASKS = "tests.chaos.parts.tasks"
+EPISODES = {
+    "data": {"train": [{**TRAIN, "environment": "agent"}]},
+    "rollout": {"max_turns": 12, **TURNS},
+    "agents": {"idle_s": 20.0},
+}
 CURRICULUM = {"skip_above": 1.0, "skip_below": 0.0, "revisit": 0.33}
 
 REAL: dict[str, Any] = {
@@ -230,14 +235,11 @@ WORKLOADS = {
         ),
         Workload(
             "agents",
-            {
-                "data": {"train": [{**TRAIN, "environment": "agent"}]},
-                "rollout": {"max_turns": 12, **TURNS},
-                "agents": {"idle_s": 20.0},
-            },
+            EPISODES,
             agents=1,
             gateways=2,
         ),
+        Workload("agents_engine", {"engine": REAL, **EPISODES}, agents=1, gateways=2, is_real=True),
         Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
         Workload("folder", payload_folder=True),
         # Two recorders, and so few groups that may wait for them that some are given up when both are struck.

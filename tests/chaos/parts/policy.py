@@ -23,6 +23,8 @@ def write_policy(folder: Path, *, is_real: bool = False, is_cuda: bool = False) 
         is_real: a model of transformers in its stead, for a real engine.
         is_cuda: one with heads as wide as attention kernels of a GPU have them.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "chat_template.jinja").write_text(CHAT)
     if is_real:
         from tests.tiny_model import make_tiny_model
 
@@ -30,14 +32,12 @@ def write_policy(folder: Path, *, is_real: bool = False, is_cuda: bool = False) 
         return
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *law.ALPHABET])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
     inner.save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>"}
-    (folder / "chat_template.jinja").write_text(CHAT)
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     config = {
         "architectures": ["LawForCausalLM"], "model_type": "qwen2", "vocab_size": law.VOCABULARY,
