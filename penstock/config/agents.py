@@ -13,6 +13,8 @@ class AgentsConfig(TlsConfig):
     """The gateway (`penstock serve`), by which agents run episodes through APIs that they already use, and the workers
     behind it (docs/agents.md)."""
 
+    section = "agents"
+
     #: Address that the gateway and the workers listen on; 0.0.0.0 or :: for every one of their machine.
     host: str = "127.0.0.1"
     #: Port of the gateway; 0 takes a free one, as workers always do.

@@ -4,7 +4,7 @@ import ipaddress
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -76,6 +76,9 @@ def is_token(token: str) -> bool:
 class TlsConfig(Section):
     """Certificates of a server, and of its clients, which need the same keys."""
 
+    #: Name of the section, for errors.
+    section: ClassVar[str]
+
     #: Certificate (PEM, with its chain) and key of the server; null: plain HTTP. Clients need it too, to know that they
     #: are to use TLS.
     tls_cert: Path | None = None
@@ -102,6 +105,8 @@ class TlsConfig(Section):
 class ServingConfig(TlsConfig):
     """Weights over HTTP, for workers that do not see the trainer's folder: the trainer serves published versions, and
     workers fetch them from it (docs/consumers.md)."""
+
+    section = "serving"
 
     #: Serve and fetch; false: workers must see the folder of published versions.
     enabled: bool = False

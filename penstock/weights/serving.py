@@ -87,8 +87,8 @@ def server_context(config: TlsConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(config.tls_cert, config.tls_key, password=_refuse)
     except OSError as exc:  # ssl.SSLError is one
         raise ConfigError(
-            f"tls_cert {config.tls_cert} and tls_key {config.tls_key} cannot be used ({exc}): give a "
-            "certificate and its own key, as PEM."
+            f"{config.section}.tls_cert {config.tls_cert} and {config.section}.tls_key {config.tls_key} cannot be used "
+            f"({exc}): give a certificate and its own key, as PEM."
         ) from exc
     return context
 
@@ -105,7 +105,9 @@ def client_context(config: TlsConfig) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=config.tls_ca)
     except OSError as exc:
-        raise ConfigError(f"tls_ca {config.tls_ca} cannot be used ({exc}): give certificates as PEM.") from exc
+        raise ConfigError(
+            f"{config.section}.tls_ca {config.tls_ca} cannot be used ({exc}): give certificates as PEM."
+        ) from exc
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

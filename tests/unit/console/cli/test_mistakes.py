@@ -75,7 +75,7 @@ def refused(path: Path, *overrides: str) -> str:
         ),
         ("reward.function=nope", f"there is no reward 'nope': use {', '.join(REWARDS)}, module:function."),
         ("data.train.0.reward=:mine", "there is no reward ':mine'"),
-        ("data.train.0.environment=nope", "there is no environment 'nope': use module:Class."),
+        ("data.train.0.environment=nope", "there is no environment 'nope': use agent, module:Class."),
         ("worker.rewards=[nope]", "worker.rewards.0 (the argument --worker.rewards): there is no reward 'nope'"),
         ("worker.environments=[nope]", "there is no environment 'nope'"),
         ("reward.pool.functions=[nope]", "there is no reward 'nope'"),
