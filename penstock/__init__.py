@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from penstock.records.job import Job as Job
     from penstock.records.sample import Sample as Sample
     from penstock.records.sample_meta import CompletedGroup as CompletedGroup
+    from penstock.workers.agents.conversation import ConversationEnvironment as ConversationEnvironment
+    from penstock.workers.agents.conversation import ConversationFull as ConversationFull
+    from penstock.workers.agents.tool_environment import ToolEnvironment as ToolEnvironment
     from penstock.workers.jobs.environments import Environment as Environment
     from penstock.workers.jobs.environments import Observation as Observation
     from penstock.workers.rewards.judges import Judge as Judge
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
 #: Public name -> its module.
 _LAZY = {
     "PostprocessHook": "penstock.hooks.signatures",
+    "ConversationEnvironment": "penstock.workers.agents.conversation",
+    "ConversationFull": "penstock.workers.agents.conversation",
+    "ToolEnvironment": "penstock.workers.agents.tool_environment",
     "ConvertHook": "penstock.hooks.signatures",
     "AllSamplesHook": "penstock.hooks.signatures",
     "SampleRow": "penstock.history.row",
@@ -109,6 +115,8 @@ __all__ = [
     "CompletedGroup",
     "Config",
     "ConfigError",
+    "ConversationEnvironment",
+    "ConversationFull",
     "ConvertHook",
     "DataEnded",
     "EngineMetrics",
@@ -141,6 +149,7 @@ __all__ = [
     "Scorer",
     "Sender",
     "Shards",
+    "ToolEnvironment",
     "Trackers",
     "Trainer",
     "TrlRollouts",

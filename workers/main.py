@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -47,6 +48,7 @@ from penstock.weights.serving import token_of
 from penstock.workers.agents.agents import Agents
 from penstock.workers.agents.chat import ChatTemplate
 from penstock.workers.agents.endpoint import Endpoint
+from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.agents.parsing import AnswerParser
 from penstock.workers.engine import Engine
 from penstock.workers.engine_supervisor import Caretaker
@@ -151,7 +153,9 @@ class Worker:
             valves=Valves(),
             rewards=rewards,
             frozen=FrozenModels(config),
-            environments=Environments(allowed_environments(config), rewards.judges),
+            environments=Environments(
+                allowed_environments(config), rewards.judges, partial(ModelChat, config, engine, tokenizer)
+            ),
             generating=Generating(config),
             sample_hooks=SampleHooks(config),
             tokenizer=tokenizer,

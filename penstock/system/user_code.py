@@ -8,6 +8,7 @@ tasks and callbacks that it leaves on our loop, and forks that return from it.
 import asyncio
 import contextlib
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -28,6 +29,15 @@ CLOSE_S = 5.0
 
 class Raised(Exception):
     """The user's code raised, or its process died. The text continues a sentence after the name of that code."""
+
+
+def has_parameter(code: Callable[..., Any], name: str) -> bool:
+    """Return whether a function, or the constructor of a class, has a parameter of this name."""
+    try:
+        return name in inspect.signature(code).parameters
+    # Some functions written in C have no signature.
+    except (TypeError, ValueError):
+        return False
 
 
 def find(name: str, what: str) -> Any:
@@ -84,7 +94,7 @@ async def bounded(
         TimeoutError: it took longer; it is cancelled and abandoned.
         Raised: it raised anything, including ``sys.exit`` or a cancellation of its own.
     """
-    task = asyncio.create_task(_guarded(work, passes), name=name)
+    task = asyncio.create_task(guarded(work, passes), name=name)
     task.add_done_callback(_retrieve_exception)
     try:
         await asyncio.wait({task}, timeout=limit_s)
@@ -99,7 +109,8 @@ async def bounded(
     return task.result()
 
 
-async def _guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exception], ...]) -> T:
+async def guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exception], ...] = ()) -> T:
+    """Return the result of ``work``, as a task of its own; raises as ``bounded``."""
     task, pid = asyncio.current_task(), os.getpid()
     try:
         return await work()

@@ -40,6 +40,7 @@ from penstock.workers.rewards import score
 from tests.integration.docs_blocks import ROOT, Block, blocks
 from tests.missing import need
 from tests.tiny_model import make_tiny_model
+from tests.unit.workers.agents.conversation_parts import ScriptedEngine, run_environment, tool_call
 
 LIMIT_S = 240.0
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -162,6 +163,7 @@ EXECUTED = (
     "docs/tutorial.md: penstock run run.yaml --plan",
     "docs/tutorial.md: penstock run run.yaml --run=hints",
     "docs/workers.md: from penstock import Observation",
+    "docs/workers.md: from penstock import ToolEnvironment",
     "docs/workers.md: from penstock import Scorer",
 )
 
@@ -780,6 +782,16 @@ def test_an_environment_of_ones_own() -> None:
         return await calculator.step(sample)
 
     assert asyncio.run(play()).text == "=2\n"
+
+
+def test_an_environment_with_tools() -> None:
+    space: dict[str, Any] = {}
+    exec(block("docs/workers.md: from penstock import ToolEnvironment").text, space)
+    engine = ScriptedEngine(tool_call("add", {"a": 1, "b": 2}), "3")
+
+    sample, _ = asyncio.run(run_environment(space["Calculator"], engine))
+
+    assert sample.reward == 1.0
 
 
 def test_targets_of_make_that_pages_name_are_there() -> None:

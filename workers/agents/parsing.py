@@ -38,6 +38,8 @@ class Answer:
     content: str
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    #: Whether it ended at a limit of its length.
+    is_truncated: bool = False
 
     def to_message(self) -> dict[str, Any]:
         """Return the answer as a message of OpenAI's API, with ``reasoning_content``."""

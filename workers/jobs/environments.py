@@ -31,11 +31,12 @@ from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
 from penstock.records.causes import CodeCalled
 from penstock.records.job import Job
 from penstock.records.sample import Sample
-from penstock.system.user_code import Raised, bounded, find
+from penstock.system.user_code import Raised, bounded, find, has_parameter
 from penstock.text import format_exc, safe_repr, utf8_safe
 from penstock.workers.hooks.open_calls import CODE, calling
 from penstock.workers.hooks.read_back import read_back
-from penstock.workers.rewards.judges import PARAMETER, Judges, takes_judges
+from penstock.workers.rewards.judges import PARAMETER as JUDGES
+from penstock.workers.rewards.judges import Judges
 
 T = TypeVar("T")
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 CLOSE_S = 5.0
 #: Ids are stored as int32.
 MAX_TOKEN = 2**31
+#: Parameter of constructors for the conversations with the model.
+CHAT = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +182,26 @@ class Environments:
         allowed: import paths, ``module:Class``, or ``agent``, of the worker's own configuration. Jobs come from Redis,
             and a client of that Redis must not choose what is imported here.
         judges: passed to environments whose constructor has a parameter of this name.
+        chat: makes the argument ``chat`` of environments whose constructor has one (``agents/model_chat.py``).
 
     Raises:
         ConfigError: one of ``allowed`` cannot be imported, or is not an environment.
     """
 
-    def __init__(self, allowed: Iterable[str] = (), judges: Judges | None = None) -> None:
+    def __init__(
+        self, allowed: Iterable[str] = (), judges: Judges | None = None, chat: Callable[[], object] | None = None
+    ) -> None:
         names = dict.fromkeys(allowed)
         self._has_agents = AGENT in names
         self._classes = {path: load_environment(path) for path in names if path != AGENT}
-        given = {PARAMETER: judges if judges is not None else Judges(())}
+        given: dict[str, object] = {JUDGES: judges if judges is not None else Judges(())}
+        if chat is not None and any(has_parameter(made, CHAT) for made in self._classes.values()):
+            given[CHAT] = chat()
         #: Constructor arguments by import path.
-        self._given = {path: given if takes_judges(made) else {} for path, made in self._classes.items()}
+        self._given = {
+            path: {name: value for name, value in given.items() if has_parameter(made, name)}
+            for path, made in self._classes.items()
+        }
 
     def check(self, job: Job) -> None:
         """Raise ConfigError if a job names an environment this worker may not make. Imports nothing."""

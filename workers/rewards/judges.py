@@ -9,7 +9,6 @@ A function or class with a parameter ``judges`` gets them, by their names in the
 Addresses come only from the worker's own configuration, or from the plan of the fleet that started it.
 """
 
-import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from penstock.config.reward import JudgeConfig
 from penstock.config.sampling import check_sampling
 from penstock.errors import ConfigError, JudgeError
 from penstock.records.job import JobFailure
+from penstock.system.user_code import has_parameter
 from penstock.text import safe_repr, utf8_safe
 from penstock.workers.rewards.service import PathMissing, Service, ServiceAway, ServiceFailed
 
@@ -197,11 +197,7 @@ class Judges(Mapping[str, Judge]):
 
 def takes_judges(code: Callable[..., Any]) -> bool:
     """Return whether a function, or the constructor of a class, has a parameter for judges."""
-    try:
-        return PARAMETER in inspect.signature(code).parameters
-    # Some functions written in C have no signature.
-    except (TypeError, ValueError):
-        return False
+    return has_parameter(code, PARAMETER)
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:

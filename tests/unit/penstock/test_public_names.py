@@ -12,12 +12,13 @@ import penstock
 ROOT = Path(__file__).parents[3]
 PARTS = ("console", "producer", "workers", "buffer", "consumers")
 PUBLIC = [
-    "AllSamplesHook", "Batch", "CompletedGroup", "Config", "ConfigError", "ConvertHook", "DataEnded",
+    "AllSamplesHook", "Batch", "CompletedGroup", "Config", "ConfigError", "ConversationEnvironment",
+    "ConversationFull", "ConvertHook", "DataEnded",
     "EngineMetrics", "Environment", "EvalLogHook", "GenerateHook", "Job", "Judge", "JudgeError", "Judges",
     "Observation", "OwnershipLost", "PenstockError", "PostprocessHook", "Receiver", "Request", "Requests",
     "RewardsHook", "RolesApart", "RolloutDataset", "RolloutHook", "RolloutLogHook", "RolloutManager", "RowSource",
-    "Sample", "SampleHook", "SampleRow", "SamplesHook", "Score", "Scorer", "Sender", "Shards", "Trackers", "Trainer",
-    "TrlRollouts", "WaitTimeout", "__version__", "concatenated", "score",
+    "Sample", "SampleHook", "SampleRow", "SamplesHook", "Score", "Scorer", "Sender", "Shards", "ToolEnvironment",
+    "Trackers", "Trainer", "TrlRollouts", "WaitTimeout", "__version__", "concatenated", "score",
 ]  # fmt: skip
 
 
