@@ -21,8 +21,11 @@ class JailConfig(Section):
 
     #: auto: the first of bwrap, namespaces and filters (docs/rewards.md) that holds on this machine, which is tried
     #: before it is used; where none holds the start is refused. One of them: that one, or the start is refused.
-    #: none: no jail; answers may do what the worker's user may.
-    kind: Literal["auto", "bwrap", "namespaces", "filters", "none"] = "auto"
+    #: none: no jail; answers may do what the worker's user may. sandbox: the service at ``url``.
+    kind: Literal["auto", "bwrap", "namespaces", "filters", "none", "sandbox"] = "auto"
+    #: Address of a service with SandboxFusion's API (``POST /run_code``), which isolates programs. Of the limits below
+    #: it gets the memory; output is bounded here.
+    url: str | None = None
     #: Address space of a process in bytes; where a cgroup may be made, also the memory of all of them together.
     memory_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
     #: Most processes and threads.
@@ -33,6 +36,15 @@ class JailConfig(Section):
     output_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
     #: Folders that programs may read, beside the system's libraries and the interpreter: absolute paths.
     readable: list[Annotated[str, AfterValidator(_absolute)]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _url_is_of_its_kind(self) -> Self:
+        if (self.kind == "sandbox") != (self.url is not None):
+            raise ValueError("kind sandbox and url belong together: set both, or neither")
+        if self.url is not None and not can_be_posted_to(self.url):
+            # It may hold a secret: it is not repeated.
+            raise ValueError("url is no address that can be posted to: give http://HOST:PORT or https://HOST:PORT")
+        return self
 
 
 class CodeConfig(Section):

@@ -24,6 +24,7 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
         (("redis", "url"), values["redis"]["url"]),
         (("engine", "url"), values["engine"]["url"]),
         (("reward", "remote", "url"), values["reward"]["remote"]["url"]),
+        (("reward", "jail", "url"), values["reward"]["jail"]["url"]),
         (("trainer", "delta_store"), values["trainer"]["delta_store"]),
     ]
     urls += [(("redis", "payload_servers", name), url) for name, url in values["redis"]["payload_servers"].items()]

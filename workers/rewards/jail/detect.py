@@ -13,6 +13,7 @@ from penstock.errors import ConfigError
 from penstock.workers.rewards.jail.backends import NO_WARDEN, WARDENS, Warden
 from penstock.workers.rewards.jail.jail import Jail, JailError
 from penstock.workers.rewards.jail.mounts import walls
+from penstock.workers.rewards.jail.sandbox import Sandbox
 from penstock.workers.rewards.jail.task import Limits, Task
 
 #: Probe program: prints the forbidden actions that succeeded.
@@ -71,7 +72,7 @@ def _holes(jail: Jail) -> list[str]:
     return [str(one) for one in found]
 
 
-def find_jail(config: RewardConfig) -> Jail:
+def find_jail(config: RewardConfig) -> Jail | Sandbox:
     """Return the jail for ``reward.jail``, probed on this machine. Blocks for a moment the first time.
 
     Raises:
@@ -81,9 +82,11 @@ def find_jail(config: RewardConfig) -> Jail:
 
 
 @lru_cache(maxsize=8)
-def _found(jail: str, python: str | None, test_s: float) -> Jail:
+def _found(jail: str, python: str | None, test_s: float) -> Jail | Sandbox:
     config = JailConfig.model_validate_json(jail)
     built, limits = walls(python, config.readable), Limits.of(config, test_s)
+    if config.url is not None:
+        return Sandbox(config.url, limits)
     if config.kind == "none":
         return Jail(NO_WARDEN, built, limits)
     why = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.config.reward import CodeConfig
 from penstock.workers.rewards.jail.jail import Jail
+from penstock.workers.rewards.jail.sandbox import Sandbox
 from penstock.workers.rewards.jail.task import End, Ended, Task
 from penstock.workers.rewards.kinds.boxed import after_thoughts
 from penstock.workers.rewards.kinds.code_tests import Cases, is_right, read_tests
@@ -38,7 +39,7 @@ class Workshop:
     """The jail and the configuration of programs in answers."""
 
     config: CodeConfig
-    jail: Jail
+    jail: Jail | Sandbox
 
 
 def read_label(label: str) -> None:
