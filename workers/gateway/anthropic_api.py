@@ -19,11 +19,8 @@ from penstock.workers.gateway.turns import (
     token_limit,
 )
 
-#: Parameters that the run decides, or that change nothing.
-_IGNORED = frozenset({
-    "model", "temperature", "top_p", "top_k", "metadata", "thinking", "service_tier", "cache_control", "inference_geo",
-    "speed",
-})  # fmt: skip
+#: Parameters that would constrain an answer, or change what it contains.
+_REFUSED = frozenset({"container", "mcp_servers", "output_format"})
 _HONOURED = ("messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "output_config")
 
 #: Type of an error, by status.
@@ -51,7 +48,7 @@ class Messages:
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
-        ignored = check_fields(body, _HONOURED, _IGNORED)
+        ignored = check_fields(body, _HONOURED, _REFUSED) + _check_choice(body.get("tool_choice"))
         output = body.get("output_config")
         if output is not None and (not isinstance(output, dict) or output.keys() - {"effort"}):
             raise invalid("output_config can only have effort: answers are not constrained.")
@@ -67,7 +64,7 @@ class Messages:
             found += _converted(message, f"messages.{index}")
         return TurnRequest(
             messages=found,
-            tools=[] if _forbids_calls(body.get("tool_choice")) else _tools(body),
+            tools=[] if (body.get("tool_choice") or {}).get("type") == "none" else _tools(body),
             max_tokens=limit,
             stop=stops(body, "stop_sequences"),
             stream=flag(body, "stream"),
@@ -106,15 +103,15 @@ class Messages:
         return _event(self.error(error))
 
 
-def _forbids_calls(choice: Any) -> bool:
-    """Return whether tool_choice forbids calls. Raises ApiError for a choice that would constrain the answer."""
+def _check_choice(choice: Any) -> tuple[str, ...]:
+    """Return tool_choice if it is ignored. Raises ApiError for one that would constrain the answer to a tool."""
     if choice is None:
-        return False
-    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
-        raise invalid("tool_choice can only be of type auto or none: answers are not constrained.")
+        return ()
+    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none", "any"):
+        raise invalid("tool_choice can only be of type auto, none or any: answers are not constrained to a tool.")
     if flag(choice, "disable_parallel_tool_use"):
         raise invalid("tool_choice.disable_parallel_tool_use cannot be honoured: remove it.")
-    return bool(choice["type"] == "none")
+    return ("tool_choice any",) if choice["type"] == "any" else ()
 
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -20,11 +20,12 @@ from penstock.workers.gateway.turns import (
     token_limit,
 )
 
-#: Parameters that the run decides, or that change nothing.
-_IGNORED = frozenset({
-    "model", "temperature", "top_p", "top_k", "min_p", "seed", "user", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "reasoning_effort", "verbosity", "metadata", "store", "service_tier", "safety_identifier",
-    "prompt_cache_key", "prompt_cache_retention", "prediction",
+#: Parameters of OpenAI, SGLang and vLLM that would constrain an answer, or change what a request or an answer contains.
+_REFUSED = frozenset({
+    "allowed_token_ids", "audio", "bad_words", "continue_final_message", "custom_logit_processor", "ebnf",
+    "function_call", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "input_ids", "json_schema", "logits_processors", "prompt_logprobs", "prompt_token_ids", "regex",
+    "return_hidden_states", "structural_tag", "structured_outputs", "tokens", "use_beam_search", "web_search_options",
 })  # fmt: skip
 _SHARED = ("stream", "stream_options", "max_tokens", "stop", "logprobs", "n", "logit_bias", "response_format")
 _CHAT = (*_SHARED, "messages", "tools", "tool_choice", "parallel_tool_calls", "max_completion_tokens",
@@ -67,7 +68,7 @@ class Chat(_OpenAI):
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
-        ignored = check_fields(body, _CHAT, _IGNORED)
+        ignored = check_fields(body, _CHAT, _REFUSED) + _check_choice(body.get("tool_choice"))
         _check_shared(body)
         if body.get("top_logprobs"):
             raise invalid("top_logprobs cannot be honoured: only the logprobs of generated tokens are recorded.")
@@ -81,7 +82,7 @@ class Chat(_OpenAI):
         limit = token_limit(body, "max_completion_tokens")
         return TurnRequest(
             messages=[_message(one, f"messages.{index}") for index, one in enumerate(messages)],
-            tools=[] if _forbids_calls(body.get("tool_choice")) else _tools(body),
+            tools=[] if body.get("tool_choice") == "none" else _tools(body),
             max_tokens=token_limit(body, "max_tokens") if limit is None else limit,
             stop=stops(body, "stop"),
             stream=flag(body, "stream"),
@@ -131,7 +132,7 @@ class Completions(_OpenAI):
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """Return the request. Raises ApiError if it is invalid or cannot be honoured."""
-        ignored = check_fields(body, _COMPLETION, _IGNORED)
+        ignored = check_fields(body, _COMPLETION, _REFUSED)
         _check_shared(body)
         if flag(body, "echo") or body.get("suffix") or body.get("best_of") not in (None, 1):
             raise invalid("echo, suffix and best_of cannot be honoured: remove them.")
@@ -212,11 +213,13 @@ def _include_usage(body: Mapping[str, Any]) -> bool:
     return flag(options, "include_usage")
 
 
-def _forbids_calls(choice: Any) -> bool:
-    """Return whether tool_choice forbids calls. Raises ApiError for a choice that would constrain the answer."""
+def _check_choice(choice: Any) -> tuple[str, ...]:
+    """Return tool_choice if it is ignored. Raises ApiError for one that would constrain the answer to a tool."""
     if choice in (None, "auto", "none"):
-        return bool(choice == "none")
-    raise invalid("tool_choice can only be auto or none: answers are not constrained.")
+        return ()
+    if choice == "required":
+        return ("tool_choice required",)
+    raise invalid("tool_choice can only be auto, none or required: answers are not constrained to a tool.")
 
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from aiohttp import web
 from penstock.config import Config
 from penstock.errors import EpisodeKeyInvalid, ProtocolError, QueueUnavailable
 from penstock.protocol.episode_key import EpisodeKey, key_digest, read_key
+from penstock.text import safe_repr
 from penstock.workers.gateway.anthropic_api import Messages
 from penstock.workers.gateway.connections import Connections
 from penstock.workers.gateway.metrics import Tally
@@ -34,6 +35,8 @@ MAX_OPEN_BYTES = 512 * 1024 * 1024
 MAX_WAIT_S = 60
 #: Most characters of the error that ends an episode.
 MAX_FAILURE = 4_000
+#: Most names of ignored parameters that are logged.
+MAX_REPORTED = 100
 #: Status in the metrics of a request whose client left before its answer.
 _LEFT = 499
 
@@ -216,10 +219,11 @@ class GatewayServer:
         return turn
 
     def _report(self, ignored: tuple[str, ...]) -> None:
-        """Log parameters that the run decides, each once."""
-        if new := set(ignored) - self._reported - {"model"}:
-            self._reported |= new
-            log.info("agents' %s ignored: the run's configuration decides", ", ".join(sorted(new)))
+        """Log ignored parameters, each once, and not without end: agents invent names."""
+        room = MAX_REPORTED - len(self._reported)
+        if new := sorted(set(ignored) - self._reported - {"model"})[:room]:
+            self._reported |= set(new)
+            log.info("agents' %s ignored: the run's configuration decides", ", ".join(map(safe_repr, new)))
 
     async def _body(self, request: web.BaseRequest) -> Mapping[str, Any]:
         """Read the body of an authorized request: an object of JSON, within the limits of bytes and time."""

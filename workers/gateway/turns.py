@@ -10,6 +10,8 @@ from penstock.text import safe_repr
 
 #: Most stop sequences of a request, and most characters of one.
 MAX_STOPS, MAX_STOP = 16, 256
+#: Most characters of an ignored parameter's name that are logged.
+MAX_NAME = 64
 
 
 class ApiError(PenstockError):
@@ -124,16 +126,16 @@ class Format(Protocol):
         """Return the event by which a stream that has begun ends with an error."""
 
 
-def check_fields(body: Mapping[str, Any], honoured: Iterable[str], ignored: frozenset[str]) -> tuple[str, ...]:
-    """Return the ignored parameters of a request; null counts as absent.
+def check_fields(body: Mapping[str, Any], honoured: Iterable[str], refused: frozenset[str]) -> tuple[str, ...]:
+    """Return the parameters of a request that are ignored: all but the honoured ones.
 
     Raises:
-        ApiError: it has another parameter than these and the honoured ones.
+        ApiError: it has one of ``refused``; null, false and empty values count as absent.
     """
     given = {name for name, value in body.items() if value is not None}
-    if unknown := sorted(given - ignored - set(honoured)):
-        raise invalid(f"{unknown[0][:100]!r} cannot be honoured: remove it from the request.")
-    return tuple(sorted(given & ignored))
+    if found := sorted(name for name in given & refused if body[name]):
+        raise invalid(f"{found[0]} cannot be honoured: remove it from the request.")
+    return tuple(sorted(name[:MAX_NAME] for name in given.difference(honoured)))
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool:

@@ -1,13 +1,14 @@
 """Requests of both APIs: what cannot be honoured is refused, and what the run decides is ignored."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.workers.gateway.anthropic_api import Messages
 from penstock.workers.gateway.openai_api import Chat, Completions
-from penstock.workers.gateway.turns import ApiError, Turn, TurnRequest
+from penstock.workers.gateway.turns import ApiError, Format, Turn, TurnRequest
 
 USER = {"role": "user", "content": "Hi?"}
 CHAT = {"messages": [USER]}
@@ -23,13 +24,16 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         {"logit_bias": {"5": 1}},
         {"response_format": {"type": "json_object"}},
         {"response_format": "text"},
-        {"tool_choice": "required"},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"parallel_tool_calls": False},
         {"top_logprobs": 2, "logprobs": True},
         {"modalities": ["text", "audio"]},
         {"functions": [{"name": "f"}]},
-        {"guided_json": {}},
+        {"guided_json": {"type": "object"}},
+        {"regex": "a|b"},
+        {"structured_outputs": {"choice": ["a"]}},
+        {"continue_final_message": True},
+        {"prompt_token_ids": [1]},
         {"stream": 1},
         {"stream_options": True},
         {"max_tokens": 0},
@@ -80,7 +84,6 @@ def test_what_a_completion_cannot_honour_is_400(more: dict[str, Any]) -> None:
     "more",
     [
         {"max_tokens": None},
-        {"tool_choice": {"type": "any"}},
         {"tool_choice": {"type": "tool", "name": "f"}},
         {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
         {"tool_choice": "auto"},
@@ -104,16 +107,30 @@ def test_what_messages_cannot_honour_is_400(more: dict[str, Any]) -> None:
     assert caught.value.status == 400
 
 
-def test_the_run_decides_sampling() -> None:
-    sampling = {"model": "m", "temperature": 0, "top_p": 0.5}
+@pytest.mark.parametrize(("api", "body"), [(Chat(), CHAT), (Completions(), COMPLETION), (Messages(), MESSAGES)])
+def test_the_run_decides_sampling_and_unknown_parameters_are_ignored(api: Format, body: dict[str, Any]) -> None:
+    more = {
+        "model": "m", "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1,
+        "ignore_eos": True, "min_tokens": 4, "chat_template_kwargs": {"enable_thinking": False}, "seed": 1,
+        "return_token_ids": True, "skip_special_tokens": False, "thinking": {"type": "disabled"}, "new" * 99: 1,
+    }  # fmt: skip
 
-    assert Chat().read(CHAT | sampling | {"seed": 1, "user": "u"}) == TurnRequest(
-        messages=[USER], ignored=("model", "seed", "temperature", "top_p", "user")
-    )
-    assert Completions().read(COMPLETION | sampling).ignored == ("model", "temperature", "top_p")
-    assert Messages().read(MESSAGES | sampling | {"thinking": {"type": "disabled"}}).ignored == (
-        "model", "temperature", "thinking", "top_p"
-    )  # fmt: skip
+    asked = api.read(body | more)
+
+    assert sorted(asked.ignored) == sorted(name[:64] for name in more)
+    assert replace(asked, ignored=()) == api.read(body)
+
+
+def test_a_required_call_is_left_to_the_policy() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    mine = {"name": "f", "input_schema": {}}
+
+    for asked in (
+        Chat().read(CHAT | {"tools": [tool], "tool_choice": "required"}),
+        Messages().read(MESSAGES | {"tools": [mine], "tool_choice": {"type": "any"}}),
+    ):
+        assert asked.tools == [tool]
+        assert "tool_choice" in asked.ignored[0]
 
 
 def test_null_is_as_good_as_absent() -> None:
