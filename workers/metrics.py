@@ -34,6 +34,12 @@ ACCEPT_RATE = slime("rollout/spec_accept_rate", "Share of drafted tokens that it
 ACCEPT_LENGTH = slime("rollout/spec_accept_length", "Tokens generated per check of a draft, since this worker started.")
 GENERATE = counter("worker_generate_seconds", "Time of committed samples' requests at the engine, summed over samples.")
 REWARD = counter("worker_reward_seconds", "Time of their rewards, summed over samples.")
+CODE_CALLS = counter("worker_code_calls", "Calls of rewards, hooks and environments (tools) that ended.", "call")
+CODE_FAILURES = counter(
+    "worker_code_failures", "Calls of rewards, hooks and environments that raised or timed out.", "call"
+)
+CODE_SECONDS = counter("worker_code_seconds", "Time of calls of rewards, hooks and environments.", "call")
+EPISODES = gauge("worker_agent_episodes", "Episodes of agents: waiting for an agent, and open.", "state")
 GROUP_REWARDS = counter("worker_group_rewards", "Rewards of whole groups (reward.group).")
 GROUP_REWARD = counter(
     "worker_group_reward_seconds", "Time of group rewards, reading the samples included, summed over groups."
@@ -70,7 +76,8 @@ REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not 
 
 SERIES = (
     TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, PROMPT, PROMPT_CACHED, RESENT, HIT_RATE, DRAFTED,
-    RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, GROUP_REWARDS,
+    RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, CODE_CALLS,
+    CODE_FAILURES, CODE_SECONDS, EPISODES, GROUP_REWARDS,
     GROUP_REWARD, FAILURES, CRASHES, HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, COPIES, COPY_BYTES,
     COPY, PREFIXES, PREFIX_BYTES, VERSION, RUNNING, SLOTS, REQUESTS, GPU_USE, GPU_USED, GPU_SIZE,
 )  # fmt: skip
@@ -92,6 +99,16 @@ class WorkerCollector(Collector):
         yield RUNNING.of(services.num_running)
         yield SLOTS.of(services.config.worker.slots)
         yield REQUESTS.of(engine.num_running)
+        yield from self._code()
+
+    def _code(self) -> Iterator[Metric]:
+        services = self._services
+        ended = list(services.open_calls.ended.items())
+        yield CODE_CALLS.each({call: one.calls for call, one in ended})
+        yield CODE_FAILURES.each({call: one.failures for call, one in ended})
+        yield CODE_SECONDS.each({call: one.seconds for call, one in ended})
+        if services.agents is not None:
+            yield EPISODES.each(services.agents.counts())
 
     def _sums(self) -> Iterator[Metric]:
         tally = self._services.tally

@@ -52,6 +52,11 @@ class Agents:
         self._idle_s = idle_s
         self._episodes: dict[tuple[str, int], AgentEpisode] = {}
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of episodes by state: waiting for an agent, or open. Safe in another thread."""
+        opened = [episode.opened.is_set() for episode in list(self._episodes.values())]
+        return {"waiting": opened.count(False), "open": opened.count(True)}
+
     async def verify(self) -> None:
         """Check that the engine has the parsers of section ``agents``. Blocks; raises ConfigError."""
         await self._parser.verify()

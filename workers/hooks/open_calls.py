@@ -35,6 +35,16 @@ class OpenCall:
     since_s: float
 
 
+@dataclass(slots=True)
+class Ended:
+    """Calls of one function that have ended."""
+
+    calls: int = 0
+    #: Those that raised or timed out.
+    failures: int = 0
+    seconds: float = 0.0
+
+
 class OpenCalls:
     """Open calls of one worker, by kind. Belongs to one event loop; none of its methods blocks."""
 
@@ -44,6 +54,8 @@ class OpenCalls:
         self._open: dict[str, dict[int, tuple[Call, float]]] = {}
         #: Kind -> how its last attempt failed.
         self._troubles: dict[str, str] = {}
+        #: User code, such as ``step module:Class`` -> its calls.
+        self.ended: dict[str, Ended] = {}
 
     @contextmanager
     def hears(self) -> Iterator[None]:
@@ -59,10 +71,19 @@ class OpenCalls:
         """Record a call as open inside the ``with``."""
         serial, calls = next(self._serial), self._open.setdefault(kind, {})
         calls[serial] = call, time.time()
+        began, failures = time.monotonic(), 0
         try:
             yield
+        except Exception:
+            failures = 1
+            raise
         finally:
             calls.pop(serial, None)
+            if isinstance(call, CodeCalled):
+                ended = self.ended.setdefault(f"{call.code} {call.function}", Ended())
+                ended.calls += 1
+                ended.failures += failures
+                ended.seconds += time.monotonic() - began
 
     def fail(self, kind: str, trouble: str) -> None:
         """Record that an attempt of a call failed; '': one succeeded."""

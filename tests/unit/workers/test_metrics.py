@@ -1,5 +1,6 @@
 """What a worker serves: sums of what the engine answered, shares of them, and GPUs; what there is not is absent."""
 
+import asyncio
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,9 +8,11 @@ from typing import Any, cast
 import pytest
 
 from penstock.protocol.presence import GpuLoad
+from penstock.records.causes import CodeCalled, ServiceCalled
 from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.workers.engine import Drafts, Segment
+from penstock.workers.hooks.open_calls import OpenCalls
 from penstock.workers.metrics import WorkerCollector
 from penstock.workers.presence import smoothed
 from penstock.workers.services import Services, Tally
@@ -17,12 +20,14 @@ from penstock.workers.services import Services, Tally
 JOB = Job(id="d/0/0", n=4)
 
 
-def served(tally: Tally, *gpus: GpuLoad) -> dict[tuple[str, ...], float]:
+def served(tally: Tally, *gpus: GpuLoad, calls: OpenCalls | None = None) -> dict[tuple[str, ...], float]:
     services = SimpleNamespace(
         tally=tally,
         gpus=lambda: gpus,
         engine=SimpleNamespace(version=3, num_running=0),
         num_running=0,
+        open_calls=calls or OpenCalls(),
+        agents=None,
         config=SimpleNamespace(worker=SimpleNamespace(slots=4)),
     )
     families = WorkerCollector(cast(Services, services)).collect()
@@ -52,6 +57,24 @@ def test_shares_are_over_all_answers_of_the_engine() -> None:
 def test_what_there_is_not_is_absent_and_not_0() -> None:
     names = {name for name, *_ in served(Tally())}
     assert not {name for name in names if name.startswith("rollout_") or "gpu" in name}
+
+
+async def test_calls_of_a_tool_are_counted_with_their_failures_and_time() -> None:
+    calls, step = OpenCalls(), CodeCalled("step", "tools:Search", "sample", "d/0/0/0")
+    with calls.of("code", step):
+        pass
+    with pytest.raises(ValueError, match="down"), calls.of("code", step):
+        raise ValueError("the index is down")
+    with pytest.raises(asyncio.CancelledError), calls.of("code", step):
+        raise asyncio.CancelledError
+    with calls.of("judge", ServiceCalled("judge", "http://judge")):
+        pass
+    found = {labels: value for labels, value in served(Tally(), calls=calls).items() if "_code_" in labels[0]}
+    assert found.pop(("penstock_worker_code_seconds_total", "step tools:Search")) > 0
+    assert found == {
+        ("penstock_worker_code_calls_total", "step tools:Search"): 3,
+        ("penstock_worker_code_failures_total", "step tools:Search"): 1,
+    }
 
 
 def test_copies_are_told_by_how_they_came() -> None:
