@@ -133,6 +133,19 @@ async def test_episodes_of_a_group_become_its_samples(
     play.assert_conserved(client, keys)
 
 
+async def test_a_program_of_the_worker_asks_by_the_chat_template(
+    client: redis.Redis, keys: Keys, agents: Callable[..., Config], fake: FakeEngine
+) -> None:
+    path = "tests.integration.worker_parts:Doubting"
+    [name] = admit(client, keys, [job(0, environment=path)])
+    async with working(agents(worker={"environments": [path]})):
+        await until(all_in(client, keys, [name], "ready"))
+    for meta, payload in read_group(client, keys, name):
+        assert text(payload.tokens.tolist()) == f"u>go<a>{text(ANSWER)}<u>on<a>{text(ANSWER)}"
+        assert (meta.reward, meta.num_turns) == (len(ANSWER) - 1, 2)
+    play.assert_conserved(client, keys)
+
+
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", ["drain", "abort"])

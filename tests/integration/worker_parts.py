@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock import ConversationEnvironment
 from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.workers.jobs.environments import Observation
@@ -178,3 +179,13 @@ def of_tokens(sample: Sample) -> dict[str, Any]:
 def sets_steps(sample: Sample) -> None:
     """As ``hooks.sample``."""
     sample.reward = of_steps(sample)  # type: ignore[assignment]
+
+
+class Doubting(ConversationEnvironment):
+    """Asks twice, and rewards the length of the second answer."""
+
+    async def run(self, job: Job) -> float:
+        question = {"role": "user", "content": "go"}
+        first = await self.ask([question])
+        second = await self.ask([question, first.to_message(), {"role": "user", "content": "on"}])
+        return float(len(second.content))

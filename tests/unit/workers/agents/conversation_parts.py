@@ -42,6 +42,8 @@ class ScriptedEngine:
 
     async def generate(self, input_ids: list[int], sampling: dict[str, Any], *, rid: str) -> Segment:
         self.prompts.append(TOKENIZER.decode(input_ids))
+        if not self.answers:
+            raise EngineDied("it has no more answers")
         ids = TOKENIZER.encode(self.answers.pop(0))
         most = sampling["max_new_tokens"]
         reason = "stop" if len(ids) < most else "length"
@@ -73,6 +75,7 @@ async def run_environment(
     job: Job = JOB,
     tokenizer: Any = TOKENIZER,
     settings: Settings | None = None,
+    partial: Sample | None = None,
 ) -> tuple[Sample, Any]:
     settings = settings or Settings()
     environment = kind(ModelChat(settings, engine, tokenizer))  # type: ignore[arg-type]
@@ -85,6 +88,7 @@ async def run_environment(
             tokenizer=tokenizer,
             rollout=settings.rollout,
             environment=environment,
+            partial=partial,
         )
     finally:
         await environment.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import ConversationEnvironment, ConversationFull, ToolEnvironment
-from penstock.errors import ConfigError, EnvironmentRaised
+from penstock.errors import ConfigError, EngineDied, EnvironmentRaised
 from penstock.records.job import Job
 from penstock.records.sample import Sample
 from penstock.workers.agents.model_chat import ModelChat
@@ -104,6 +104,22 @@ async def test_a_sample_without_room_gets_its_reward_too(limits: dict[str, int],
     assert sample.status == "truncated"
     assert sample.reward == sample.num_turns == turns
     assert environment.conversation[-1]["role"] == "tool", "the call of the last turn was made"
+
+
+async def test_another_worker_repeats_the_calls_of_a_replayable_environment() -> None:
+    class Repeated(Calculator):
+        replayable = True
+
+    sample, last = Sample(JOB, 0), Engine("3")
+    with pytest.raises(EngineDied):
+        await run(Repeated, Engine(call("add", {"a": 1, "b": 2})), partial=sample)
+    generated = sample.tokens.copy()
+
+    _, environment = await run(Repeated, last, partial=sample)
+
+    assert last.prompts == [TOKENIZER.decode(generated)], "only the second turn is generated"
+    assert (sample.reward, sample.num_turns, sample.tokens[: len(generated)]) == (1.0, 2, generated)
+    assert [one["role"] for one in environment.conversation] == ["user", "assistant", "tool", "assistant"]
 
 
 async def test_an_answer_that_is_cut_ends_the_sample() -> None:
