@@ -187,6 +187,23 @@ async def test_a_running_turn_is_not_closed_for_silent_connections(
             writer.close()
 
 
+async def test_one_episode_has_a_limit_of_open_requests(config: Config, client: redis.Redis, keys: Keys) -> None:
+    worker = PlayedWorker(client, keys, "w.1")
+    async with worker.up(), gateway(config) as url:
+        worker.hold()
+        running = [asyncio.create_task(send(url, json.dumps(GOOD))) for _ in range(server.MAX_OPEN_REQUESTS)]
+        asked = [await worker.asked.get() for _ in running]
+        assert (await send(url, json.dumps(GOOD)))[0] == 429
+        other = asyncio.create_task(send(url, json.dumps(GOOD), key=key_of(k=1)))
+        for one in (*asked, await worker.asked.get()):
+            one.answer()
+
+        assert {(await one)[0] for one in (*running, other)} == {200}
+        again = asyncio.create_task(send(url, json.dumps(GOOD)))
+        (await worker.asked.get()).answer()
+        assert (await again)[0] == 200
+
+
 async def test_a_connection_beyond_the_limit_of_running_turns_is_503(
     config: Config, client: redis.Redis, keys: Keys
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ PING_S = 10.0
 MAX_OPEN_BYTES = 512 * 1024 * 1024
 #: Longest wait of ``POST /v1/episodes`` for an episode.
 MAX_WAIT_S = 60
+#: Most open requests of one episode: its agent may be a program that is not trusted.
+MAX_OPEN_REQUESTS = 32
 #: Most characters of the error that ends an episode.
 MAX_FAILURE = 4_000
 #: Most names of ignored parameters that are logged.
@@ -49,6 +52,8 @@ _STREAM = {
 
 #: Bytes of a request's body that were read.
 _BYTES = web.RequestKey("bytes", int)
+#: Sample of the episode whose key authorized a request.
+_SAMPLE = web.RequestKey("sample", str)
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -67,6 +72,8 @@ class GatewayServer:
         self._routing = routing
         self._tally = tally
         self._open_bytes = 0
+        #: Open requests of each episode, by its sample.
+        self._open_requests: Counter[str] = Counter()
         #: Ignored parameters that were logged.
         self._reported: set[str] = set()
         self.connections = Connections(self._answer, config.agents.max_connections, tally)
@@ -88,12 +95,23 @@ class GatewayServer:
         path, status = request.path if request.path in self._paths else "other", _LEFT
         try:
             response = await self._respond(request)
+            # Written here, so that the connection is not closed for another one before.
+            await response.prepare(request)
+            await response.write_eof()
             status = response.status
             return response
         finally:
             self._tally.requests[path, str(status)] += 1
             self._open_bytes -= request.get(_BYTES, 0)
+            self._release(request)
             self.connections.free(request.protocol)
+
+    def _release(self, request: web.BaseRequest) -> None:
+        """Stop counting a request among the open ones of its episode."""
+        if (sample := request.get(_SAMPLE)) is not None:
+            self._open_requests[sample] -= 1
+            if not self._open_requests[sample]:
+                del self._open_requests[sample]
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         format_: Format = self._unknown[request.path.startswith("/v1/messages")]
@@ -125,6 +143,10 @@ class GatewayServer:
         """Return the episode's key with which the request is authorized. Raises EpisodeKeyInvalid."""
         text = _credential(request)
         key = read_key(self._token, text)
+        if self._open_requests[key.sample] >= MAX_OPEN_REQUESTS:
+            raise ApiError(429, f"this episode has {MAX_OPEN_REQUESTS} open requests.", retry_after_s=RETRY_S)
+        self._open_requests[key.sample] += 1
+        request[_SAMPLE] = key.sample
         self.connections.keep(request.protocol)
         return text, key
 
