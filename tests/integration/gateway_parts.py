@@ -69,10 +69,12 @@ class PlayedWorker:
     asked: "asyncio.Queue[Asked]" = field(default_factory=asyncio.Queue)
     tls: ssl.SSLContext | None = None
     url: str = ""
+    #: Requests that arrived, authorized or not.
+    num_requests: int = 0
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Self]:
-        runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.0)
+        runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.01)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.tls).start()
         self._runner = runner
@@ -95,6 +97,7 @@ class PlayedWorker:
         self.client.hset(self.keys.group(job), mapping={"st": state, "own": self.name})
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.num_requests += 1
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": "no token"}, status=401)
         body = json.loads(await request.read())

@@ -268,6 +268,22 @@ async def test_errors_of_a_worker_reach_the_client_of_anthropic(
         await claude.messages.create(model=MODEL, max_tokens=9, messages=ASK)
 
 
+@pytest.mark.parametrize(
+    ("path", "ping"), [("/v1/chat/completions", b": waiting for the turn\n"), ("/v1/messages", b"event: ping\n")]
+)
+async def test_a_stream_is_kept_open_by_pings_until_its_turn_is_complete(
+    url: str, worker: PlayedWorker, monkeypatch: pytest.MonkeyPatch, path: str, ping: bytes
+) -> None:
+    monkeypatch.setattr(server, "PING_S", 0.001)
+    body = {"messages": ASK, "max_tokens": 9, "stream": True}
+    headers = {"Authorization": f"Bearer {key_of()}"}
+    async with aiohttp.ClientSession() as session, session.post(url + path, json=body, headers=headers) as response:
+        found = [await response.content.readline() for _ in range(9)]
+        (await worker.asked.get()).answer()
+        assert found.count(ping) >= 2
+        assert b"Hello." in await response.read()
+
+
 async def test_an_error_after_the_first_ping_ends_the_stream_with_it(
     agent: openai.AsyncOpenAI,
     claude: anthropic.AsyncAnthropic,

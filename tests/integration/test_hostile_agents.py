@@ -289,4 +289,4 @@ async def test_a_worker_that_redirects_is_not_followed(config: Config, client: r
             worker.hold()
 
             assert (await send(url, json.dumps(GOOD)))[0] == 502
-    assert other.asked.empty()
+    assert not other.num_requests
