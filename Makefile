@@ -8,7 +8,7 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters prometheus bubblewrap browser run examples several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
+.PHONY: setup venv engine adapters agents prometheus bubblewrap browser run examples several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
 
 help:
 	@echo "make setup      .venv, and .engine with SGLang on CPU"
@@ -24,6 +24,7 @@ help:
 	@echo "make chaos-night  the same for hours, each run kept as it ends"
 	@echo "make test-wide  tests with programs of others (Prometheus, a browser, trackers, Ray, verl and TRL), and long ones"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
+	@echo "make agents     the environment of frameworks for agents, for the tests of the gateway with them"
 	@echo "make bench      benchmarks (ARGS=NAME)"
 	@echo "make reference  docs/configuration.md, docs/metrics.md and docs/waits.md, from the code"
 	@echo "make release    the wheel, tried in a clean environment: what it brings works, and has the changelog's version"
@@ -60,6 +61,14 @@ adapters: .adapters/.ready
 	@.adapters/bin/pip install -q --disable-pip-version-check --no-deps --upgrade --target .adapters/vision torchvision==0.28.0 2> >(grep -v WARNING >&2)
 	@touch $@
 
+# Frameworks for agents, whose clients are newer than penstock's own.
+agents: .agents/.ready
+.agents/.ready: tests/agents/requirements.txt
+	@echo "setting up .agents, the environment of frameworks for agents (about a minute, 0.8 GB)"
+	@test -x .agents/bin/python || $(PYTHON) -m venv .agents
+	@.agents/bin/pip install -q --disable-pip-version-check -r $< 2> >(grep -v WARNING >&2)
+	@touch $@
+
 run: setup
 	@.venv/bin/penstock run $(CONFIG) $(ARGS)
 
@@ -83,7 +92,7 @@ test: setup
 	@.venv/bin/pytest tests --ignore tests/release $(WIDE:%=--ignore %) --ignore tests/chaos/test_defects.py \
 		-n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
-test-wide: setup adapters prometheus bubblewrap browser
+test-wide: setup adapters agents prometheus bubblewrap browser
 	@.venv/bin/pytest $(WIDE) -q $(ARGS)
 	@$(MAKE) -s examples ARGS=
 
@@ -160,4 +169,4 @@ bench: setup bubblewrap .bench/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .engine .bench .adapters .prometheus .bubblewrap runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .engine .bench .adapters .agents .prometheus .bubblewrap runs .mypy_cache .ruff_cache .pytest_cache

@@ -66,6 +66,8 @@ class FakeEngine:
         self.peak = 0
         #: Tokens that it makes of each image.
         self.image_tokens = 4
+        #: Returns the ids of the answer to a prompt, with the sampling parameters; None: ``length`` ids.
+        self.script: Callable[[list[int], dict[str, Any]], list[int]] | None = None
         #: Answers that were asked for as a stream.
         self.num_streamed = 0
         #: Batches that it received.
@@ -354,10 +356,13 @@ class FakeEngine:
         budget = int(body["sampling_params"]["max_new_tokens"])
         if budget == 0:
             return self._scores(body["input_ids"][body["logprob_start_len"] :])
-        stream = await self._stream(request, body, FIRST[:budget]) if body.get("stream") else None
         length = 6 if self.short and body["rid"].startswith(self.short) else self.length
-        ids = [*FIRST, *[FILLER] * (length - 4), EOS][:budget]
-        finish = {"type": "length"} if len(ids) == budget and ids[-1] != EOS else {"type": "stop"}
+        answer = [*FIRST, *[FILLER] * (length - 4), EOS]
+        if self.script is not None and aborted is not None:
+            answer = self.script(body["input_ids"], body["sampling_params"])
+        ids = answer[:budget]
+        stream = await self._stream(request, body, ids[: len(FIRST)]) if body.get("stream") else None
+        finish = {"type": "length"} if len(answer) > budget else {"type": "stop"}
         held_by = self.rest if body["rid"].startswith(self.held) else self.open
         if aborted is not None and not held_by.is_set():
             waits = [asyncio.create_task(event.wait()) for event in (held_by, aborted)]
@@ -381,11 +386,11 @@ class FakeEngine:
             "weight_version": self.version,
             "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}] if ids else [],
         }
-        answer = json.dumps({"output_ids": ids, "meta_info": meta})
+        text = json.dumps({"output_ids": ids, "meta_info": meta})
         if stream is not None:
-            await stream.write(b"data: " + answer.encode() + b"\n\ndata: [DONE]\n\n")
+            await stream.write(b"data: " + text.encode() + b"\n\ndata: [DONE]\n\n")
             return stream
-        return web.Response(text=answer, content_type="application/json")
+        return web.Response(text=text, content_type="application/json")
 
     def _scores(self, tokens: list[int]) -> web.Response:
         """A token's logprob is minus its id over a hundred; the first one has none."""

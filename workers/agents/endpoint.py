@@ -40,7 +40,9 @@ class Endpoint:
             web.post("/fail", self._fail),
         ])  # fmt: skip
         # A gateway may die while a turn is generated; its agent asks again.
-        self._runner = web.AppRunner(app, logger=BAD_REQUESTS, handler_cancellation=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=BAD_REQUESTS, handler_cancellation=False, shutdown_timeout=1.0
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._config.host, 0, ssl_context=server_context(self._config))
         await site.start()

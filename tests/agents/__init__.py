@@ -1,0 +1,1 @@
+"""Programs of frameworks for agents, run in an environment of their own."""
