@@ -15,8 +15,8 @@ from penstock.metrics import server as server_metrics
 from penstock.metrics.series import Series
 from penstock.producer import main as producer_metrics
 from penstock.workers import metrics as worker_metrics
+from penstock.workers.agents.gateway import metrics as gateway_metrics
 from penstock.workers.fleet import state as fleet_metrics
-from penstock.workers.gateway import metrics as gateway_metrics
 from penstock.workers.rewards.pool import metrics as pool_metrics
 
 #: Heading of each section -> its series.

@@ -224,7 +224,7 @@ def serve(
     context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
 ) -> None:
     """Serve agents: a gateway by which they run episodes with clients of OpenAI or Anthropic."""
-    run_part("workers", "gateway", config, overrides_of(context), module="penstock.workers.gateway.main")
+    run_part("workers", "gateway", config, overrides_of(context), module="penstock.workers.agents.gateway.main")
 
 
 @app.command(context_settings=OVERRIDES)

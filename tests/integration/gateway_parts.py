@@ -18,7 +18,7 @@ from penstock.protocol.episode_key import make_key
 from penstock.protocol.presence import WorkerPresence
 from penstock.records.codec import pack
 from penstock.records.keys import Keys
-from penstock.workers.gateway.main import Gateway
+from penstock.workers.agents.gateway.main import Gateway
 from tests.integration.parts import make_config
 
 #: Token of the test's run, and that of a client.

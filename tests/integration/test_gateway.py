@@ -18,7 +18,7 @@ from penstock.protocol.waits import PublishedWaiting
 from penstock.records.causes import GateClosed
 from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
-from penstock.workers.gateway import routing, server
+from penstock.workers.agents.gateway import routing, server
 from tests.integration.docs_blocks import blocks
 from tests.integration.gateway_parts import (
     CALL,

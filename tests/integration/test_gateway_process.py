@@ -22,7 +22,7 @@ from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from penstock.system.processes import free_port
 from penstock.text import MASK, redact
-from penstock.workers.gateway import main
+from penstock.workers.agents.gateway import main
 from tests.integration.gateway_parts import CLIENT, TOKEN, PlayedWorker, gateway, gateway_config, key_of, turn
 from tests.integration.part_processes import StartPart, start_part
 from tests.integration.parts import PATIENCE_S
@@ -121,7 +121,7 @@ async def test_a_turn_that_is_running_at_the_end_is_cut_off(
 
 
 async def test_a_redis_that_is_away_is_503_and_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.workers.gateway.routing.REDIS_S", 0.1)
+    monkeypatch.setattr("penstock.workers.agents.gateway.routing.REDIS_S", 0.1)
     server = RedisServer(tmp_path / "redis")
     await asyncio.to_thread(server.start)
     try:

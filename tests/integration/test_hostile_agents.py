@@ -15,7 +15,7 @@ from penstock.config import Config
 from penstock.protocol.episode_key import make_key
 from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
-from penstock.workers.gateway import connections, server
+from penstock.workers.agents.gateway import connections, server
 from tests.integration.gateway_parts import JOB, TOKEN, PlayedWorker, gateway, gateway_config, key_of, turn
 
 CHAT = "/v1/chat/completions"

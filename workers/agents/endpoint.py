@@ -32,7 +32,8 @@ class Endpoint:
 
     async def start(self) -> None:
         """Listen on a free port. Raises OSError."""
-        app = web.Application(client_max_size=self._config.max_request_bytes, middlewares=[self._checked])
+        # A request is encoded again by the gateway, with its key.
+        app = web.Application(client_max_size=2 * self._config.max_request_bytes, middlewares=[self._checked])
         app.add_routes([
             web.post("/open", self._open),
             web.post("/turn", self._turn),

@@ -25,8 +25,8 @@ from penstock.redis.control import AsyncControl
 from penstock.system.stop import pause_s
 from penstock.text import format_exc, safe_repr
 from penstock.weights.serving import client_context
-from penstock.workers.gateway.metrics import Tally
-from penstock.workers.gateway.turns import ApiError, invalid
+from penstock.workers.agents.gateway.metrics import Tally
+from penstock.workers.agents.gateway.turns import ApiError, invalid
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from penstock.weights.serving import BAD_REQUESTS
-from penstock.workers.gateway.metrics import Tally
+from penstock.workers.agents.gateway.metrics import Tally
 
 #: Longest wait for the head of a request, from the connection's start or the last answer on.
 IDLE_S = 30.0

@@ -27,9 +27,9 @@ from penstock.redis.connect import connect
 from penstock.redis.control import Control
 from penstock.text import MASK, know, redact
 from penstock.weights.serving import server_context, token_of
-from penstock.workers.gateway.metrics import GatewayCollector, Tally
-from penstock.workers.gateway.routing import Routing
-from penstock.workers.gateway.server import GatewayServer
+from penstock.workers.agents.gateway.metrics import GatewayCollector, Tally
+from penstock.workers.agents.gateway.routing import Routing
+from penstock.workers.agents.gateway.server import GatewayServer
 
 log = logging.getLogger(__name__)
 

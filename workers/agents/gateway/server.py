@@ -17,12 +17,12 @@ from penstock.config import Config
 from penstock.errors import EpisodeKeyInvalid, ProtocolError, QueueUnavailable
 from penstock.protocol.episode_key import EpisodeKey, key_digest, read_key
 from penstock.text import safe_repr
-from penstock.workers.gateway.anthropic_api import Messages
-from penstock.workers.gateway.connections import Connections
-from penstock.workers.gateway.metrics import Tally
-from penstock.workers.gateway.openai_api import Chat, Completions, models
-from penstock.workers.gateway.routing import RETRY_S, Routing
-from penstock.workers.gateway.turns import ApiError, Format, Turn, invalid
+from penstock.workers.agents.gateway.anthropic_api import Messages
+from penstock.workers.agents.gateway.connections import Connections
+from penstock.workers.agents.gateway.metrics import Tally
+from penstock.workers.agents.gateway.openai_api import Chat, Completions, models
+from penstock.workers.agents.gateway.routing import RETRY_S, Routing
+from penstock.workers.agents.gateway.turns import ApiError, Format, Turn, invalid
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.text import safe_repr
-from penstock.workers.gateway.turns import (
+from penstock.workers.agents.gateway.turns import (
     ApiError,
     Turn,
     TurnRequest,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.workers.gateway.anthropic_api import Messages
-from penstock.workers.gateway.openai_api import Chat, Completions
-from penstock.workers.gateway.turns import ApiError, Format, Turn, TurnRequest
+from penstock.workers.agents.gateway.anthropic_api import Messages
+from penstock.workers.agents.gateway.openai_api import Chat, Completions
+from penstock.workers.agents.gateway.turns import ApiError, Format, Turn, TurnRequest
 
 USER = {"role": "user", "content": "Hi?"}
 CHAT = {"messages": [USER]}
