@@ -42,8 +42,8 @@ class RolloutConfig(Section):
     #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
     environment_timeout_s: Seconds = 300.0
     #: Most tokens of a sample under one lease; then it is handed back with its prefix, without a charge,
-    #: and any worker continues it; not with routed_experts among ``sides``, and not if a hook makes the
-    #: samples. None: no limit.
+    #: and any worker continues it; not with routed_experts among ``sides``, and not if a hook or an agent
+    #: makes the samples. None: no limit.
     lease_tokens: Positive | None = None
     #: No loss on tokens of a finished sample that are older than its newest one.
     mask_offpolicy_in_partial_rollout: bool = False

@@ -62,7 +62,7 @@ class Agents:
         await self._parser.verify()
 
     async def begin(self, sample: Sample, attempt: int) -> AgentEpisode:
-        """Return the episode of a sample once an agent has opened it, at once if it has turns."""
+        """Return the episode of a sample once an agent has opened it, at once if it continues or is over."""
         episode = AgentEpisode(
             sample,
             attempt,
@@ -72,7 +72,7 @@ class Agents:
             max_turns=self._max_turns,
         )
         self._episodes[sample.job.id, sample.k] = episode
-        if any(sample.generated):
+        if sample.is_over or episode.has_turns(sample):
             return episode
         try:
             with calling(_OPEN, AgentAwaited(sample.id)):
@@ -84,7 +84,10 @@ class Agents:
 
     async def end(self, episode: AgentEpisode) -> None:
         """Forget an episode, and tell its agent."""
-        self._episodes.pop((episode.job.id, episode.k), None)
+        name = episode.job.id, episode.k
+        # A worker that lost the job may have leased it again, with an episode of its own.
+        if self._episodes.get(name) is episode:
+            del self._episodes[name]
         await episode.close()
 
     def open(self) -> dict[str, Any] | None:

@@ -77,6 +77,25 @@ class ChatTemplate:
         ids = self._following(plain, answer, tools, generated)
         return None if ids is None else self._without_end(ids, generated)
 
+    def text_continuation(self, answer: str, rest: str, generated: Sequence[int]) -> list[int] | None:
+        """Return the ids of the text behind a generated answer, without the end of the answer that was generated.
+
+        Args:
+            answer: text of the answer, without the stop that ended it.
+            rest: all text that follows it.
+            generated: ids of the answer; they include the stop.
+
+        Returns:
+            None if ids that only grow cannot express it: a stop text was generated, and ``rest`` omits it.
+        """
+        text = self._tokenizer.decode(list(generated), skip_special_tokens=False)
+        end = text[len(answer) :] if text.startswith(answer) else ""
+        if rest.startswith(end):
+            rest = rest[len(end) :]
+        elif generated[-1] not in self._special_ids:
+            return None
+        return self.encode(rest) or None
+
     def _following(
         self, messages: list[Message], answer: int, tools: Tools, generated: Sequence[int]
     ) -> list[int] | None:
@@ -195,6 +214,8 @@ def _normal_message(message: object, where: str) -> Message:
     if (reasoning := plain.pop("reasoning", None)) and not plain.get("reasoning_content"):
         plain["reasoning_content"] = reasoning
     if calls := plain.pop("tool_calls", None):
+        if not isinstance(calls, list):
+            raise ValueError(f"{where}.tool_calls is {safe_repr(calls)}, which is not a list of calls.")
         plain["tool_calls"] = [_normal_call(call, f"{where}.tool_calls") for call in calls]
     return plain
 

@@ -13,15 +13,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import orjson
+
 from penstock.errors import EpisodeFailed, EpisodeMoved, EpisodeSuperseded, ProtocolError
+from penstock.records.codec import unpack
 from penstock.records.job import Job
-from penstock.records.sample import MAX_PARTS, Sample
+from penstock.records.sample import MAX_PARTS, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
 from penstock.workers.agents.requests import Limits, Request, RequestInvalid
 from penstock.workers.jobs.environments import Observation
+from penstock.workers.jobs.episodes import unpacked_state
 
 #: Most requests of an episode that wait for their turn.
 MAX_WAITING = 64
+#: Most bytes of the fields beside an agent's reward, as JSON: they have to fit into the record of a sample.
+MAX_INFO_BYTES = 64 * 1024
 #: Most characters of an agent's error.
 MAX_ERROR = 4000
 
@@ -84,9 +90,12 @@ class AgentEpisode:
     ) -> None:
         self.job = sample.job
         self.k = sample.k
+        self._sample = sample
         self.attempt = attempt
         #: Nonce of its agent's key; None until an agent opens it.
         self.nonce: str | None = None
+        #: Nonces of agents whose conversation was forgotten.
+        self._superseded: set[str | None] = set()
         self.opened = asyncio.Event()
         self.timeout_s = idle_s
         self._answering = answering
@@ -95,7 +104,7 @@ class AgentEpisode:
         self._turns: list[Turn] = []
         self._limits = Limits()
         self._waiting: asyncio.Queue[Request | End] = asyncio.Queue(MAX_WAITING)
-        #: The request whose turn is being generated.
+        #: The request that is being answered.
         self._current: Request | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._end: End | None = None
@@ -105,11 +114,22 @@ class AgentEpisode:
         return {"max_new_tokens": self._limits.max_tokens, "stop": list(self._limits.stop)}
 
     def open(self, nonce: str) -> None:
-        """Give the episode to the agent with this key; raise EpisodeSuperseded if another one has it."""
-        if self.nonce not in (None, nonce):
+        """Give the episode to the agent with this key.
+
+        Raises:
+            EpisodeSuperseded: another agent has it, or it started over since this one had it.
+        """
+        if self.nonce not in (None, nonce) or nonce in self._superseded:
             raise EpisodeSuperseded
         self.nonce = nonce
         self.opened.set()
+
+    def has_turns(self, sample: Sample) -> bool:
+        """Return whether a sample has turns of this attempt; those of an earlier one are not continued."""
+        if sample.state is None:
+            return False
+        snapshot = unpacked_state(sample.state)[2]
+        return bool(snapshot) and unpack(snapshot, "the snapshot of an episode")["attempt"] == self.attempt
 
     async def ask(self, request: Request) -> dict[str, Any]:
         """Return the answer to a request. Blocks until its turn is durable.
@@ -154,7 +174,7 @@ class AgentEpisode:
             try:
                 tokens = self._fitting(request.start())
             except RequestInvalid as exc:
-                _refuse(request, exc)
+                self._refuse(exc)
                 continue
             self._begin(request, 0, len(tokens))
             return Observation(tokens=tokens)
@@ -174,10 +194,11 @@ class AgentEpisode:
             try:
                 observation = await self._observation(sample, request)
             except RequestInvalid as exc:
-                _refuse(request, exc)
+                self._refuse(exc)
                 continue
             if observation is not None:
                 return observation
+            self._current = None
 
     async def snapshot(self) -> dict[str, Any]:
         return {
@@ -202,10 +223,11 @@ class AgentEpisode:
         self._limits = Limits(most, tuple(stop))
 
     async def close(self) -> None:
-        """Tell the agent how the episode ended here."""
+        """Tell the agent how the episode ended here: a complete one only if its end was stored."""
         if self._ended.done():
             return
-        if self._end is not None:
+        is_stored = self._sample.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+        if self._end is not None and (is_stored or self._end.error):
             self._ended.set_result(None)
         else:
             self._ended.set_exception(EpisodeMoved())
@@ -215,19 +237,32 @@ class AgentEpisode:
     def _start_over(self) -> None:
         """Forget the conversation: its version was abandoned, or it could not be continued."""
         self._drop(EpisodeSuperseded())
+        self._superseded.add(self.nonce)
         self._turns, self.nonce = [], None
         self.opened.clear()
 
     def _drop(self, exc: Exception) -> None:
         """End all requests that wait with an error."""
-        waiting = [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
-        current, self._current = self._current, None
-        for request in (*waiting, current):
-            if isinstance(request, Request):
-                _refuse(request, exc)
+        self._refuse(exc)
+        while not self._waiting.empty():
+            item = self._waiting.get_nowait()
+            if isinstance(item, Request):
+                self._current = item
+                self._refuse(exc)
 
     async def _next(self) -> Request | End:
-        return await self._waiting.get()
+        """Return the next request, which is then the current one, or the end."""
+        item = await self._waiting.get()
+        if isinstance(item, Request):
+            self._current = item
+        return item
+
+    def _refuse(self, exc: Exception) -> None:
+        """End the current request with an error."""
+        request, self._current = self._current, None
+        if request is not None and not request.answered.done():
+            request.answered.set_exception(exc)
+            request.answered.exception()  # marks it as retrieved: the agent may be gone
 
     def _begin(self, request: Request, part: int, start: int) -> None:
         """Record that a turn begins at token ``start`` of the sample."""
@@ -311,12 +346,6 @@ class AgentEpisode:
         sample.reward_info = {**sample.reward_info, **(end.info or {})}
 
 
-def _refuse(request: Request, exc: Exception) -> None:
-    if not request.answered.done():
-        request.answered.set_exception(exc)
-        request.answered.exception()  # marks it as retrieved: the agent may be gone
-
-
 def read_end(body: Any) -> End:
     """Return the end in the body of ``POST /finish`` or ``/fail``. Raises RequestInvalid."""
     if not isinstance(body, dict):
@@ -326,4 +355,10 @@ def read_end(body: Any) -> End:
         raise RequestInvalid(f"reward is {safe_repr(reward)}: give a number, or null to have it computed")
     if not isinstance(info, dict) or not isinstance(error, str):
         raise RequestInvalid("info has to be an object, and error a text")
+    try:
+        is_large = len(orjson.dumps(info)) > MAX_INFO_BYTES
+    except TypeError as exc:  # only its depth can be wrong: it was parsed from JSON
+        raise RequestInvalid("info is nested too deeply") from exc
+    if is_large:
+        raise RequestInvalid(f"info is larger than {MAX_INFO_BYTES:,} bytes: keep less of it")
     return End(None if reward is None else float(reward), info, error)

@@ -162,7 +162,8 @@ class TextRequest(Request):
         return self._chat.encode(self.text)
 
     def continuation(self, size: int, length: int, generated: Sequence[int]) -> list[int] | None:
-        return self._chat.encode(self.text[size + length :])
+        end = size + length
+        return self._chat.text_continuation(self.text[size:end], self.text[end:], generated)
 
 
 def message_key(message: dict[str, Any]) -> list[Any]:

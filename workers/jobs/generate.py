@@ -236,6 +236,8 @@ class _Maker:
         self.sampling = self.run_sampling | ({"stop": stop} if stop else {})
         self.stops = StopRule.of(self.sampling, self.tokenizer, self.engine.eos_token_ids)
         self.max_new = min(self.run_max_new, limits.get("max_new_tokens") or self.run_max_new)
+        # An agent waits for this turn: the other samples of the job, which end before it is handed back, may need it.
+        self.lease_end = None
 
     async def take_step(self, environment: Environment) -> None:
         """Let the environment respond to the turn, which may end the sample."""

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import EnvironmentRaised, EnvironmentTimeout, EpisodeMoved, EpisodeSuperseded
+from penstock.errors import EnvironmentRaised, EnvironmentTimeout, EpisodeMoved, EpisodeSuperseded, LeaseLost
 from penstock.records.sample import Drawn, Sample
-from penstock.workers.agents.episode import AgentEpisode, End, Turn
+from penstock.workers.agents.chat import ChatTemplate
+from penstock.workers.agents.episode import AgentEpisode, End, Turn, read_end
 from penstock.workers.agents.requests import Request, RequestInvalid, read_request
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.unit.workers.jobs.test_episodes import Stored
-from tests.unit.workers.jobs.test_generate import JOB, Letters, ScriptedEngine, make, segment, until
+from tests.unit.workers.jobs.test_generate import EOS, JOB, ROLLOUT, Letters, ScriptedEngine, make, segment, until
 
 LETTERS = Letters()
 AGENTS = replace(JOB, environment="agent")
@@ -22,6 +23,9 @@ AGENTS = replace(JOB, environment="agent")
 
 class Chat:
     """Renders a message as the first letter of its role and its content; ``g`` begins an answer, ``z`` ends it."""
+
+    _tokenizer, _special_ids = LETTERS, frozenset({EOS})
+    text_continuation = ChatTemplate.text_continuation
 
     def encode(self, text: str) -> list[int]:
         return LETTERS.encode(text, add_special_tokens=False)
@@ -61,6 +65,7 @@ class Play:
     """A sample that is being generated, with the episode that drives it."""
 
     def __init__(self, *answers: Any, partial: Sample | None = None, store: Stored | None = None, **options: Any):
+        self.rollout = options.pop("rollout", ROLLOUT)
         self.store = store or Stored()
         self.store.sample.job = AGENTS
         if partial is not None:
@@ -80,6 +85,7 @@ class Play:
                 environment=self.episode,
                 store=self.store,
                 account=self.account,
+                rollout=self.rollout,
             )
         finally:
             await self.episode.close()
@@ -290,3 +296,109 @@ async def test_an_episode_that_its_worker_hands_back_sends_its_agent_elsewhere()
         await asked
     with pytest.raises(EpisodeMoved):
         await play.ask(user("a"))
+
+
+class Unstored(Stored):
+    """Stores turns, and never the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def __call__(self) -> None:
+        if not self.sample.is_over:
+            return await super().__call__()
+        self.ends.set()
+        if self.failure is not None:
+            raise self.failure
+        await asyncio.Event().wait()
+        return None
+
+
+@pytest.mark.parametrize("failure", [None, LeaseLost("job d/0/0")])
+async def test_an_end_that_could_not_be_stored_is_not_acknowledged(failure: Exception | None) -> None:
+    play = Play("xy", store=(store := Unstored()))
+    store.failure = failure
+    await play.ask(user("a"))
+    finishing = asyncio.create_task(play.episode.finish(End(1.0)))
+    await store.ends.wait()
+    play.task.cancel()
+    await asyncio.wait({play.task})
+    with pytest.raises(EpisodeMoved):
+        await finishing
+
+
+async def test_a_key_whose_conversation_was_forgotten_does_not_reach_the_next_one() -> None:
+    play = Play("xy", "vw")
+    await play.ask(user("a"))
+    starting_over = asyncio.create_task(play.episode.reset(AGENTS))
+    await until(lambda: play.episode.nonce is None)
+    with pytest.raises(EpisodeSuperseded):
+        play.episode.open("n")
+    starting_over.cancel()
+    await play.finish()
+
+
+async def test_a_request_is_ended_with_its_episode_whatever_it_waits_for() -> None:
+    repeats = asyncio.Event()
+
+    async def never_twice(sample: Sample, index: int, turn: Turn, request: Request) -> dict[str, Any]:
+        if turn.answer:
+            repeats.set()
+            await asyncio.Event().wait()
+        return await answering(sample, index, turn, request)
+
+    play = Play("xy", answering=never_twice)
+    await play.ask(user("a"))
+    again = asyncio.create_task(play.ask(user("a")))
+    await repeats.wait()
+    play.task.cancel()
+    await asyncio.wait({play.task})
+    with pytest.raises(EpisodeMoved):
+        await again
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "seen", "parts"),
+    [
+        (segment("xyobs", "stop"), "abxyobscd", "abxyobs" + "cd", []),
+        (segment("xyobs", "stop"), "abxycd", "abxycd", [7]),
+        (segment("xyobs", "stop"), "abxyobs", "abxyobs", [7]),
+        (segment("xyo", "length"), "abxyocd", "abxyo" + "cd", []),
+        (segment("xy", "stop", eos=True), "abxycd", "abxy" + chr(96) + "cd", []),
+        (segment("xy", "stop", eos=True), "abxy" + chr(96) + "cd", "abxy" + chr(96) + "cd", []),
+    ],
+)
+async def test_T8_the_stop_of_an_answer_is_not_repeated_behind_it(
+    answer: Segment, text: str, seen: str, parts: list[int]
+) -> None:
+    play = Play(answer, "vw")
+    for prompt in ("ab", text):
+        request = read_request({"prompt": prompt, "stop": ["obs"], "is_retry": False}, Chat())  # type: ignore[arg-type]
+        await play.episode.ask(request)
+    assert text_of(play.engine.asked[1][0]) == seen
+    assert (await play.finish()).parts == parts
+
+
+async def test_an_agent_is_not_kept_waiting_by_the_tokens_of_a_lease() -> None:
+    """Its job is handed back when the other samples have ended, and the same agent may have to begin those."""
+    rollout = ROLLOUT.model_copy(update={"lease_tokens": 1})
+    play = Play("xyz", rollout=rollout)
+    assert await play.ask(user("a")) == "xyz"
+    assert play.engine.asked[0][1]["max_new_tokens"] == 10
+    assert (await play.finish()).status == "completed"
+
+
+def test_an_end_is_refused_that_does_not_fit_into_a_record() -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    for info, why in (({"log": "x" * 64 * 1024}, "info is larger than 65,536 bytes"), ({"a": deep}, "too deeply")):
+        with pytest.raises(RequestInvalid, match=why):
+            read_end({"info": info})
+
+
+def test_calls_that_are_no_list_are_refused() -> None:
+    with pytest.raises(RequestInvalid, match=r"messages\[0\].tool_calls is 7"):
+        asks({"role": "assistant", "content": "x", "tool_calls": 7}, user("b"))  # type: ignore[dict-item]
