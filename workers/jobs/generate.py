@@ -245,16 +245,16 @@ class _Maker:
         if store is not None:
             await store()
         observation = await step(environment, sample, timeout_s, self.call_of("step"))
-        if observation is None or observation.done:
-            sample.is_over = True
-        elif sample.num_turns >= self.max_turns or not self.observe(observation):
-            sample.is_over, sample.finish_reason = True, FinishReason.LENGTH
-        if sample.is_over:
-            sample.state = packed_state(sample)
-        elif store is None:
+        state, sample.is_over = None, observation is None or observation.done
+        if store is None:
             self.lease_end = None  # handing it back would lose its environment
-        else:
-            sample.state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
+        elif not sample.is_over:
+            # First, or a worker that stops now would store the observation without its state.
+            state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
+        is_last = sample.num_turns >= self.max_turns
+        if observation is not None and not sample.is_over and (is_last or not self.observe(observation)):
+            sample.is_over, sample.finish_reason = True, FinishReason.LENGTH
+        sample.state = packed_state(sample) if sample.is_over else state
         if store is not None:
             await store()
         self.use_limits(environment)
