@@ -1,5 +1,6 @@
 """A sample of several turns is continued in a new environment, from whatever was stored when its worker was killed."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ async def test_a_sample_that_is_over_is_not_stepped_again_and_keeps_what_its_env
     assert (environment.seen, again.status) == ([], "completed")
 
 
-async def test_an_observation_whose_snapshot_failed_is_not_stored_with_the_one_before() -> None:
+async def test_an_observation_whose_snapshot_failed_is_left_out_and_its_step_is_repeated() -> None:
     class Fails(Saved):
         async def snapshot(self) -> Any:
             if len(self.seen) == 2:
@@ -228,8 +229,28 @@ async def test_an_observation_whose_snapshot_failed_is_not_stored_with_the_one_b
     sample = Sample(JOB, 0)
     with pytest.raises(EnvironmentRaised):
         await make(ScriptedEngine(*answers(*TURNS)), partial=sample, environment=Fails(), store=Stored())
-    assert sample.num_turns == 3
-    assert kept(sample).state is None
+    assert (sample.num_turns, len(sample.turns)) == (2, 2)
+    engine, account = ScriptedEngine(*answers(*TURNS)[2:]), Drawn()
+    done = await make(engine, partial=kept(sample), environment=Saved(), account=account)
+    assert (done.turns, account) == (TURNS, Drawn())
+
+
+async def test_a_sample_that_is_handed_back_during_a_snapshot_continues_with_its_turns() -> None:
+    class Slow(Saved):
+        async def snapshot(self) -> Any:
+            if len(self.seen) == 2:
+                reached.set()
+                await asyncio.Event().wait()
+            return await super().snapshot()
+
+    reached, stored = asyncio.Event(), Stored()
+    task = asyncio.create_task(whole(Slow(), stored))
+    await reached.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    account, engine = Drawn(), ScriptedEngine(*answers(*TURNS)[2:])
+    done = await make(engine, partial=kept(stored.sample), environment=Saved(), account=account)
+    assert (done.turns, account, engine.answers) == (TURNS, Drawn(), [])
 
 
 async def test_a_state_that_changes_later_is_stored_as_it_was() -> None:
