@@ -152,10 +152,11 @@ class Sample:
             del values[length:]
 
     def mask_offpolicy(self) -> None:
-        """Mask tokens older than the newest version from the loss; they still count as generated."""
-        newest = max(self.versions, default=-1)
-        pairs = zip(self.loss_mask, self.versions, strict=True)
-        self.loss_mask = [mask if version == newest else 0 for mask, version in pairs]
+        """Mask tokens older than the newest version of their part from the loss; they still count as generated."""
+        for begin, end in pairwise([0, *self.parts, len(self.tokens)]):
+            newest = max(self.versions[begin:end], default=-1)
+            pairs = zip(self.loss_mask[begin:end], self.versions[begin:end], strict=True)
+            self.loss_mask[begin:end] = [mask if version == newest else 0 for mask, version in pairs]
 
     @property
     def last_turn_start(self) -> int:
