@@ -136,6 +136,11 @@ async def test_a_stop_id_is_not_parsed_and_nothing_is_without_tools(
     parse.assert_awaited_once_with("3", TOOLS, "qwen25")
 
 
+async def test_a_stop_text_is_not_part_of_an_answer(faked: SglangEngine) -> None:
+    parser = AnswerParser(faked, TOKENIZER, "other", None)
+    assert await parser.parse(TOKENIZER.encode("3;4;"), TOOLS, "a", ["x", ";"]) == Answer("3")
+
+
 @pytest.mark.parametrize("answer", [[], {}, {"calls": [{}], "normal_text": ""}, {"calls": [], "normal_text": 1}])
 async def test_a_malformed_answer_of_a_parser_is_an_error(
     faked: SglangEngine, monkeypatch: pytest.MonkeyPatch, answer: Any

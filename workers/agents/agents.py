@@ -148,6 +148,6 @@ class Agents:
             return Answer(text)
         while True:
             try:
-                return await self._parser.parse(ids, request.tools, name)
+                return await self._parser.parse(ids, request.tools, name, request.limits.stop)
             except EngineDied:
                 await asyncio.sleep(_RETRY_S)

@@ -94,12 +94,19 @@ class AnswerParser:
         """Return whether an answer of a model that was offered ``tools`` is more than text."""
         return self._reasoning_parser is not None or (self._tool_call_parser is not None and bool(tools))
 
-    async def parse(self, generated: Sequence[int], tools: Sequence[Mapping[str, Any]] | None, name: str) -> Answer:
+    async def parse(
+        self,
+        generated: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None,
+        name: str,
+        stops: Sequence[str] = (),
+    ) -> Answer:
         """Return the parts of an answer; text that cannot be parsed is content.
 
         Args:
             generated: ids of the answer; a stop id may be the last one.
             name: of the sample and its turn: the same name gives calls the same ids.
+            stops: texts that end an answer, and are not part of it.
 
         Raises:
             EngineDied: the connection was lost.
@@ -108,6 +115,8 @@ class AnswerParser:
         if ids and ids[-1] in self._engine.eos_token_ids:
             ids.pop()
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        for stop in stops:
+            text = text.partition(stop)[0]
         reasoning, text = await self._separate_reasoning(text, name)
         content, calls = await self._parse_calls(text, tools or (), name)
         # A parser may remove the text of calls that it cannot read.
