@@ -493,6 +493,20 @@ async def test_no_worker_of_agents_is_429_with_the_reason(url: str, worker: Play
     assert "no worker that runs agents' episodes is ready" in answer["error"]["message"]
 
 
+async def test_a_draining_worker_is_asked_for_an_episode_after_others(
+    url: str, worker: PlayedWorker, client: redis.Redis, keys: Keys
+) -> None:
+    worker.show(state="draining")
+    worker.reply = lambda path, body: web.json_response({"key": key_of(nonce="draining")})
+    async with PlayedWorker(client, keys, "w.2").up() as other:
+        opening = asyncio.create_task(post(f"{url}/v1/episodes", CLIENT))
+        (await other.asked.get()).answer({"key": key_of(nonce="serving")})
+        assert (await opening)[1]["key"] == key_of(nonce="serving")
+        opening = asyncio.create_task(post(f"{url}/v1/episodes", CLIENT))
+        (await other.asked.get()).reply.set_result(web.Response(status=204))
+        assert (await opening)[1]["key"] == key_of(nonce="draining")
+
+
 async def test_a_client_waits_for_an_episode(url: str, worker: PlayedWorker) -> None:
     opening = asyncio.create_task(post(f"{url}/v1/episodes", CLIENT, {"wait_s": 60}))
     (await worker.asked.get()).reply.set_result(web.Response(status=204))

@@ -230,8 +230,10 @@ class Routing:
             self._spare.append((asyncio.get_running_loop().time(), found))
 
     async def _ask_workers(self) -> dict[str, Any] | None:
-        workers = [one for one in (await self._live_workers()).values() if _may_open(one)]
-        for worker in random.sample(workers, len(workers)):
+        workers = [one for one in (await self._live_workers()).values() if one.agents_url]
+        random.shuffle(workers)
+        # A draining worker can only complete the jobs that it holds if their episodes are opened.
+        for worker in sorted(workers, key=lambda one: one.state == WorkerState.DRAINING):
             try:
                 async with asyncio.timeout(OPEN_S):
                     answer = await self._post(worker, "/open", {})
@@ -246,7 +248,7 @@ class Routing:
         return None
 
     async def _why_no_episode(self) -> str:
-        if not any(_may_open(one) for one in (await self._live_workers()).values()):
+        if not any(one.agents_url for one in (await self._live_workers()).values()):
             return (
                 "no worker that runs agents' episodes is ready: start one, with a dataset whose environment is agent, "
                 "or see `penstock why`"
@@ -296,10 +298,6 @@ def _refused(worker: str, status: int, why: str) -> dict[str, Any]:
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="replace")
-
-
-def _may_open(worker: WorkerPresence) -> bool:
-    return bool(worker.agents_url) and worker.state != WorkerState.DRAINING
 
 
 def _check_runs(holder: Holder, key: EpisodeKey) -> None:
