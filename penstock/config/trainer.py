@@ -35,7 +35,7 @@ LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
 
 #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/losses.py).
 KLEstimator = Literal["k1", "k2", "k3"]
-TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 
 

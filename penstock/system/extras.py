@@ -14,7 +14,6 @@ EXTRAS = {
     "math_verify": "rewards",
     "matplotlib": "plots",
     "mcp": "mcp",
-    "mlflow": "mlflow",
     "openenv": "openenv",
     "opentelemetry": "telemetry",
     "pyarrow": "parquet",

@@ -1,4 +1,4 @@
-"""W&B, trackio and MLflow by their own libraries, offline: two starts of a trainer make one run, each step once."""
+"""W&B and trackio by their own libraries, offline: two starts of a trainer make one run, each step once."""
 
 import importlib.util
 import json
@@ -121,14 +121,13 @@ print("closed", flush=True)
 ENDS_S = 75.0
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_server_that_never_answers_does_not_hold_up_the_end(name: str, tmp_path: Path) -> None:
-    need(name)
+def test_a_server_that_never_answers_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    need("wandb")
     with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        servers = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "MLFLOW_TRACKING_URI": address}
+        servers = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}
         with subprocess.Popen(
-            [sys.executable, "-c", UNREACHABLE, str(tmp_path), name],
+            [sys.executable, "-c", UNREACHABLE, str(tmp_path), "wandb"],
             env={**os.environ, **servers},
             stdout=subprocess.PIPE,
         ) as trainer:
@@ -169,21 +168,3 @@ def test_trackio_in_a_folder(tmp_path: Path) -> None:
     assert [(row["step"], row["eval/held"]) for row in rows if "eval/held" in row] == [(10, 0), (11, 1)]
     assert [row["summary/steps"] for row in rows if "summary/steps" in row] == [5, 7]
     assert not any("hush" in file.read_text(errors="replace") for file in (tmp_path / "trackio").rglob("*.db*"))
-
-
-def test_mlflow_in_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need("mlflow")
-    from mlflow import MlflowClient
-
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run_twice(tmp_path, "mlflow")
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'r' / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("penstock")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
-    histories = {name: client.get_metric_history(run.info.run_id, name) for name in ("train/loss", "eval/held")}
-    told = {name: sorted((one.step, one.value) for one in history) for name, history in histories.items()}
-    assert told == {"train/loss": SHOWN, "eval/held": [(10, 0), (11, 1)]}
-    assert run.data.params["trainer.report_to"] == "['mlflow']"
-    assert "hush" not in str(run.data.params)
-    assert (run.data.tags["summary.audit"], run.info.status) == ("ok", "FINISHED")

@@ -1,1 +1,1 @@
-"""Experiment trackers for a trainer's figures: TensorBoard, W&B, trackio, MLflow, each with its own library."""
+"""Experiment trackers for a trainer's figures: TensorBoard, W&B and trackio, each with its own library."""

@@ -89,18 +89,6 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def flat(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Flatten a nested map to texts by dotted keys."""
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{name}.")
-        else:
-            found[name] = str(value)
-    return found
-
-
 #: Most bytes of a position's file.
 MAX_BYTES = 4096
 

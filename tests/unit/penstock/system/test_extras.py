@@ -17,7 +17,6 @@ NAMES = {
     "PIL": "pillow",
     "math_verify": "math-verify",
     "if_verifiable": "if-verifiable",
-    "mlflow": "mlflow-skinny",
     "openenv": "openenv-core",
     "opentelemetry": "opentelemetry-sdk",
     "pynvml": "nvidia-ml-py",
@@ -46,7 +45,7 @@ def test_each_package_is_in_the_extra_that_is_named() -> None:
 def test_all_has_every_extra_but_one_of_several_trackers_and_environments_of_others() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = map(Requirement, extras["all"])
-    apart = {"all", "dev", "bench", "trackio", "wandb", "mlflow", "mcp", "openenv", "reasoning-gym", "verifiers"}
+    apart = {"all", "dev", "bench", "trackio", "wandb", "mcp", "openenv", "reasoning-gym", "verifiers"}
     assert everything.extras == extras.keys() - apart
 
 

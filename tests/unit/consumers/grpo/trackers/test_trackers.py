@@ -86,7 +86,7 @@ def test_a_tracker_that_is_not_installed_names_its_extra(
 
 
 def test_a_tracker_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no tracker 'comet': choose tensorboard, wandb, trackio, mlflow"):
+    with pytest.raises(ConfigError, match="There is no tracker 'comet': choose tensorboard, wandb, trackio"):
         Trackers(config(tmp_path), ["comet"])
 
 
