@@ -12,6 +12,7 @@ from pathlib import Path
 
 #: What is measured on held-out prompts, by the name of an example; all of them go up.
 MEASURES = {
+    "agent": "score of held-out episodes",
     "code": "held-out programs that pass their tests",
     "digits": "held-out accuracy",
     "distillation": "held-out accuracy",

@@ -1,11 +1,12 @@
 """Make the data and the first policy of the digits example: sort five digits, ``38172=`` to ``12378``.
 
-    python examples/digits/prepare.py [--out DIR] [--seed N]
+    python examples/digits/prepare.py [--out DIR] [--seed N] [--rounds N]
 
 Writes ``train.jsonl`` and ``heldout.jsonl`` (``prompt``, ``label``; a tenth of all prompts is held out, by hash) and
 ``model/``, a Qwen2 of 362k parameters with a token per byte, warmed up until it is right sometimes: its
-demonstrations sort up with probability 0.3, else down, so that it knows how to sort but seldom sorts up. Takes about
-20 s; what was already made with the same settings is kept.
+demonstrations sort up with probability 0.3, else down, so that it knows how to sort but seldom sorts up. With
+``--rounds`` above 1 they are conversations, in which the prompt is repeated after each answer. Takes about 20 s for a
+round; what was already made with the same settings is kept.
 """
 
 import argparse
@@ -21,6 +22,10 @@ from pathlib import Path
 DIGITS = 5
 #: Most tokens of an answer: the digits, eos, and some room to be wrong in.
 MAX_NEW_TOKENS = 9
+#: Tokens of a prompt, and of its answer with eos.
+PART = DIGITS + 1
+#: Conversations are prompts and answers, one after the other.
+CHAT_TEMPLATE = "{% for one in messages %}{{ one.content }}{{ '<eos>' if one.role == 'assistant' }}{% endfor %}"
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Settings:
     batch: int = 64
     lr: float = 1e-3
     share_up: float = 0.3
+    #: Answers of a demonstration to its prompt.
+    rounds: int = 1
     hidden: int = 128
     layers: int = 2
     heads: int = 4
@@ -43,8 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "data", help="folder to write to")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1, help="answers of a demonstration")
     arguments = parser.parse_args()
-    print(prepare(arguments.out, Settings(seed=arguments.seed)))
+    print(prepare(arguments.out, Settings(seed=arguments.seed, rounds=arguments.rounds)))
 
 
 def prepare(out: Path, settings: Settings) -> str:
@@ -118,6 +126,7 @@ def make_tokenizer():  # type: ignore[no-untyped-def]  # transformers and torch 
         unk_token="<pad>",
         pad_token="<pad>",
         eos_token="<eos>",
+        chat_template=CHAT_TEMPLATE,
     )
 
 
@@ -170,11 +179,12 @@ def warm_up(model, tokenizer, settings: Settings) -> None:  # type: ignore[no-un
     rng = random.Random(settings.seed + 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.steps)
+    answered = [at for at in range(2 * PART * settings.rounds) if at % (2 * PART) >= PART]
     for _ in range(settings.steps):
-        rows = [demonstration(rng, settings.share_up) for _ in range(settings.batch)]
-        tokens = torch.tensor([[*tokenizer.encode(row), tokenizer.eos_token_id] for row in rows])
-        logits = model(input_ids=tokens).logits[:, DIGITS:-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, DIGITS + 1 :].flatten())
+        rows = [demonstration(rng, settings.share_up, settings.rounds) for _ in range(settings.batch)]
+        tokens = torch.tensor([tokenizer.encode(row) for row in rows])
+        logits = model(input_ids=tokens).logits[:, [at - 1 for at in answered]]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, answered].flatten())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -182,12 +192,13 @@ def warm_up(model, tokenizer, settings: Settings) -> None:  # type: ignore[no-un
         schedule.step()
 
 
-def demonstration(rng: random.Random, share_up: float) -> str:
-    """A prompt that is not held out, with an answer."""
+def demonstration(rng: random.Random, share_up: float, rounds: int = 1) -> str:
+    """A prompt that is not held out with an answer, ``rounds`` times."""
     while is_heldout(prompt := f"{rng.randrange(10**DIGITS):0{DIGITS}}="):
         pass
     answer = label_of(prompt)
-    return prompt + (answer if rng.random() < share_up else answer[::-1])
+    ups = (rng.random() < share_up for _ in range(rounds))
+    return "".join(f"{prompt}{answer if up else answer[::-1]}<eos>" for up in ups)
 
 
 def accuracy(model, tokenizer, prompts: list[str], draws: int = 4) -> float:  # type: ignore[no-untyped-def]

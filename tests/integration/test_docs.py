@@ -81,6 +81,8 @@ LISTED = {
     "docs/adapters.md: --rollout-function-path": "flags of slime: test_slime_rollout.py gives it just these",
     "docs/distillation.md: advantage_t =": "a formula",
     'docs/producer.md: {"prompt": [{"role"': "a line of a data set: tests/unit/producer/test_pictures.py",
+    "examples/agent/README.md: examples/run.sh agent": "minutes, with a real engine",
+    "examples/agent/README.md: PENSTOCK_AGENTS__CLIENTS": "minutes, with a real engine",
     "examples/judge/README.md: examples/run.sh judge": "minutes, with a real engine",
     "examples/distillation/README.md: examples/run.sh distillation": "minutes, with a real engine",
     "examples/code/README.md: examples/run.sh code": "minutes, with a real engine",

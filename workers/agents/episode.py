@@ -330,8 +330,8 @@ class AgentEpisode:
         """Return ``tokens``; raise RequestInvalid if a part of ``before`` tokens has no room for them and an answer."""
         if before + len(tokens) >= self._max_context:
             raise RequestInvalid(
-                f"context_length_exceeded: the context has {before + len(tokens)} tokens, and at most "
-                f"{self._max_context - 1} fit (rollout.max_context_tokens, and the engine's own limit)"
+                f"context_length_exceeded: the context has {before + len(tokens)} tokens, and the context "
+                f"length allows {self._max_context - 1} (rollout.max_context_tokens, and the engine's own limit)"
             )
         if not tokens:
             raise RequestInvalid("the request adds no token to the history")
