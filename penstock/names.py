@@ -41,6 +41,8 @@ REFERENCE_LOGPROBS = "reference_logprobs"
 PIXEL_VALUES, IMAGE_GRID = "pixel_values", "image_grid_thw"
 #: Side array of a reward: float32 [steps, 2], index of the token of the response that ends a step, and its reward.
 STEP_REWARDS = "step_rewards"
+#: Side array of a sample of several parts: the reward of each, float64 [parts], if its generate function set them.
+PART_REWARDS = "part_rewards"
 #: Side array of a mixture of experts: the experts of each position, uint8 or int16 [tokens - 1, layers, top_k] (T17).
 ROUTED_EXPERTS = "routed_experts"
 

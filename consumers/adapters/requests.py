@@ -122,8 +122,13 @@ class Requests:
         """Return the version of the last publication; 0 before the first. Blocks for one round trip."""
         return self.session.clock.read()
 
-    def answer(self, requests: Sequence[Request], timeout: float | None = None) -> list[list[RowArrays]]:
+    def answer(
+        self, requests: Sequence[Request], timeout: float | None = None, *, takes_parts: bool = False
+    ) -> list[list[RowArrays]]:
         """Return the samples of every request, in order, by k; blocks until all are complete (`penstock why`).
+
+        Args:
+            takes_parts: a sample of several parts is a row for each, adjacent; else it is refused.
 
         Raises:
             ProtocolError: a prompt is dead-lettered (with its reason), or a sample's payload is lost. The call's other
@@ -147,7 +152,8 @@ class Requests:
             with self.session.tally.waiting("batch"):
                 jobs = self.prompts.admit(requests, deadline)
                 batch = self._await(set(jobs), deadline)
-            groups = groups_of(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)
+            wanted = dict(zip(jobs, (one.n for one in requests), strict=True))
+            groups = groups_of(batch, wanted, version, takes_parts=takes_parts)
             if self.lane == "train":
                 self._check_temperatures(groups, dict(zip(jobs, requests, strict=True)))
         except (ConfigError, ProtocolError, WaitTimeout):
@@ -310,12 +316,14 @@ def eval_sampling(sampling: Mapping[str, Any], rollout: RolloutConfig, most_new_
     return own
 
 
-def groups_of(batch: Batch, wanted: Mapping[str, int], version: int) -> dict[str, list[RowArrays]]:
+def groups_of(
+    batch: Batch, wanted: Mapping[str, int], version: int, *, takes_parts: bool = False
+) -> dict[str, list[RowArrays]]:
     """Return the samples by job, ordered by k; raise if one is missing or older than ``version`` (T12)."""
     groups: dict[str, list[RowArrays]] = {job: [] for job in wanted}
     for one in rows_of(batch):
         groups[one.row.job].append(one)
-        if one.row.begin >= 0:
+        if one.row.begin >= 0 and not takes_parts:
             raise ProtocolError(
                 f"Sample {one.row.payload_id} has several parts, and an answer is one sequence here: let penstock's "
                 "producer read the prompts, and train its batches."
@@ -327,7 +335,7 @@ def groups_of(batch: Batch, wanted: Mapping[str, int], version: int) -> dict[str
                 f"Sample {one.row.sample} holds tokens of version {one.row.oldest}, but was asked of version {version}."
             )
     for job, n in wanted.items():
-        groups[job].sort(key=lambda one: one.row.k)
-        if len(groups[job]) != n:
-            raise ProtocolError(f"Job {job} has {len(groups[job])} answers instead of {n}: its group was closed early.")
+        groups[job].sort(key=lambda one: (one.row.k, one.row.part))
+        if (found := len({one.row.k for one in groups[job]})) != n:
+            raise ProtocolError(f"Job {job} has {found} answers instead of {n}: its group was closed early.")
     return groups

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError
-from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from penstock.names import PART_REWARDS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.records.manifest import Row
 
 #: Deepest nesting of a value.
@@ -63,6 +63,8 @@ class RowArrays:
     teacher_logprobs: NDArray[np.float32] | None = None
     #: Reference policy logprobs (``rollout.reference``), likewise.
     reference_logprobs: NDArray[np.float32] | None = None
+    #: Own reward of a part, if its generate function returned several samples with rewards; None: the sample's.
+    part_reward: float | None = None
 
     @property
     def prompt(self) -> NDArray[np.int64]:
@@ -88,9 +90,15 @@ def rows_of(batch: Batch) -> list[RowArrays]:
     names += [name for name in (TEACHER_LOGPROBS, REFERENCE_LOGPROBS) if batch.has_side(name)]
     arrays = batch.arrays(names)
     lost = set(batch.lost)
+    rewards = batch.side(PART_REWARDS) if batch.has_side(PART_REWARDS) else len(batch.rows) * [None]
     found = []
     for i, row in enumerate(batch.rows):
         gone = row.sample in lost
         length = 0 if gone else int(arrays["lengths"][i])
-        found.append(RowArrays(row, int(arrays["rows"][i]), **{n: arrays[n][i, :length] for n in names}, lost=gone))
+        values = {name: arrays[name][i, :length] for name in names}
+        found.append(RowArrays(row, int(arrays["rows"][i]), **values, lost=gone, part_reward=_part_of(rewards[i], row)))
     return found
+
+
+def _part_of(rewards: NDArray[Any] | None, row: Row) -> float | None:
+    return None if rewards is None else float(rewards[row.part])

@@ -131,12 +131,17 @@ def args_of(config: Config) -> Namespace:
         "rollout_top_k": sampling.get("top_k", -1),
         "rollout_max_response_len": sampling.get("max_new_tokens"),
         "rollout_max_context_len": rollout.max_context_tokens,
+        "eval_max_context_len": rollout.max_context_tokens,
         "rollout_stop": sampling.get("stop"),
         "rollout_stop_token_ids": sampling.get("stop_token_ids"),
         "rollout_skip_special_tokens": False,
         "reward_key": None,
         "eval_reward_key": None,
         "group_rm": False,
+        "rm_type": None,
+        "rm_url": None,
+        "custom_rm_path": None,
+        "custom_generate_function_path": None,
         "partial_rollout": False,
         "mask_offpolicy_in_partial_rollout": False,
         "use_rollout_routing_replay": False,
@@ -183,8 +188,26 @@ def begun(sample: Sample, prompt: Any) -> Any:
     return sample.seen
 
 
+class PartRewards(list[Any]):
+    """Rewards of the samples that a custom generate function returned for one, in order."""
+
+
+def as_list(made: Any) -> list[Any]:
+    """Return what a custom generate function returned, a sample or a list of them, as a list."""
+    return made if isinstance(made, list) else [made]
+
+
+def reward_of(made: Any) -> Any:
+    """Return the reward that is set on what a function returned; None unless all of several samples have one."""
+    if not isinstance(made, list):
+        return made.reward
+    rewards = PartRewards(one.reward for one in made)
+    return None if None in rewards else rewards
+
+
 def seen(sample: Sample) -> Any:
-    """Return slime's form of a generated sample: the one that an earlier function got, or a new one."""
+    """Return slime's form of a generated sample: what an earlier function got or returned (a list if it returned
+    several), or a new one."""
     if sample.seen is None:
         made, at = begun(sample, sample.job.prompt or ""), sample.prompt_length
         made.tokens = list(sample.tokens)
@@ -194,7 +217,8 @@ def seen(sample: Sample) -> Any:
         made.rollout_log_probs = sample.logprobs[at:]
         made.weight_versions = [str(version) for version in dict.fromkeys(sample.versions) if version >= 0]
         made.status = made.Status(_status(sample))
-    sample.seen.reward = sample.reward
+    if not isinstance(sample.seen, list):
+        sample.seen.reward = sample.reward
     return sample.seen
 
 

@@ -1,6 +1,7 @@
 """Functions of slime's signatures, as its examples have them: a custom generate with a tool, and a custom reward."""
 
 import asyncio
+from copy import deepcopy
 from typing import Any
 
 import aiohttp
@@ -155,3 +156,51 @@ async def rewards_with_words(args: Any, sample: Sample, sampling_params: dict[st
     made = await generate(args, sample, sampling_params)
     made.reward = "high"
     return made
+
+
+async def _draw(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """A copy of the sample, with one more answer."""
+    one = deepcopy(sample)
+    one.tokens = one.tokens or args.engine.tokenizer.encode(one.prompt, add_special_tokens=False)
+    output = await args.engine.generate(one.tokens, sampling_params)
+    drawn = output["meta_info"]["output_token_logprobs"]
+    one.append_response_tokens(
+        args, tokens=[item[1] for item in drawn], log_probs=[item[0] for item in drawn],
+        meta_info=output["meta_info"], text=output["text"],
+    )  # fmt: skip
+    return one
+
+
+async def branches(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """Two samples of the same prompt, and one that continues the first: of that, what it adds bears loss."""
+    args = deepcopy(args)
+    first, second = [await _draw(args, sample, sampling_params) for _ in range(2)]
+    third = deepcopy(first)
+    third.loss_mask = [0] * third.response_length
+    third = await _draw(args, third, sampling_params)
+    for one, calls in zip((first, second, third), (1, 2, 3), strict=True):
+        one.tool_call_count = calls  # type: ignore[attr-defined]
+    return [first, second, third]
+
+
+async def rewards_each(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """Several samples with rewards of their own."""
+    made = await branches(args, sample, sampling_params)
+    for one, reward in zip(made, (1.0, 2.0, 6.0), strict=True):
+        one.reward = reward
+    return made
+
+
+async def trains_twice(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """One answer as two samples."""
+    made = await _draw(args, sample, sampling_params)
+    return [made, deepcopy(made)]
+
+
+async def returns_nothing(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    return []
+
+
+async def hides_the_second(args: Any, sample: Sample) -> None:
+    """A sample hook: the second of several samples is not trained."""
+    sample.remove_sample = sample.tool_call_count == 2  # type: ignore[attr-defined]

@@ -3,12 +3,14 @@
 Redis is real; the engine is a fake, which draws the same tokens every time.
 """
 
+from itertools import chain
 from typing import Any
 
 import pytest
 import redis
 
 from penstock.errors import ConfigError
+from penstock.names import PART_REWARDS
 from penstock.records.keys import Keys
 from penstock.workers.main import Worker
 from tests.integration import play
@@ -73,6 +75,8 @@ async def test_T8_a_text_that_goes_on_keeps_the_tokens_that_were_drawn(
         ("invents", "hook_unproven", "token 0 of its response bears loss"),
         ("gives_up", "hook_raised", "its status is 'aborted'"),
         ("forgets", "hook_raised", "gave None, which is no sample"),
+        ("trains_twice", "hook_unproven", "bears loss in another of the samples that it returned, too"),
+        ("returns_nothing", "hook_raised", "gave 0 samples for one"),
         ("asks_too_much", "hook_raised", "did you mean max_new_tokens?"),
     ],
 )
@@ -89,6 +93,48 @@ async def test_T6_T11_what_a_generate_claims_and_did_not_draw_is_a_named_failure
     assert says in letter["detail"]
     ledger = play.drawn_to_train(client, keys)
     assert (ledger.held, ledger.accounts.get("lost_turn", 0)) == (0, ledger.heard), "what was drawn is thrown away"
+    play.assert_conserved(client, keys)
+
+
+async def test_T6_T8_samples_that_a_generate_returns_for_one_are_parts_of_it(
+    client: redis.Redis, keys: Keys, config: Make
+) -> None:
+    jobs = admit(client, keys, [job(0)])
+
+    async with working(config(reward=REWARD, hooks=hooks("branches", sample=[f"{PARTS}:hides_the_second"]))):
+        await until(all_in(client, keys, jobs, "ready"))
+
+    for meta, payload in read_samples(client, keys, jobs[0]):
+        at = payload.prompt_length
+        prompt = payload.tokens[:at].tolist()
+        sequences = [[*prompt, *DRAWN], [*prompt, *DRAWN], [*prompt, *DRAWN, *DRAWN]]
+        assert payload.tokens.tolist() == [*chain(*sequences)]
+        drawn = [[0] * at + [1] * 6, [0] * at + [1] * 6, [0] * (at + 6) + [1] * 6]
+        assert payload.generated.tolist() == [*chain(*drawn)]
+        drawn[1] = [0] * (at + 6)
+        assert payload.loss_mask.tolist() == [*chain(*drawn)]
+        assert [(part.length, part.prompt_length, part.num_loss) for part in meta.all_parts] == [
+            (at + 6, at, 6), (at + 6, at, 0), (at + 12, at + 6, 6)
+        ]  # fmt: skip
+        assert (meta.reward, meta.num_turns, meta.status) == (0.5, 3, "completed")
+        assert meta.reward_info["part_rewards"] == [0.5, 0.5, 0.5]
+        assert [info["calls"] for info in meta.reward_info["part_info"]] == [1, 2, 3]
+        assert [side[0] for side in meta.sides] == [PART_REWARDS]
+    ledger = play.drawn_to_train(client, keys)
+    assert (ledger.heard, ledger.held) == (36, 36), "each answer is counted once"
+    play.assert_conserved(client, keys)
+
+
+async def test_T11_rewards_that_a_generate_sets_on_each_of_several_samples_are_averaged(
+    client: redis.Redis, keys: Keys, config: Make
+) -> None:
+    jobs = admit(client, keys, [job(0)])
+
+    async with working(config(hooks=hooks("rewards_each"))):
+        await until(all_in(client, keys, jobs, "ready"))
+
+    for meta in metas(client, keys, jobs[0]):
+        assert (meta.reward, meta.reward_info) == (3.0, {"part_rewards": [1.0, 2.0, 6.0]})
     play.assert_conserved(client, keys)
 
 

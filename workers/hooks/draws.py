@@ -175,6 +175,10 @@ class Draws:
         task.add_done_callback(self._tasks.discard)
         return await task
 
+    def __deepcopy__(self, _: dict[int, Any]) -> "Draws":
+        """Return itself: functions copy the ``args`` that hold it, and the requests of all copies are this sample's."""
+        return self
+
     async def close(self) -> None:
         """Cancel requests in flight and account for their tokens. Blocks until they have ended."""
         tasks = list(self._tasks)

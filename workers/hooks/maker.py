@@ -1,12 +1,11 @@
 """Generate samples with a user function that calls the worker's own engine: one sample each, or a group together.
 
-args, sample(s), sampling_params ─> function ─> its samples ─> maker.py ─> each sample, verified token by token
+args, sample(s), sampling_params ─> function ─> its samples ─> proofs.py ─> each sample, verified token by token
                                        └─> engine.generate of a sample's args, or /generate at its address ─> draws.py
 """
 
 import asyncio
 import logging
-import math
 import sys
 import time
 from argparse import Namespace
@@ -20,158 +19,24 @@ from aiohttp import web
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError, HookError
 from penstock.hooks.signatures import load_hook
-from penstock.hooks.slime import args_of, begun
+from penstock.hooks.slime import args_of, as_list, begun, reward_of
 from penstock.model.tokenizer import Tokenizer
-from penstock.names import ROUTED_EXPERTS, Lane
+from penstock.names import Lane
 from penstock.records.causes import CodeCalled
 from penstock.records.codec import copy_plain
 from penstock.records.job import Job, JobFailure
-from penstock.records.sample import Drawn, FinishReason, Sample, SampleStatus
-from penstock.text import safe_repr, utf8_safe
+from penstock.records.sample import MAX_PARTS, Drawn, Sample
+from penstock.text import safe_repr
 from penstock.weights.serving import BAD_REQUESTS
 from penstock.workers.engine import Engine, Segment
-from penstock.workers.hooks.draws import Draw, Draws
+from penstock.workers.hooks.draws import Draws
 from penstock.workers.hooks.open_calls import called
-from penstock.workers.jobs.routed_experts import check_rows, keep_rows
+from penstock.workers.hooks.proofs import settle
+from penstock.workers.jobs.routed_experts import check_rows
 from penstock.workers.jobs.sampling import sampling_for
 from penstock.workers.jobs.valves import Valves
 
 log = logging.getLogger(__name__)
-
-#: Largest difference between a claimed logprob and the engine's.
-CLOSE = 1e-4
-
-
-def settle(sample: Sample, made: Any, draws: Sequence[Draw], *, max_context: int, what: str) -> None:
-    """Fill ``sample`` with what ``made``, a slime sample of a custom generate function, claims and ``draws`` prove.
-
-    A token counts as generated if one of the sample's own requests generated it after exactly the tokens before it. It
-    gets the logprob and version of that request, regardless of the claim. Loss on any other token is refused (T6, T8).
-
-    Raises:
-        HookError: hook_unproven if loss is claimed on tokens not generated; hook_raised if it is no finished sample.
-    """
-    tokens, length = _sequence(made, max_context, what)
-    at = len(tokens) - length
-    proofs = _proofs(tokens, draws)
-    mask = _mask(made, length, what)
-    claimed = _logprobs(made, length, what)
-    for i in range(length):
-        proof = proofs[at + i]
-        if mask[i]:
-            _check(proof, claimed[i] if claimed is not None else None, f"{what}: token {i} of its response")
-    own = [proof if i >= at and proof is not None and not proof[0].unfit else None for i, proof in enumerate(proofs)]
-    sample.tokens, sample.prompt_length = tokens, at
-    sample.logprobs = [0.0 if proof is None else proof[0].sample.logprobs[proof[1]] for proof in own]
-    sample.versions = [-1 if proof is None else proof[0].sample.versions[proof[1]] for proof in own]
-    sample.generated = [int(proof is not None) for proof in own]
-    sample.loss_mask = [0] * at + mask
-    used = list({id(proof[0]): proof[0] for proof in own if proof is not None}.values())
-    _describe(sample, made, used)
-
-
-def _sequence(made: Any, max_context: int, what: str) -> tuple[list[int], int]:
-    """[P + R] Return its tokens, and R."""
-    status = getattr(getattr(made, "status", None), "value", None)
-    if status not in (SampleStatus.PENDING, SampleStatus.COMPLETED, SampleStatus.TRUNCATED):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} did not finish its sample: its status is {safe_repr(status)}.")
-    # Before anything is assigned: a failure must leave the sample unchanged.
-    if not isinstance(made.response, str):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave a response that is not text.")
-    tokens, length = made.tokens, made.response_length
-    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 2**31 for token in tokens):
-        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave tokens that are not a list of token ids.")
-    if type(length) is not int or not 0 < length < len(tokens):
-        raise HookError(
-            JobFailure.HOOK_RAISED,
-            f"{what} gave {len(tokens)} tokens with response_length {safe_repr(length)}: a sample needs a prompt and a "
-            "response.",
-        )
-    if len(tokens) > max_context:
-        raise HookError(
-            JobFailure.HOOK_RAISED,
-            f"{what} gave {len(tokens)} tokens, and rollout.max_context_tokens and the engine allow {max_context}.",
-        )
-    return list(tokens), length
-
-
-def _proofs(tokens: list[int], draws: Sequence[Draw]) -> list[tuple[Draw, int] | None]:
-    """Return for each token the request that generated it and its index there; the longest match goes first."""
-    found: list[tuple[Draw, int] | None] = [None] * len(tokens)
-    matches = []
-    for draw in draws:
-        begin = draw.sample.prompt_length
-        if tokens[:begin] == draw.input_ids:
-            pairs = zip(tokens[begin:], draw.output_ids, strict=False)
-            end = begin + next(
-                (i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens) - begin, len(draw.output_ids))
-            )
-            matches.append((bool(draw.unfit), begin - end, begin, end, draw))
-    for _, _, begin, end, draw in sorted(matches, key=lambda one: one[:2]):
-        for i in range(begin, end):
-            found[i] = found[i] or (draw, i)
-    return found
-
-
-def _mask(made: Any, length: int, what: str) -> list[int]:
-    mask = [1] * length if made.loss_mask is None else made.loss_mask
-    if not isinstance(mask, list) or len(mask) != length or any(one not in (0, 1) for one in mask):
-        raise HookError(
-            JobFailure.HOOK_UNPROVEN, f"{what} gave a loss_mask that has no 0 or 1 for each of {length} tokens."
-        )
-    return [0] * length if getattr(made, "remove_sample", False) else [int(one) for one in mask]
-
-
-def _logprobs(made: Any, length: int, what: str) -> list[Any] | None:
-    claimed = made.rollout_log_probs
-    if claimed is None:
-        return None
-    if not isinstance(claimed, list) or len(claimed) != length:
-        raise HookError(
-            JobFailure.HOOK_UNPROVEN,
-            f"{what} gave rollout_log_probs that are not a list with one for each of {length} tokens.",
-        )
-    return claimed
-
-
-def _check(proof: tuple[Draw, int] | None, claimed: Any, what: str) -> None:
-    if proof is None:
-        raise HookError(
-            JobFailure.HOOK_UNPROVEN,
-            f"{what} bears loss, and no request of this sample generated it after the tokens before it: send the "
-            "tokens unchanged, and set loss_mask 0 on tokens that the engine did not generate.",
-        )
-    draw, index = proof
-    if draw.unfit:
-        raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} bears loss, and {draw.unfit}.")
-    drawn = draw.sample.logprobs[index]
-    close = isinstance(claimed, (int, float)) and math.isclose(claimed, drawn, rel_tol=0.0, abs_tol=CLOSE)
-    if claimed is not None and not close:
-        raise HookError(
-            JobFailure.HOOK_UNPROVEN,
-            f"{what} claims log-probability {safe_repr(claimed)}, but was sampled with {drawn}.",
-        )
-
-
-def _describe(sample: Sample, made: Any, used: Sequence[Draw]) -> None:
-    """Set text, turns, times and counts."""
-    inner = [draw.sample for draw in used]
-    is_cut = made.status.value == SampleStatus.TRUNCATED
-    if made.status.value == SampleStatus.PENDING:
-        is_cut = bool(inner) and inner[-1].finish_reason == FinishReason.LENGTH
-    sample.status = SampleStatus.TRUNCATED if is_cut else SampleStatus.COMPLETED
-    sample.finish_reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
-    sample.turns = [one.text for one in inner]
-    sample.text = utf8_safe(made.response) or "".join(sample.turns)
-    sample.num_turns = max(1, len(inner))
-    sample.num_aborts = sum(one.num_aborts for one in inner)
-    sample.cached_tokens = sum(one.cached_tokens for one in inner)
-    sample.generate_s = sum(one.generate_s for one in inner)
-    sample.num_unproven = min(sum(sample.generated), sum(one.num_unproven for one in inner))
-    if any(ROUTED_EXPERTS in one.sides for one in inner):
-        for one in sorted(inner, key=lambda one: len(one.tokens)):
-            keep_rows(sample, one.sides.get(ROUTED_EXPERTS))
-
 
 #: Largest request in bytes.
 MAX_BYTES = 16 * 1024 * 1024
@@ -362,11 +227,18 @@ class Maker:
             task.cancel()
 
     def _take(self, one: _Begun, made: Any, engine: Engine) -> None:
-        """Verify the result of one sample and copy it into the sample."""
+        """Verify the result of one sample, a sample or a list of them, and copy it into the sample."""
         sample, rollout = one.sample, self._config.rollout
         context = min(rollout.max_context_tokens, engine.info.max_context)
-        settle(sample, made, one.draws.made, max_context=context, what=f"sample {sample.id}: {self._hook.name}")
-        sample.seen, sample.reward, sample.drawn_s = made, made.reward, time.time()
+        what = f"sample {sample.id}: {self._hook.name}"
+        if isinstance(made, list) and engine.tells_routing:
+            raise HookError(
+                JobFailure.HOOK_RAISED,
+                f"{what} gave {len(made)} samples, and routed_experts of rollout.sides belong to one sequence: return "
+                "a single sample.",
+            )
+        settle(sample, as_list(made), one.draws.made, max_context=context, what=what)
+        sample.seen, sample.reward, sample.drawn_s = made, reward_of(made), time.time()
         # These tokens were counted as discarded when they were generated.
         one.account.lost_turn -= sum(sample.generated)
         if rollout.mask_offpolicy_in_partial_rollout:
@@ -391,15 +263,25 @@ def _checked(answers: Any, begun: Sequence[_Begun], what: str) -> list[Any]:
             f"{what} gave {safe_repr(answers)} instead of a list of {len(begun)} samples: return one for each that "
             "it was given, in their order.",
         )
+    made = []
     for answer, one in zip(answers, begun, strict=True):
-        if not isinstance(answer, type(one.given)):
+        several = as_list(answer)
+        if not 0 < len(several) <= MAX_PARTS:
             raise HookError(
                 JobFailure.HOOK_RAISED,
-                f"{what} gave {safe_repr(answer)}, which is no sample: return what it was given.",
+                f"{what} gave {len(several)} samples for one: return at least one, and at most {MAX_PARTS}.",
             )
-    if len({id(answer) for answer in answers}) < len(answers):
+        for part in several:
+            if not isinstance(part, type(one.given)):
+                raise HookError(
+                    JobFailure.HOOK_RAISED,
+                    f"{what} gave {safe_repr(part)}, which is no sample: return what it was given, or copies of it.",
+                )
+        made.append(several if len(several) > 1 else several[0])
+    every = [id(part) for answer in made for part in as_list(answer)]
+    if len(set(every)) < len(every):
         raise HookError(JobFailure.HOOK_RAISED, f"{what} gave one sample twice: return one for each, in their order.")
-    return list(answers)
+    return made
 
 
 def _prompt(job: Job, tokenizer: Tokenizer) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.hooks.slime import sample_class
+from penstock.hooks.slime import as_list, sample_class
 from penstock.records.sample import Sample
 from penstock.text import safe_repr
 
@@ -15,7 +15,7 @@ def field_of(given: Sample, name: str) -> Any:
 def read_seen(given: Sample, sample: Sample) -> None:
     """Keep what slime functions wrote to their sample for later ones of this worker."""
     seen = field_of(given, "seen")
-    if isinstance(seen, sample_class()):
+    if seen is not None and all(isinstance(one, sample_class()) for one in as_list(seen)):
         sample.seen = seen
 
 

@@ -1,11 +1,12 @@
 """``hooks.sample``: user functions called with each generated sample before its reward."""
 
+from itertools import pairwise
 from typing import Any
 
 from penstock.config import Config
 from penstock.errors import HookError
 from penstock.hooks.signatures import Hook, load_hooks
-from penstock.hooks.slime import args_of, seen
+from penstock.hooks.slime import PartRewards, args_of, as_list, reward_of, seen
 from penstock.names import Lane
 from penstock.records.causes import CodeCalled
 from penstock.records.job import JobFailure
@@ -61,7 +62,10 @@ class SampleHooks:
             mask = read_mask(field_of(given, "loss_mask"), sample.loss_mask)
         except ValueError as exc:
             raise HookError(JobFailure.HOOK_UNPROVEN, f"{what} {exc}") from exc
-        if (set_ := field_of(given, "reward")) is not None:
+        set_ = field_of(given, "reward")
+        if isinstance(set_, PartRewards):
+            sample.reward = set_  # type: ignore[assignment]  # read when the reward is taken
+        elif set_ is not None:
             reward, info = number_of(set_, sample.id, hook.name, self._key)
             sample.reward, sample.reward_info = reward, _map_of(given, "reward_info", what) | info
         sample.sides = _map_of(given, "sides", what)
@@ -69,7 +73,22 @@ class SampleHooks:
         read_seen(given, sample)
 
     async def _call_slime(self, hook: Hook, sample: Sample, call: CodeCalled) -> None:
-        made, at = seen(sample), sample.prompt_length
+        """Call a hook of slime's form with the sample, or with each of those that its generate function returned."""
+        made = seen(sample)
+        starts = [0, *sample.parts] if isinstance(made, list) else [0]
+        answers: list[Any] = []
+        masks: list[int] = []
+        for one, (start, end) in zip(as_list(made), pairwise([*starts, len(sample.tokens)]), strict=True):
+            answer = await self._call_one(hook, sample, one, call)
+            given = [0] * answer.response_length if answer.remove_sample else answer.loss_mask
+            at = end - answer.response_length
+            masks += sample.loss_mask[start:end] if given is None else [*sample.loss_mask[start:at], *given]
+            answers.append(answer)
+        sample.seen = answers if isinstance(made, list) else answers[0]
+        sample.loss_mask = masks
+        sample.reward = reward_of(sample.seen)
+
+    async def _call_one(self, hook: Hook, sample: Sample, made: Any, call: CodeCalled) -> Any:
         tokens, length = list(made.tokens), made.response_length
         named = hook.named(rollout_id=None, evaluation=sample.job.lane == Lane.EVAL)
         answer = await called(lambda: hook.function(self._args, made, **named), self._limit_s, call)
@@ -77,13 +96,10 @@ class SampleHooks:
             raise HookError(
                 JobFailure.HOOK_RAISED, f"{call.label} gave {safe_repr(answer)}, which is neither a sample nor None."
             )
-        made = sample.seen = made if answer is None else answer
+        made = made if answer is None else answer
         if made.tokens != tokens or made.response_length != length:
             raise HookError(JobFailure.HOOK_UNPROVEN, f"{call.label} changed generated tokens.")
-        given = [0] * length if made.remove_sample else made.loss_mask
-        if given is not None:
-            sample.loss_mask = [*sample.loss_mask[:at], *given]
-        sample.reward = made.reward
+        return made
 
 
 def _map_of(given: Sample, name: str, what: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from penstock.config import Config
 from penstock.config.hooks import REWARDS
 from penstock.errors import ConfigError
 from penstock.hooks.signatures import Form, check_hook, is_async
-from penstock.hooks.slime import seen
+from penstock.hooks.slime import PartRewards, seen
 from penstock.records.sample import Sample
 from penstock.system.user_code import find_function
 from penstock.workers.rewards.kinds.registry import is_quick
@@ -47,7 +47,18 @@ def _is_of_slime(function: Callable[..., Any]) -> bool:
 
 
 def _of_slime(function: Callable[..., Any], args: Namespace) -> Callable[[Sample], Any]:
-    async def asked(sample: Sample) -> Any:
-        return await function(args, seen(sample))
+    """Call ``function`` as slime does: with each sample that a generate function returned, and that has no reward."""
 
-    return asked if is_async(function) else lambda sample: function(args, seen(sample))
+    async def asked(sample: Sample) -> Any:
+        made = seen(sample)
+        if not isinstance(made, list):
+            return await function(args, made)
+        return PartRewards([await function(args, one) if one.reward is None else one.reward for one in made])
+
+    def called(sample: Sample) -> Any:
+        made = seen(sample)
+        if not isinstance(made, list):
+            return function(args, made)
+        return PartRewards(function(args, one) if one.reward is None else one.reward for one in made)
+
+    return asked if is_async(function) else called

@@ -9,6 +9,7 @@ one refuses a sample or answers garbage, the job is retried with the tokens gene
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,12 +70,21 @@ class FrozenModels:
             FrozenModelError: a reachable model gave no log-probabilities.
         """
         for side, model in self._models.items():
-            sample.sides[side] = await model.logprobs(sample.tokens, sample.prompt_length, sample.id)
+            found = [await model.logprobs(sample.tokens[: end_of_first(sample)], sample.prompt_length, sample.id)]
+            for begin, end in pairwise([*sample.parts, len(sample.tokens)]):
+                # The first token of a part is context, without tokens before it.
+                found += [np.zeros(1, np.float32), await model.logprobs(sample.tokens[begin:end], 1, sample.id)]
+            sample.sides[side] = np.concatenate(found)
 
     async def close(self) -> None:
         """Close all connections."""
         for model in self._models.values():
             await model.close()
+
+
+def end_of_first(sample: Sample) -> int:
+    """Return the index after the first part of a sample."""
+    return sample.parts[0] if sample.parts else len(sample.tokens)
 
 
 class FrozenModel:

@@ -10,6 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from penstock.config import RewardConfig
 from penstock.config.hooks import BOXED
 from penstock.config.reward import OverlongConfig, RemoteConfig
 from penstock.errors import ConfigError, RewardError
-from penstock.names import STEP_REWARDS, Lane
+from penstock.hooks.slime import PartRewards
+from penstock.names import PART_REWARDS, STEP_REWARDS, Lane
 from penstock.payloads.format import are_step_rewards
 from penstock.records.causes import CodeCalled
 from penstock.records.job import Job, JobFailure
@@ -310,7 +312,7 @@ class Rewards:
             RewardError: reward_not_a_number, reward_too_large.
         """
         what = "that was set on it"
-        number, info = number_of(sample.reward, sample.id, what, self.config.key)
+        number, info = self._read(sample, sample.reward, what)
         info = sample.reward_info | info
         keep(sample, take_out(info, sample, what))
         sample.reward, sample.reward_info = number, info
@@ -343,8 +345,23 @@ class Rewards:
 
     async def _one(self, sample: Sample, name: str) -> _Found:
         value = await self._try(self._functions[name], sample, name)
-        number, info = number_of(value, sample.id, name, self.config.key)
+        number, info = self._read(sample, value, name)
         return _Found(number, info, take_out(info, sample, name))
+
+    def _read(self, sample: Sample, value: Any, name: str) -> tuple[float, dict[str, Any]]:
+        """Return the number and the fields of a reward: of those of several parts the mean, kept with each of them.
+
+        Raises RewardError as ``number_of``.
+        """
+        if not isinstance(value, PartRewards):
+            return number_of(value, sample.id, name, self.config.key)
+        found = [number_of(one, sample.id, name, self.config.key) for one in value]
+        rewards = [number for number, _ in found]
+        sample.sides[PART_REWARDS] = np.array(rewards, np.float64)
+        about: dict[str, Any] = {"part_rewards": rewards, self.config.key: fmean(rewards)}
+        if any(info for _, info in found):
+            about["part_info"] = [info for _, info in found]
+        return number_of(about, sample.id, name, self.config.key)
 
     def _shaped(self, sample: Sample, number: float, info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         if self.config.overlong.max_tokens is None or sample.job.lane != Lane.TRAIN:
