@@ -30,4 +30,4 @@ def lack(lacking: str) -> NoReturn:
     """Skip, or fail in CI, for what CI has; ``lacking`` says what is not there."""
     if os.environ.get("CI"):
         pytest.fail(lacking)
-    pytest.skip(lacking)
+    pytest.skip(lacking, allow_module_level=True)
