@@ -2,7 +2,7 @@
 
 from penstock.config.buffer import BufferConfig, FilterConfig
 from penstock.config.data import DataConfig, DatasetConfig
-from penstock.config.engine import EngineConfig, FaultsConfig
+from penstock.config.engine import EngineConfig
 from penstock.config.hooks import HooksConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig
@@ -20,7 +20,6 @@ __all__ = [
     "DatasetConfig",
     "DebugConfig",
     "EngineConfig",
-    "FaultsConfig",
     "FilterConfig",
     "HistoryConfig",
     "HooksConfig",

@@ -1,4 +1,4 @@
-"""Sections ``engine`` and ``faults``: start and supervision of SGLang, and fault injection."""
+"""Section ``engine``: start and supervision of SGLang."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -101,26 +101,3 @@ class EngineConfig(Section):
                 "already: give them to that server, or remove url"
             )
         return self
-
-
-class FaultsConfig(Section):
-    """Fault injection between a worker and its engine. All off; never use it in a run that counts.
-
-    Requests for tokens are counted per start of an engine; if several faults are due, the first one listed here is
-    used.
-    """
-
-    #: Every so many requests: answered with status 500; 0: never.
-    error_every: Annotated[int, Field(ge=0)] = 0
-    #: ... never answered, until ``engine.request_timeout_s``.
-    hang_every: Annotated[int, Field(ge=0)] = 0
-    #: ... answered with something that is not JSON.
-    garbage_every: Annotated[int, Field(ge=0)] = 0
-    #: ... answered with one logprob fewer than tokens.
-    short_logprobs_every: Annotated[int, Field(ge=0)] = 0
-    #: The engine is killed after so many tokens, again and again; an external one is cut off instead. 0: never.
-    die_after_tokens: Annotated[int, Field(ge=0)] = 0
-
-    @property
-    def any(self) -> bool:
-        return any(self.model_dump().values())

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config.agents import AgentsConfig
 from penstock.config.buffer import BufferConfig
 from penstock.config.data import DataConfig
-from penstock.config.engine import EngineConfig, FaultsConfig
+from penstock.config.engine import EngineConfig
 from penstock.config.fleet import FleetConfig
 from penstock.config.hooks import HooksConfig
 from penstock.config.redis import RedisConfig
@@ -122,7 +122,6 @@ class Config(Section):
     serving: ServingConfig = ServingConfig()
     logs: LogsConfig = LogsConfig()
     debug: DebugConfig = DebugConfig()
-    faults: FaultsConfig = FaultsConfig()
     fleet: FleetConfig = FleetConfig()
     metrics: MetricsConfig = MetricsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

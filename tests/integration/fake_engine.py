@@ -47,6 +47,8 @@ class FakeEngine:
     def __init__(self, *, length: int = 6) -> None:
         self.length = length
         self.behaviour: dict[int, str] = {}
+        #: Every so many requests for tokens get status 500; 0: none.
+        self.fails_every = 0
         #: Cleared: requests are held after ``FIRST`` until it is set, or they are aborted.
         self.open = asyncio.Event()
         self.open.set()
@@ -281,6 +283,8 @@ class FakeEngine:
         return web.json_response({"reasoning_text": reasoning, "text": after.strip() if end else before})
 
     def _behaviour_of(self, prompt: list[int]) -> str:
+        if self.fails_every and sum(self.asked.values()) % self.fails_every == 0:
+            return "500"
         return "die" if self.version in self.deadly else self.behaviour.get(prompt[0], "")
 
     async def _batch(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -339,6 +343,8 @@ class FakeEngine:
         match behaviour:
             case "500" | "400":
                 return web.json_response({"error": f"told to answer {behaviour}"}, status=int(behaviour))
+            case "garbage" if body.get("stream"):
+                return web.Response(text="data: <html>\n\n", content_type="text/event-stream")
             case "garbage":
                 return web.Response(text="<html>")
             case "hang":

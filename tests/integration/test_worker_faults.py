@@ -6,6 +6,7 @@ The worker is the real one, in this process; the engine is a fake that can be to
 import asyncio
 import dataclasses
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -80,30 +81,45 @@ async def test_samples_are_committed_with_what_the_engine_said(
     play.assert_conserved(client, keys)
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
     ("behaviour", "says"),
     [
         ("500", "with 500"),
-        ("garbage", "not JSON"),
+        ("garbage", "JSON|event"),
         ("short", "5 logprobs for 6 ids"),
         ("nan", "not a finite number"),
         ("hang", "within 0.3 s"),
     ],
 )
 async def test_an_engine_that_answers_wrong_is_tried_again_and_then_buried_by_name(
-    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, behaviour: str, says: str
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, behaviour: str, says: str, streams: bool
 ) -> None:
     fake.behaviour[IDS["z"]] = behaviour
     bad = admit(client, keys, [job(0, "z")])
     good = admit(client, keys, [job(1), job(2)])
-    async with working(config(engine={"request_timeout_s": 0.3})), tended(client, keys):
+    made = config(engine={"request_timeout_s": 0.3}, worker={"checkpoint_tokens": 1} if streams else {})
+    async with working(made), tended(client, keys):
         await until(all_in(client, keys, good, "ready"))
         await until(all_in(client, keys, bad, "dead"))
     letter = letters(client, keys)[bad[0]]
     assert (letter["reason"], letter["attempts"], letter["crashes"]) == ("engine_error", "2", "0")
-    assert says in letter["detail"]
+    assert re.search(says, letter["detail"])
     assert metas(client, keys, bad[0]) == []
     assert fake.loads == ["1"], "the engine was not restarted"
+    play.assert_conserved(client, keys)
+
+
+async def test_every_third_request_fails_and_every_job_is_done(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
+) -> None:
+    fake.fails_every = 3
+    jobs = admit(client, keys, [job(i, n=2) for i in range(6)])
+    async with working(config(worker={"max_attempts": 50})), tended(client, keys):
+        await until(all_in(client, keys, jobs, "ready"))
+    assert play.counter(client, keys, "failed:engine_error") > 0
+    for name in jobs:
+        read_group(client, keys, name)
     play.assert_conserved(client, keys)
 
 

@@ -124,10 +124,10 @@ def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
     """Return the engine of this worker; nothing is started.
 
     Raises:
-        ConfigError: a router would drop sampling parameters or faults of the run.
+        ConfigError: a router would drop sampling parameters of the run.
     """
     engine: SglangClient = (
-        SglangEngine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
+        SglangEngine(engine_config(config), config.model, name=name, log_dir=log_dir)
         if config.engine.router is None
         else make_routed(config, name, log_dir)
     )
@@ -141,6 +141,4 @@ def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
 def make_routed(config: Config, name: str, log_dir: Path) -> RoutedEngine:
     """Return the client of engines behind a router; raises as :func:`make_engine`."""
     refuse_dropped(config)
-    if config.faults.any:
-        raise ConfigError("faults fail the requests of one engine, and engine.router has several: remove one of them.")
     return RoutedEngine(config.engine, config.model, name=name, log_dir=log_dir)

@@ -262,8 +262,7 @@ class SglangClient(SglangControls):
 
     @property
     def _takes_batches(self) -> bool:
-        # The proxy of injected faults counts requests and their tokens one by one.
-        return self.info.takes_batches and self.routing is None and not self.http.generate_url
+        return self.info.takes_batches and self.routing is None
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard, keep: bool) -> dict[str, Any]:
         answer = Answer(rid, incremental=self.info.streams_increments, most=most_tokens(body))

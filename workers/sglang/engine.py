@@ -2,14 +2,11 @@
 
 import asyncio
 import math
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.config import EngineConfig, FaultsConfig, ModelConfig
+from penstock.config import EngineConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
 from penstock.model.folder import read_config
@@ -22,7 +19,6 @@ from penstock.text import redact, safe_repr
 from penstock.workers.sglang import server as servers
 from penstock.workers.sglang.args import check_arguments, refuse_hiding
 from penstock.workers.sglang.client import SglangClient
-from penstock.workers.sglang.faults import FaultyPath
 from penstock.workers.sglang.routed_experts import FLAG
 from penstock.workers.sglang.segment import read_drawn
 from penstock.workers.sglang.server_info import read_info
@@ -80,14 +76,10 @@ _MUST_BE_OFF = {
 }
 
 
-_NO_FAULTS = FaultsConfig()
-
-
 class SglangEngine(SglangClient):
     """One SGLang server. All methods belong to one event loop.
 
     Args:
-        faults: faults to inject into requests for tokens.
         answers_alone: False for a server that works only together with another (prefill, decode) and is not probed.
     """
 
@@ -98,13 +90,10 @@ class SglangEngine(SglangClient):
         *,
         name: str,
         log_dir: Path,
-        faults: FaultsConfig = _NO_FAULTS,
         answers_alone: bool = True,
     ) -> None:
         super().__init__(config, model, name=name, log_dir=log_dir)
         self.answers_alone = answers_alone
-        self._faults = faults
-        self._faulty_path: FaultyPath | None = None
         self._server: servers.Server | None = None
         #: A server that does not serve yet.
         self._starting: servers.Server | None = None
@@ -136,10 +125,6 @@ class SglangEngine(SglangClient):
                 await self.load_first(publication)
             if self._server is None:
                 await self._learn_logprob_kind()
-            if self._faults.any:
-                self._faulty_path = FaultyPath(self._faults, None if self._server is None else self._kill)
-                await self._faulty_path.up(self.url)
-                self.http.generate_url = self._faulty_path.url
         except BaseException:
             await asyncio.shield(self.stop())
             raise
@@ -230,21 +215,14 @@ class SglangEngine(SglangClient):
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; running requests raise EngineDied."""
-        server, faulty_path, sessions = self._server, self._faulty_path, self._detach()
-        self._server = self._faulty_path = None
+        server, sessions = self._server, self._detach()
+        self._server = None
         try:
             if server is not None:
                 await server.stop()
         finally:
-            if faulty_path is not None:
-                await faulty_path.close()
             if sessions is not None:
                 await sessions.close()
-
-    def _kill(self) -> None:
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
 
     async def watch(self) -> str:
         """Wait until the engine is lost; return why: its process ended, or it failed its health checks in a row.

@@ -93,8 +93,6 @@ class EngineHttp:
     ) -> None:
         #: Base URL of requests.
         self.url = ""
-        #: Base URL of requests for tokens, if different.
-        self.generate_url = ""
         self._name = name
         self._config = config
         self._most_bytes = most_bytes
@@ -122,7 +120,6 @@ class EngineHttp:
     def detach(self) -> Sessions | None:
         """Return the sessions, for the caller to close: requests in flight then raise EngineDied. Send nothing more."""
         sessions, self._sessions = self._sessions, None
-        self.generate_url = ""
         return sessions
 
     async def call(
@@ -172,12 +169,13 @@ class EngineHttp:
         limit_s = timeout_s if timeout_s is not None else self._config.health_timeout_s * self._config.health_failures
         limit = asyncio.timeout(limit_s)
         data = orjson.dumps(body) if body is not None else None
-        base = self.generate_url if self.generate_url and path == "/generate" else self.url
         sessions.limits.add(limit)
         try:
             async with (
                 limit,
-                session.request(method, base + path, data=data, headers=_JSON, trace_request_ctx=reused) as response,
+                session.request(
+                    method, self.url + path, data=data, headers=_JSON, trace_request_ctx=reused
+                ) as response,
             ):
                 reused.clear()
                 yield response

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.config import EngineConfig, FaultsConfig, ModelConfig
+from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied
 from penstock.workers.sglang.engine import SglangEngine
-from penstock.workers.sglang.faults import FaultyPath
 from penstock.workers.sglang.http import ConnectionClosed, EngineHttp
 
 BODY = json.dumps(
@@ -104,18 +103,6 @@ async def test_a_connection_that_the_server_closes_after_an_answer_is_no_death(m
         body: dict[str, Any] | None = {} if method == "POST" else None
         assert [await http.call(method, path, body) for _ in range(3)] == [json.loads(BODY)] * 3
     assert server.num_read == 3
-
-
-async def test_nor_is_it_behind_the_proxy_of_faults() -> None:
-    async with Closing().up() as server:
-        proxy = FaultyPath(FaultsConfig(), None)
-        await proxy.up(server.url)
-        http = way_to(proxy.url)
-        assert [await http.call("POST", "/generate", {}, keep=True) for _ in range(3)] == [json.loads(BODY)] * 3
-        session = http.detach()
-        assert session is not None
-        await session.close()
-        await proxy.close()
 
 
 @pytest.mark.parametrize("path", PATHS)
