@@ -169,10 +169,10 @@ class _Maker:
         self.masks_offpolicy = rollout.mask_offpolicy_in_partial_rollout
         #: Whether the environment limits each turn, and so sees turns that ended at a limit.
         self.has_limits = False
-        #: Whether the prompt is the environment's, not the job's.
-        self.has_other_prompt = False
+        self.has_environment = False
 
     async def run(self, environment: Environment | None) -> None:
+        self.has_environment = environment is not None
         self.begin()
         while True:
             try:
@@ -212,12 +212,10 @@ class _Maker:
         sample, timeout_s = self.sample, self.timeout_of(environment)
         if any(sample.generated):
             if await resume(environment, sample, self.tokens_of, timeout_s, self.call_of):
-                self.has_other_prompt = True  # it may be
                 return
             self.account.lost_turn += sum(sample.generated)
             self.start_over()
         prompt = await reset(environment, sample, timeout_s, self.call_of)
-        self.has_other_prompt = prompt is not None
         if prompt is not None:
             self.use_prompt(self.tokens_of(prompt))
             sample.state = await snapshot(environment, sample, timeout_s, self.call_of("snapshot"))
@@ -290,7 +288,7 @@ class _Maker:
             return
         log.info("sample %s starts over: its version %d was abandoned", sample.id, max(gone))
         self.account.rewound += sum(sample.generated)
-        if sample.num_turns > 1 or sample.is_over or self.has_other_prompt:
+        if self.has_environment:
             raise _Abandoned
         self.start_over()
 
