@@ -20,6 +20,7 @@ leaves its leases to run out, unless its keeper (rewards/keeper.py) killed it be
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import Coroutine
 from functools import partial
@@ -173,7 +174,7 @@ class Worker:
         return Agents(
             token_of(config),
             engine,
-            ChatTemplate(tokenizer),
+            ChatTemplate(copy.deepcopy(tokenizer)),  # used in a thread of its own
             AnswerParser(engine, tokenizer, config.agents.tool_call_parser, config.agents.reasoning_parser),
             max_context=config.rollout.max_context_tokens,
             max_turns=config.rollout.max_turns,

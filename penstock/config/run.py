@@ -11,7 +11,7 @@ from penstock.config.buffer import BufferConfig
 from penstock.config.data import DataConfig
 from penstock.config.engine import EngineConfig
 from penstock.config.fleet import FleetConfig
-from penstock.config.hooks import HooksConfig
+from penstock.config.hooks import AGENT, HooksConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
@@ -279,6 +279,16 @@ class Config(Section):
                 raise ValueError(
                     f"hooks.{key} makes samples, and dataset {dataset.name!r} has an environment: remove one of them"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_of_agents_are_stored(self) -> Self:
+        run_by_agents = [one.name for one in (*self.data.train, *self.data.eval) if one.environment == AGENT]
+        if run_by_agents and ROUTED_EXPERTS in self.rollout.sides:
+            raise ValueError(
+                f"agents run the samples of dataset {run_by_agents[0]!r}, whose turns are stored, and turns with "
+                f"{ROUTED_EXPERTS} (rollout.sides) are not: remove one of them"
+            )
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from penstock.records.codec import unpack
 from penstock.records.job import Job
 from penstock.records.sample import MAX_PARTS, Sample, SampleStatus
 from penstock.text import safe_repr, utf8_safe
-from penstock.workers.agents.requests import Limits, Request, RequestInvalid
+from penstock.workers.agents.requests import Limits, Request, RequestInvalid, in_thread
 from penstock.workers.jobs.environments import Observation
 from penstock.workers.jobs.episodes import unpacked_state
 
@@ -139,8 +139,9 @@ class AgentEpisode:
             EpisodeMoved: this worker no longer has the episode.
             EpisodeSuperseded: the episode started over.
         """
+        asked = await in_thread(lambda: request.asked)
         current = self._current
-        if request.is_retry and current is not None and current.asked == request.asked:
+        if request.is_retry and current is not None and current.asked == asked:
             return await asyncio.shield(current.answered)
         self._put(request)
         return await asyncio.shield(request.answered)
@@ -172,7 +173,7 @@ class AgentEpisode:
             if isinstance(request, End):
                 raise EpisodeFailed(request.error or "the agent ended it without a turn")
             try:
-                tokens = self._fitting(request.start())
+                tokens = self._fitting(await in_thread(request.start))
             except RequestInvalid as exc:
                 self._refuse(exc)
                 continue
@@ -292,12 +293,13 @@ class AgentEpisode:
             )
         base = asked_before or await self._base(sample, request)
         if base is None:
-            return self._new_part(sample, request, request.start())
+            return self._new_part(sample, request, await in_thread(request.start))
         if base is asked_before:  # another answer to the same request
             return self._new_part(sample, request, sample.tokens[base.part : base.start])
-        more = request.continuation(base.size, base.length, sample.tokens[base.start : base.end])
+        generated = sample.tokens[base.start : base.end]
+        more = await in_thread(lambda: request.continuation(base.size, base.length, generated))
         if more is None:
-            return self._new_part(sample, request, request.start())
+            return self._new_part(sample, request, await in_thread(request.start))
         if base is not self._turns[-1]:
             return self._new_part(sample, request, sample.tokens[base.part : base.end] + more)
         self._fitting(more, base.end - base.part)

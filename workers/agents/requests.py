@@ -7,16 +7,28 @@ A request names the turns that it continues by digests: ``digest(n)`` of its fir
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.text import safe_repr
 from penstock.workers.agents.chat import ChatTemplate, normalize
 
 #: Most messages, tools and stop texts of a request, and most characters of a stop text.
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 4096, 512, 16, 256
+
+
+T = TypeVar("T")
+
+#: Digests, renders and encodes histories, a second per megabyte. One thread: a tokenizer is not safe in two.
+_ENCODING = ThreadPoolExecutor(1, "encode")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Return the result of ``work`` on a request, made in a thread of its own."""
+    return await asyncio.get_running_loop().run_in_executor(_ENCODING, work)
 
 
 class RequestInvalid(ValueError):

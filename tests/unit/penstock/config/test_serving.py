@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.config import ServingConfig
+from penstock.config import Config, ServingConfig
 from penstock.config.agents import AgentsConfig
 from penstock.config.load import load_config, save_resolved, secret_environment
 from penstock.errors import ConfigError
@@ -75,3 +75,11 @@ def test_the_password_of_the_store_of_deltas_is_masked_where_it_is_saved_and_han
     # A part that is started by hand with the saved file has to be told.
     with pytest.raises(ConfigError, match="delta_store is masked in this file: give it again"):
         _ = load_config(saved, [], {}).delta_store
+
+
+def test_agents_need_turns_that_can_be_stored() -> None:
+    values: dict[str, Any] = {**BASE, "rollout": {"sides": ["routed_experts"]}}
+    Config.model_validate(values)
+    values["data"] = {"train": [{"name": "d", "path": "d.jsonl", "environment": "agent"}]}
+    with pytest.raises(ValueError, match="turns with routed_experts"):
+        Config.model_validate(values)

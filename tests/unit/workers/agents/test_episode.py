@@ -1,7 +1,7 @@
 """An episode of an agent: what it asks, in which order, whatever is killed between, is one sample of exact tokens."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from penstock.workers.agents.requests import Request, RequestInvalid, read_reque
 from penstock.workers.engine import Segment
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.unit.workers.jobs.test_episodes import Stored
-from tests.unit.workers.jobs.test_generate import EOS, JOB, ROLLOUT, Letters, ScriptedEngine, make, segment, until
+from tests.unit.workers.jobs.test_generate import EOS, JOB, ROLLOUT, Letters, ScriptedEngine, make, segment
 
 LETTERS = Letters()
 AGENTS = replace(JOB, environment="agent")
@@ -59,6 +59,13 @@ def said(text: str) -> dict[str, str]:
 
 def asks(*messages: dict[str, str], **more: Any) -> Request:
     return read_request({"messages": list(messages), **more}, Chat())  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds; histories are encoded in a thread."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 class Play:
