@@ -7,131 +7,36 @@
 
 From slime's configuration (``--custom-config-path``, a YAML file) it reads ``penstock_run``, the name of a run, or
 ``penstock_config``, the path of its run.yaml. The run needs a Redis, ``penstock buffer`` and ``penstock worker``s, and
-neither producer nor trainer. Its workers compute the rewards.
+neither producer nor trainer. Its workers compute the rewards, and call the functions that slime's flags name
+(slime_flags.py).
 """
 
 import atexit
+import copy
 import os
 import shutil
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
-from penstock.config.sampling import hidden_by
 from penstock.consumers.adapters.prompts import Request
 from penstock.consumers.adapters.requests import Requests
 from penstock.consumers.adapters.rows import RowArrays, label, plain
+from penstock.consumers.adapters.slime_flags import (
+    check_eval_dataset,
+    check_flags,
+    check_weights,
+    eval_sampling,
+    reward_of,
+    rewarded,
+    train_sampling,
+)
 from penstock.errors import ConfigError
 from penstock.redis.saved_config import config_of
-
-#: Flags that generate or reward by slime's own means -> the equivalent here; None: there is no equivalent.
-ELSEWHERE: dict[str, str | None] = {
-    "custom_generate_function_path": "hooks.generate",
-    "rollout_sample_hook_path": "hooks.sample",
-    "custom_rm_path": "reward.function",
-    "rm_type": "reward.function",
-    "rm_url": "reward.remote, or rollout.teacher",
-    "group_rm": "reward.group",
-    "use_rollout_routing_replay": None,
-    "multimodal_keys": None,
-    "sglang_enable_deterministic_inference": None,
-}
-#: The same for one of slime's evaluation datasets.
-ELSEWHERE_OF_EVAL = ("custom_generate_function_path", "custom_rm_path", "multimodal_keys")
-#: Sampling parameter -> slime's flag.
-_TRAIN = {
-    "temperature": "rollout_temperature",
-    "top_p": "rollout_top_p",
-    "top_k": "rollout_top_k",
-    "max_new_tokens": "rollout_max_response_len",
-    "stop": "rollout_stop",
-    "stop_token_ids": "rollout_stop_token_ids",
-}
-#: Sampling parameter -> attribute of a dataset, and the flag used in its absence.
-_EVAL: dict[str, tuple[str, str | None]] = {
-    "temperature": ("temperature", None),
-    "top_p": ("top_p", None),
-    "top_k": ("top_k", None),
-    "max_new_tokens": ("max_response_len", None),
-    "min_new_tokens": ("min_new_tokens", "eval_min_new_tokens"),
-    "repetition_penalty": ("repetition_penalty", None),
-    "stop": ("stop", "rollout_stop"),
-    "stop_token_ids": ("stop_token_ids", "rollout_stop_token_ids"),
-    "skip_special_tokens": ("skip_special_tokens", None),
-    "no_stop_trim": ("no_stop_trim", None),
-}
-
-
-def check_flags(args: Namespace) -> None:
-    """Raise ConfigError for the first rollout flag of slime that would have no effect, or a wrong one.
-
-    Flags of slime's data source, trainer, engines and logs do not concern a rollout function.
-    """
-    for name, instead in ELSEWHERE.items():
-        if getattr(args, name, None):
-            raise ConfigError(_no_effect(_flag(name), instead))
-    check_weights(args)
-    if (hidden := hidden_by(train_sampling(args))) is not None:
-        name, value = hidden
-        raise ConfigError(
-            f"{_flag(_TRAIN[name])} {value!r} draws from another distribution than the one that is trained on: "
-            "leave it out of training; --eval-config takes it."
-        )
-
-
-def check_weights(args: Namespace) -> None:
-    """Raise ConfigError if slime would write deltas instead of complete weights."""
-    if getattr(args, "update_weight_mode", "full") != "full":
-        raise ConfigError("penstock publishes whole weights: set --update-weight-mode full.")
-
-
-def check_eval_dataset(dataset: Any, config: Config) -> None:
-    """Raise ConfigError for settings of one of slime's ``eval_datasets`` that would have no effect."""
-    for name in ELSEWHERE_OF_EVAL:
-        if getattr(dataset, name, None):
-            raise ConfigError(_no_effect(f"{name} of slime's data set {dataset.name!r}", ELSEWHERE[name]))
-    if getattr(dataset, "rm_type", None) and not config.reward.by_metadata:
-        raise ConfigError(
-            f"rm_type of slime's data set {dataset.name!r} names a reward by the metadata of its prompts: set "
-            "reward.by_metadata in the run's configuration."
-        )
-
-
-def train_sampling(args: Namespace) -> dict[str, Any]:
-    """Return the sampling parameters of training, in SGLang's names."""
-    return _given({name: getattr(args, flag, None) for name, flag in _TRAIN.items()})
-
-
-def eval_sampling(args: Namespace, dataset: Any) -> dict[str, Any]:
-    """Return the sampling parameters of one of ``eval_datasets``, in SGLang's names."""
-    values = {}
-    for name, (attribute, flag) in _EVAL.items():
-        own = getattr(dataset, attribute, None)
-        values[name] = getattr(args, flag, None) if own is None and flag is not None else own
-    return _given(values)
-
-
-def rewarded(args: Namespace, reward: float, *, evaluating: bool) -> Any:
-    """Return a reward as slime expects it: the number, or a map if ``--reward-key`` or the like names a key."""
-    keys = {args.reward_key, getattr(args, "eval_reward_key", None) if evaluating else None}
-    return {key: reward for key in keys if key} or reward
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _no_effect(what: str, instead: str | None) -> str:
-    does = f"say it in the run's configuration, {instead}" if instead else "leave it out"
-    return f"{what} has no effect where penstock generates: {does}."
-
 
 #: Name of the subscription, and of the dataset of its prompts.
 NAME = "slime"
@@ -147,7 +52,7 @@ def generate_rollout(args: Namespace, rollout_id: int, data_source: Any, evaluat
     called as slime calls them.
 
     Raises:
-        ConfigError: no run is named, or a flag would have no effect (slime_rollout.py); workers sampled at another
+        ConfigError: no run is named, or a flag would have no effect (slime_flags.py); workers sampled at another
             temperature than ``--rollout-temperature`` (T6); a prompt holds more than text, or has an answer already.
         ProtocolError: a prompt is dead-lettered, with the reason.
     """
@@ -210,7 +115,7 @@ class SlimeRollouts:
         dropped: Counter[str] = Counter()
         while len(kept) < args.rollout_batch_size:
             groups = data_source.get_samples(args.rollout_batch_size - len(kept))
-            self._answer(self._train, groups, train_sampling(args))
+            groups, _ = self._answer(self._train, groups, train_sampling(args))
             everything += groups
             for group in groups:
                 found = passes(args, group)
@@ -220,7 +125,10 @@ class SlimeRollouts:
                 elif reason := getattr(found, "reason", None):
                     dropped[f"rollout/dynamic_filter/drop_{reason}"] += 1
         for groups in (kept, everything):
-            groups.sort(key=lambda group: group[0].index)
+            groups.sort(key=lambda group: _each(group)[0].index)
+        if any(isinstance(one, list) for group in kept for one in group):
+            # slime flattens levels of lists, which must be equally many everywhere.
+            kept = [[one if isinstance(one, list) else [one] for one in group] for group in kept]
         if path := getattr(args, "rollout_sample_filter_path", None):
             load_function(path)(args, kept)
         if path := getattr(args, "rollout_all_samples_process_path", None):
@@ -234,11 +142,11 @@ class SlimeRollouts:
 
         data = {}
         for dataset in self._args.eval_datasets or []:
-            check_eval_dataset(dataset, self._eval.config)
+            check_eval_dataset(self._args, dataset, self._eval.config)
             groups = self._eval_groups(dataset)
-            answers = self._answer(self._eval, groups, eval_sampling(self._args, dataset))
+            groups, answers = self._answer(self._eval, groups, eval_sampling(self._args, dataset), dataset)
             self._eval.record_evaluation(dataset.name, answers)
-            samples = [sample for group in groups for sample in group]
+            samples = [sample for group in groups for sample in _each(group)]
             data[dataset.name] = {
                 "rewards": [_number(sample.reward) for sample in samples],
                 "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
@@ -247,8 +155,6 @@ class SlimeRollouts:
         return RolloutFnEvalOutput(data=data)
 
     def _eval_groups(self, dataset: Any) -> list[list[Any]]:
-        import copy
-
         from slime.utils.data import Dataset
 
         def of(name: str) -> Any:
@@ -293,24 +199,43 @@ class SlimeRollouts:
             shutil.rmtree(one, ignore_errors=True)
 
     def _answer(
-        self, lane: Requests, groups: Sequence[Sequence[Any]], sampling: dict[str, Any]
-    ) -> list[list[RowArrays]]:
-        """Fill the samples of ``groups``, which have their prompts; return the answers."""
-        requests = [
-            Request(
-                prompt_ids=self._ids(group[0]),
-                n=len(group),
-                metadata=plain(group[0].metadata or {}, "metadata"),
-                sampling=sampling,
-                **label(group[0].label),
-            )
-            for group in groups
-        ]
-        answers = lane.answer(requests)
+        self, lane: Requests, groups: Sequence[Sequence[Any]], sampling: dict[str, Any], dataset: Any = None
+    ) -> tuple[list[list[Any]], list[list[RowArrays]]]:
+        """Return ``groups``, which have their prompts, with answers, and the rows of each group.
+
+        An answer is the sample, filled; or a list of copies if it has several parts.
+        """
+        requests = [self._request(lane, group, sampling, dataset) for group in groups]
+        answers = lane.answer(requests, takes_parts=True)
+        filled = []
         for group, rows in zip(groups, answers, strict=True):
-            for sample, row in zip(group, rows, strict=True):
-                self._fill(sample, row, evaluating=lane is self._eval)
-        return answers
+            of_sample = [list(found) for _, found in groupby(rows, lambda row: row.row.k)]
+            filled.append([self._filled(one, found, lane) for one, found in zip(group, of_sample, strict=True)])
+        return filled, answers
+
+    def _request(self, lane: Requests, group: Sequence[Any], sampling: dict[str, Any], dataset: Any) -> Request:
+        metadata = plain(group[0].metadata or {}, "metadata")
+        return Request(
+            prompt_ids=self._ids(group[0]),
+            n=len(group),
+            metadata=metadata,
+            sampling=sampling,
+            reward=reward_of(self._args, lane.config, metadata, dataset),
+            **label(group[0].label),
+        )
+
+    def _filled(self, sample: Any, rows: Sequence[RowArrays], lane: Requests) -> Any:
+        """Return the sample with its answer, or copies with the parts of it: one rollout of slime's."""
+        evaluating = lane is self._eval
+        if len(rows) == 1:
+            self._fill(sample, rows[0], rows[0].row.reward, evaluating=evaluating)
+            return sample
+        copies = [copy.deepcopy(sample) for _ in rows]
+        by_group = lane.config.reward.group is not None and not evaluating
+        for one, row in zip(copies, rows, strict=True):
+            own = row.row.reward if by_group or row.part_reward is None else row.part_reward
+            self._fill(one, row, own, evaluating=evaluating)
+        return copies
 
     def _ids(self, sample: Any) -> list[int]:
         if not isinstance(sample.prompt, str) or sample.multimodal_inputs:
@@ -324,7 +249,7 @@ class SlimeRollouts:
             )
         return [int(token) for token in self._tokenizer.encode(sample.prompt, add_special_tokens=False)]
 
-    def _fill(self, sample: Any, row: RowArrays, *, evaluating: bool) -> None:
+    def _fill(self, sample: Any, row: RowArrays, reward: float, *, evaluating: bool) -> None:
         args, response = self._args, row.response("tokens").tolist()
         sample.tokens = row.tokens.tolist()
         sample.response = self._tokenizer.decode(
@@ -336,10 +261,15 @@ class SlimeRollouts:
         if row.teacher_logprobs is not None:
             sample.teacher_log_probs = row.response("teacher_logprobs").tolist()
         sample.weight_versions = [str(version) for version in sorted({row.row.oldest, row.row.newest})]
-        sample.reward = rewarded(args, row.row.reward, evaluating=evaluating)
+        sample.reward = rewarded(args, reward, evaluating=evaluating)
         sample.status = type(sample).Status(row.row.status)
         if sample.rollout_id is None:
             sample.rollout_id = sample.index
+
+
+def _each(group: Sequence[Any]) -> list[Any]:
+    """Return the samples of a group, those of an answer of several parts one by one."""
+    return [one for answer in group for one in (answer if isinstance(answer, list) else [answer])]
 
 
 def _number(reward: Any) -> Any:
@@ -360,7 +290,8 @@ def _rollouts(args: Namespace) -> SlimeRollouts:
     run, path = getattr(args, "penstock_run", None), getattr(args, "penstock_config", None)
     key = f"{path}:{run}"
     if key not in _made:
-        check_flags(args)
-        _made[key] = SlimeRollouts(args, config_of(path, run, "--custom-config-path with penstock_run"))
+        config = config_of(path, run, "--custom-config-path with penstock_run")
+        check_flags(args, config)
+        _made[key] = SlimeRollouts(args, config)
         atexit.register(_made[key].close)
     return _made[key]

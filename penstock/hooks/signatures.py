@@ -158,7 +158,10 @@ _ELSEWHERE: dict[str, tuple[Form, ...]] = {
     "reward.parts": _REWARD,
     "reward.pool.functions": _REWARD,
     "worker.rewards": _REWARD,
-    "reward.group": (Form(("samples",), ("judges",)),),
+    "reward.group": (
+        Form(("samples",), ("judges",)),
+        Form(("args", "samples"), is_slime=True, has_name=True),
+    ),
     "trainer.filter.functions": _FILTER,
     "buffer.filters": _FILTER,
 }

@@ -12,13 +12,19 @@ from pathlib import Path
 from shlex import split
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 import torch
 
+from penstock import payloads
 from penstock.config import Config
 from penstock.config.load import save_resolved
+from penstock.names import PART_REWARDS
+from penstock.payloads import sides
+from penstock.protocol import scripts
 from penstock.protocol.audit import audit
+from penstock.protocol.scripts import run
 from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
@@ -29,7 +35,8 @@ from tests.integration.docs_blocks import blocks
 from tests.integration.parts import Player, buffering, make_config, until
 from tests.integration.worker_play import IDS
 
-GROUPS, N = 3, 4
+PROMPTS = ("ab", "cde", "f")
+GROUPS, N = len(PROMPTS), 4
 PROCESS_S = 300
 NAME = "penstock.consumers.adapters.slime_rollout"
 
@@ -61,6 +68,28 @@ def sample_of(job: Job, k: int, version: int) -> Sample:
     return sample
 
 
+def answer_in_parts(worker: Player, stop: threading.Event) -> None:
+    """The same, by a generate function that returns two samples of rewards k and k + 0.5, as the run's flags name."""
+    while not stop.wait(0.05):
+        for held in worker.lease(8, version=worker.clock):
+            job, records = Job.from_bytes(held.body), []
+            assert job.reward == "deepscaler"
+            for k in range(job.n):
+                sample = sample_of(job, k, worker.clock)
+                sample.parts.append(len(sample.tokens))
+                sample.append([9])
+                sample.append([5 + k], version=worker.clock, logprobs=[-0.5])
+                rewards = sides.packed(PART_REWARDS, np.array([k, k + 0.5]), sample.id)
+                drawn = {"token": held.token, "server": "control", "temperature": job.sampling["temperature"]}
+                data, (meta,) = payloads.pack([sample], **drawn)
+                meta.sides = [rewards.entry(PART_REWARDS)[:3]]
+                worker.client.set(worker.keys.payload(sample.id, held.token), data, nx=True, ex=600)
+                place = sides.key_of(worker.keys, held.job, k, held.token, meta.sides[0])
+                worker.client.set(place, rewards.data, ex=600)
+                records.append((k, worker.clock, meta.to_bytes()))
+            assert run(worker.client, scripts.commit(worker.keys, held.job, held.token, records)).outcome == "ready"
+
+
 def documented(folder: Path) -> list[str]:
     """The flags of the page, with files in ``folder``."""
     [page] = [block for block in blocks() if block.key.startswith("docs/adapters.md: --rollout-function-path")]
@@ -78,24 +107,31 @@ def run_slime(module: str, *given: str) -> None:
     assert done.returncode == 0, done.stderr[-6000:]
 
 
+def flags_of(folder: Path, model: Path) -> list[Any]:
+    """Flags of a rollout of three prompts, which are written to ``folder``."""
+    rows = [{"input": text, "label": {"answer": number}} for number, text in enumerate(PROMPTS)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "slime.yaml").write_text(f"penstock_config: {folder / 'run.yaml'}\n")
+    return [
+        *documented(folder),
+        "--hf-checkpoint", model, "--prompt-data", folder / "train.jsonl", "--label-key", "label",
+        "--rollout-batch-size", GROUPS, "--n-samples-per-prompt", N, "--num-rollout", 1,
+        "--global-batch-size", GROUPS * N,
+        "--rollout-max-response-len", 8, "--rollout-temperature", 0.8, "--advantage-estimator", "grpo",
+        "--eval-prompt-data", "held", folder / "train.jsonl", "--eval-interval", 1, "--n-samples-per-eval-prompt", 2,
+        "--actor-num-nodes", 1, "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1,
+    ]  # fmt: skip
+
+
 def test_slimes_own_manager_loads_the_function_by_its_flag_and_takes_what_it_returns(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, models: list[Path], tmp_path: Path
 ) -> None:
     config: Config = make_config(redis_server.url, keys.run, tmp_path)
     save_resolved(config, tmp_path / "run.yaml")
-    (tmp_path / "slime.yaml").write_text(f"penstock_config: {tmp_path / 'run.yaml'}\n")
-    rows = [{"input": text, "label": {"answer": number}} for number, text in enumerate(("ab", "cde", "f"))]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags: list[Any] = [
-        *documented(tmp_path),
-        "--hf-checkpoint", models[0], "--prompt-data", tmp_path / "train.jsonl", "--label-key", "label",
-        "--rollout-batch-size", GROUPS, "--n-samples-per-prompt", N, "--num-rollout", 1,
-        "--global-batch-size", GROUPS * N,
-        "--rollout-max-response-len", 8, "--rollout-temperature", 0.8, "--advantage-estimator", "grpo",
-        "--eval-prompt-data", "held", tmp_path / "train.jsonl", "--eval-interval", 1, "--n-samples-per-eval-prompt", 2,
+    flags = [
+        *flags_of(tmp_path, models[0]),
         "--rollout-sample-filter-path", "tests.adapters.slime_functions.takes_loss_off",
         "--rollout-all-samples-process-path", "tests.adapters.slime_functions.keeps_a_list",
-        "--actor-num-nodes", 1, "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1,
     ]  # fmt: skip
     stop = threading.Event()
     worker = threading.Thread(target=answer, args=(Player(client, keys), stop))
@@ -117,14 +153,14 @@ def test_slimes_own_manager_loads_the_function_by_its_flag_and_takes_what_it_ret
     rows_of: dict[int, list[int]] = {}
     for share in shares:
         rows_of |= dict(zip(share["partition"], (tokens.tolist() for tokens in share["tokens"]), strict=True))
-    wanted = [[IDS[c] for c in row["input"]] + [5 + k] * (k + 2) for row in rows for k in range(N)]
+    wanted = [[IDS[c] for c in text] + [5 + k] * (k + 2) for text in PROMPTS for k in range(N)]
     assert [rows_of[i] for i in range(GROUPS * N)] == wanted
     for share in shares:
         check_share(share, GROUPS * N)
         for place, mask in zip(share["partition"], share["loss_masks"], strict=True):
             assert mask.any() == (place % N > 0)
     seen = json.loads((tmp_path / "all_samples.json").read_text())
-    assert seen == [[i, rows[i // N]["label"], i % N == 0] for i in range(GROUPS * N)]
+    assert seen == [[i, {"answer": i // N}, i % N == 0] for i in range(GROUPS * N)]
     # And slime's ranks take them: process_rollout_data, the step to tensors, log_rollout_data, over real gloo.
     torch.save([share | {"groups": GROUPS, "n": N} for share in shares], tmp_path / "shares.pt")
     run_slime("tests.adapters.slime_ranks", str(tmp_path / "shares.pt"), str(tmp_path / "ranks.json"))
@@ -132,3 +168,38 @@ def test_slimes_own_manager_loads_the_function_by_its_flag_and_takes_what_it_ret
     assert found["rollout"]["rollout/raw_reward"] == pytest.approx(0.5)
     # slime's mean over samples, of which one in N bears no loss.
     assert found["rollout"]["rollout/rollout_log_probs"] == pytest.approx(-0.5 * (N - 1) / N)
+
+
+def test_parts_of_an_answer_reach_slimes_ranks_as_samples_of_one_rollout(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, models: list[Path], tmp_path: Path
+) -> None:
+    hooks = {"generate": "generate_with_retool:generate"}
+    config: Config = make_config(redis_server.url, keys.run, tmp_path, hooks=hooks)
+    save_resolved(config, tmp_path / "run.yaml")
+    flags = [
+        *flags_of(tmp_path, models[0]),
+        "--custom-generate-function-path", "generate_with_retool.generate", "--rm-type", "deepscaler", "--group-rm",
+    ]  # fmt: skip
+    stop = threading.Event()
+    worker = threading.Thread(target=answer_in_parts, args=(Player(client, keys), stop))
+    with buffering(config):
+        worker.start()
+        try:
+            run_slime("tests.adapters.slime_manager", str(tmp_path), *map(str, flags))
+        finally:
+            stop.set()
+            worker.join()
+        until(lambda: play.counter(client, keys, "retired") == 2 * GROUPS)
+    evaluated = json.loads((tmp_path / "eval.json").read_text())
+    assert evaluated["held"] == {"rewards": [0.0, 0.5, 1.0, 1.5] * GROUPS, "n": 4 * GROUPS}
+    shares = torch.load(tmp_path / "shares.pt", weights_only=True)
+    rows: dict[int, tuple[list[int], int, float]] = {}
+    for share in shares:
+        check_share(share, 2 * GROUPS * N, GROUPS * N)
+        columns = (share["tokens"], share["rollout_ids"], share["rollout_mask_sums"].tolist())
+        named = zip(share["partition"], *columns, strict=True)
+        rows |= {place: (tokens.tolist(), rollout, sum_) for place, tokens, rollout, sum_ in named}
+        assert share["raw_reward"] == [k + part / 2 for k in range(N) for part in range(2)] * GROUPS
+    found = [rows[place] for place in range(2 * GROUPS * N)]
+    assert [one[1:] for one in found] == [(i, i % N + 3) for i in range(GROUPS * N) for _ in range(2)]
+    assert [one[0] for one in found[1::2]] == [[9, 5 + k] for k in range(N)] * GROUPS

@@ -35,10 +35,11 @@ def import_reward(name: str, args: Namespace | None = None) -> Callable[[Sample]
         raise ConfigError(f"reward.function {name!r} is not a reward: use {', '.join(REWARDS)} or module:function.")
     function = find_function(name, "reward.function")
     check_hook("reward.function", name, function)
-    return _of_slime(function, args or Namespace()) if _is_of_slime(function) else function
+    return _of_slime(function, args or Namespace()) if is_of_slime(function) else function
 
 
-def _is_of_slime(function: Callable[..., Any]) -> bool:
+def is_of_slime(function: Callable[..., Any]) -> bool:
+    """Return whether a reward has slime's signature: ``args``, and a sample, or the samples of a group."""
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

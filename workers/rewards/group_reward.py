@@ -3,13 +3,15 @@
 A failure is a named outcome and never a number (T11), as with the reward of a sample.
 """
 
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from penstock.config import RewardConfig
 from penstock.errors import RewardError
-from penstock.hooks.signatures import check_hook
+from penstock.hooks.signatures import check_hook, is_async
+from penstock.hooks.slime import seen
 from penstock.names import Lane
 from penstock.records.causes import CodeCalled
 from penstock.records.codec import pack
@@ -19,6 +21,7 @@ from penstock.system.user_code import bounded, find_function
 from penstock.text import format_exc, safe_repr
 from penstock.workers.hooks.draws import Repeats
 from penstock.workers.hooks.open_calls import CODE, calling
+from penstock.workers.rewards.allowed import is_of_slime
 from penstock.workers.rewards.calls import NotJudged, awaiting, patiently
 from penstock.workers.rewards.judges import Judges
 from penstock.workers.rewards.outcomes import MAX_INFO_BYTES, number_of, words
@@ -70,16 +73,19 @@ ALONE = "sample_reward"
 class GroupReward:
     """``reward.group`` of one worker.
 
+    Args:
+        args: first argument of functions with slime's signature; None: empty.
+
     Raises:
         ConfigError: it does not exist.
     """
 
-    def __init__(self, config: RewardConfig, judges: Judges) -> None:
+    def __init__(self, config: RewardConfig, judges: Judges, args: Namespace | None = None) -> None:
         self._config = config
         self._judges = judges
         self._repeats = Repeats()
         self.name = config.group or ""
-        self._function = _load(self.name, judges) if self.name else None
+        self._function = _load(self.name, judges, args or Namespace()) if self.name else None
 
     def is_for(self, job: Job) -> bool:
         """Return whether groups of this job get one: those that are trained on."""
@@ -156,11 +162,13 @@ def _values(given: Any, count: int) -> list[Any] | None:
         ) from exc
 
 
-def _load(name: str, judges: Judges) -> GroupFunction:
+def _load(name: str, judges: Judges, args: Namespace) -> GroupFunction:
     own = _OWN.get(name)
     if own is None:
         function = find_function(name, "reward.group")
         check_hook("reward.group", name, function)
+        if is_of_slime(function):
+            function = _of_slime(function, args)
         asked: GroupFunction = awaiting(function, name, lambda samples: f"group {samples[0].job.id}", judges)
 
         async def ask(samples: Sequence[Sample]) -> Any:
@@ -172,3 +180,12 @@ def _load(name: str, judges: Judges) -> GroupFunction:
         return own(samples)
 
     return call
+
+
+def _of_slime(function: Callable[..., Any], args: Namespace) -> Callable[[Sequence[Sample]], Any]:
+    """Call a function of slime's signature, ``(args, samples)``, with samples of its form."""
+
+    async def asked(samples: Sequence[Sample]) -> Any:
+        return await function(args, [seen(sample) for sample in samples])
+
+    return asked if is_async(function) else lambda samples: function(args, [seen(sample) for sample in samples])

@@ -257,7 +257,7 @@ class Rewards:
         self.remote = RemoteReward(config.remote)
         #: Judges for rewards, and for environments of the same worker.
         self.judges = Judges(config.judges, waits=waits)
-        self.group = GroupReward(config, self.judges)
+        self.group = GroupReward(config, self.judges, args)
         self._repeats = Repeats()
         #: Process of rewards given by import path, with ``own_process``.
         self._process: RewardProcess | None = None

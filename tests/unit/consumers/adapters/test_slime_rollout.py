@@ -18,7 +18,7 @@ from penstock.config import Config
 from penstock.consumers.adapters import slime_rollout
 from penstock.consumers.adapters.prompts import Request
 from penstock.consumers.adapters.rows import RowArrays
-from penstock.consumers.adapters.slime_rollout import check_eval_dataset, eval_sampling
+from penstock.consumers.adapters.slime_flags import check_eval_dataset, check_flags, eval_sampling
 from penstock.errors import ConfigError
 
 
@@ -53,27 +53,49 @@ def test_what_a_killed_process_was_writing_is_removed_with_the_next_weights(tmp_
     assert (kept / "model.safetensors").read_bytes() == b"seven"
 
 
+def test_a_configuration_without_a_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="penstock_run"):
+        slime_rollout.generate_rollout(Namespace(), 0, None)
+
+
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        ({}, "penstock_run"),
-        ({"penstock_run": "r", "rm_type": "math"}, "--rm-type has no effect"),
+        ({"rm_type": "maths"}, r"--rm-type 'maths' is no reward of penstock's"),
         (
-            {"penstock_run": "r", "custom_generate_function_path": "a.b"},
-            r"--custom-generate-function-path has no effect .* hooks\.generate",
+            {"custom_rm_path": "a.b"},
+            r"--custom-rm-path names a:b, .* set reward\.function, or add it to worker\.rewards",
         ),
-        ({"rollout_sample_hook_path": ["a.b"]}, r"--rollout-sample-hook-path has no effect .* hooks\.sample"),
-        ({"rm_url": "http://rm"}, "--rm-url has no effect"),
+        ({"custom_rm_path": "a.b", "group_rm": True}, r"--group-rm with --custom-rm-path names a:b, .* reward\.group"),
+        ({"custom_rm_path": "m.scores", "reward_key": "acc"}, r"--reward-key acc is not .* read, score"),
+        ({"custom_generate_function_path": "a.b"}, r"--custom-generate-function-path names a:b, .* hooks\.generate"),
+        ({"rollout_sample_hook_path": ["a.b"]}, r"--rollout-sample-hook-path names a:b, .* hooks\.sample"),
+        ({"rm_url": "http://rm"}, r"--rm-url http://rm is not .* set reward\.remote\.url"),
         ({"use_rollout_routing_replay": True}, "--use-rollout-routing-replay has no effect .*: leave it out"),
-        ({"multimodal_keys": {"image": "images"}}, "--multimodal-keys has no effect"),
+        ({"multimodal_keys": {"image": "images"}}, "--multimodal-keys has no effect .* RolloutManager"),
         ({"sglang_enable_deterministic_inference": True}, "--sglang-enable-deterministic-inference has no effect"),
         ({"update_weight_mode": "delta"}, "--update-weight-mode full"),
         ({"rollout_top_p": 0.9}, r"--rollout-top-p 0\.9 draws from another distribution"),
     ],
 )
-def test_what_has_no_effect_is_refused_by_its_flag(said: dict[str, Any], named: str) -> None:
+def test_what_has_no_effect_is_refused_by_its_flag(naming: Config, said: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        slime_rollout.generate_rollout(Namespace(**said), 0, None)
+        check_flags(Namespace(**{"reward_key": None} | said), naming)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"custom_generate_function_path": "m.generates", "custom_rm_path": "m.scores", "reward_key": "score"},
+        {"custom_generate_function_path": "m.generates", "rm_type": "deepscaler"},
+        {"custom_rm_path": "m.other", "rollout_sample_hook_path": ["m.masks"]},
+        {"custom_rm_path": "m.ranks", "group_rm": True},
+        {"rm_type": "boxed_math", "group_rm": True},
+        {"rm_type": "remote_rm", "rm_url": "http://service/score"},
+    ],
+)
+def test_flags_that_name_what_the_run_names_are_accepted(naming: Config, said: dict[str, Any]) -> None:
+    check_flags(Namespace(**{"reward_key": None} | said), naming)
 
 
 def test_differences_in_place_of_weights_are_refused_where_slime_writes_them(tmp_path: Path) -> None:
@@ -105,22 +127,31 @@ class Lane:
     def __init__(self, config: Config, *, teacher: bool = False) -> None:
         self.config, self.teacher, self.asked = config, teacher, list[Request]()
         self.recorded = dict[str, list[int]]()
+        #: Rewards of the parts of each answer to the first prompt of a call.
+        self.parts = list[float]()
 
-    def answer(self, requests: Sequence[Request]) -> list[list[RowArrays]]:
+    def answer(self, requests: Sequence[Request], *, takes_parts: bool) -> list[list[RowArrays]]:
+        assert takes_parts
         self.asked += requests
-        return [[self._row(float(at)) for _ in range(one.n)] for at, one in enumerate(requests)]
+        return [[row for k in range(one.n) for row in self._rows(float(at), k)] for at, one in enumerate(requests)]
+
+    def _rows(self, reward: float, k: int) -> list[RowArrays]:
+        if reward or not self.parts:
+            return [self._row(reward, k)]
+        return [self._row(1.5, k, own) for own in self.parts]
 
     def record_evaluation(self, dataset: str, groups: Sequence[Sequence[RowArrays]]) -> None:
         self.recorded[dataset] = [len(group) for group in groups]
 
-    def _row(self, reward: float) -> RowArrays:
-        made: Any = SimpleNamespace(prompt_length=2, oldest=1, newest=1, reward=reward, status="completed")
+    def _row(self, reward: float, k: int, own: float | None = None) -> RowArrays:
+        made: Any = SimpleNamespace(k=k, prompt_length=2, oldest=1, newest=1, reward=reward, status="completed")
         drawn = np.array([0, 0, 1, 1], np.bool_)
         taught = np.array([0, 0, -1, -2], np.float32) if self.teacher else None
         arrays = {"loss_mask": drawn, "generated": drawn, "logprobs": np.zeros(4, np.float32)}
         return RowArrays(
-            made, 0, np.arange(4), versions=np.ones(4, np.int32), lost=False, teacher_logprobs=taught, **arrays
-        )
+            made, 0, np.arange(4), versions=np.ones(4, np.int32), lost=False, teacher_logprobs=taught, part_reward=own,
+            **arrays,
+        )  # fmt: skip
 
 
 ARGS = {
@@ -175,6 +206,18 @@ def _slime(monkeypatch: pytest.MonkeyPatch, called: list[Any]) -> None:
 def config() -> Config:
     values = {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
     return Config.model_validate(values)
+
+
+@pytest.fixture
+def naming(config: Config) -> Config:
+    """A run that names functions of the user's."""
+    reward = {"function": "m:scores", "group": "m:ranks", "remote": {"url": "http://service/score"}}
+    more = {
+        "hooks": {"generate": "m:generates", "sample": ["m:masks"], "eval": "m:evaluates"},
+        "reward": reward, "worker": {"rewards": ["m:other"]},
+        "data": {"train": [{"name": "d", "path": "d.jsonl"}], "eval": [{"name": "e", "path": "e.jsonl"}]},
+    }  # fmt: skip
+    return Config.model_validate(config.model_dump() | more)
 
 
 def rollouts(config: Config, *, teacher: bool = False, **args: Any) -> Any:
@@ -290,19 +333,53 @@ def test_flags_stand_where_a_data_set_for_evaluation_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        ({"custom_rm_path": "a.b"}, "custom_rm_path of slime's data set 'held' has no effect"),
-        ({"custom_generate_function_path": "a.b"}, "custom_generate_function_path of slime's data set 'held'"),
+        ({"custom_rm_path": "a.b"}, r"custom_rm_path of slime's data set 'held' names a:b, .* worker\.rewards"),
+        ({"custom_generate_function_path": "m.generates"}, r"custom_generate_function_path of .* set hooks\.eval to"),
         ({"multimodal_keys": {"image": "i"}}, "multimodal_keys of slime's data set 'held'"),
-        ({"rm_type": "math"}, r"rm_type of slime's data set 'held' .* reward\.by_metadata"),
+        ({"rm_type": "maths"}, "rm_type of slime's data set 'held' 'maths' is no reward"),
     ],
 )
 def test_what_a_data_set_for_evaluation_would_not_get_is_refused(
-    config: Config, said: dict[str, Any], named: str
+    naming: Config, said: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        check_eval_dataset(dataset_of(**said), config)
+        check_eval_dataset(Namespace(reward_key=None), dataset_of(**said), naming)
 
 
-def test_a_data_set_for_evaluation_names_its_reward_where_metadata_do(config: Config) -> None:
-    reward = config.reward.model_copy(update={"by_metadata": True})
-    check_eval_dataset(dataset_of(rm_type="math"), config.model_copy(update={"reward": reward}))
+def test_a_data_set_for_evaluation_may_have_functions_of_its_own(naming: Config) -> None:
+    said = {"custom_rm_path": "m.other", "custom_generate_function_path": "m.evaluates", "rm_type": "math"}
+    check_eval_dataset(Namespace(reward_key=None), dataset_of(**said), naming)
+
+
+@pytest.mark.parametrize(
+    ("flags", "metadata", "run", "reward"),
+    [
+        ({}, {}, "math", None),
+        ({}, {"rm_type": "f1"}, "math", "f1"),
+        ({}, {"rm_type": "f1"}, "m:scores", None),
+        ({"rm_type": "dapo"}, {}, "m:scores", "dapo"),
+        ({"rm_type": "dapo"}, {"rm_type": "f1"}, "m:scores", "f1"),
+        ({"rm_type": "dapo", "custom_rm_path": "m.scores"}, {"rm_type": "f1"}, "math", "m:scores"),
+        ({"group_rm": True, "custom_rm_path": "m.ranks"}, {"rm_type": "f1"}, "math", None),
+        ({"group_rm": True, "rm_type": "dapo"}, {}, "math", "dapo"),
+    ],
+)
+def test_a_request_names_the_reward_that_slime_would_compute(
+    config: Config, flags: dict[str, Any], metadata: dict[str, Any], run: str, reward: str | None
+) -> None:
+    named = config.reward.model_copy(update={"function": run})
+    made = rollouts(config.model_copy(update={"reward": named}), rollout_batch_size=1, **flags)
+    made.generate(0, source(sample(0, metadata=metadata)))
+    assert [one.reward for one in made._train.asked] == [reward]
+
+
+@pytest.mark.parametrize(("by_group", "rewards"), [(False, [1.0, 2.0]), (True, [1.5, 1.5])])
+def test_parts_of_an_answer_are_samples_of_one_rollout(config: Config, by_group: bool, rewards: list[float]) -> None:
+    group = config.reward.model_copy(update={"group": "ranks" if by_group else None})
+    made = rollouts(config.model_copy(update={"reward": group}))
+    made._train.parts = [1.0, 2.0]
+    output = made.generate(0, source(sample(0), sample(1)))
+    [[parts], [[single]]] = output.samples
+    assert [one.reward for one in parts] == rewards
+    assert [one.rollout_id for one in parts] == [0, 0]
+    assert (single.reward, single.rollout_id) == (1.0, 1), "as deep in lists as the others"

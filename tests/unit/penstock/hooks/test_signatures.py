@@ -52,7 +52,7 @@ CALLED = {
     "of_two": (),
     "with_judges": ("reward.function", "worker.rewards", "reward.group", "data.train.d.reward"),
     "of_trl": ("reward.function", "worker.rewards", "reward.group", "data.train.d.reward", "trainer.filter.functions"),
-    "of_slime": ("reward.function", "worker.rewards", "data.train.d.reward"),
+    "of_slime": ("reward.function", "worker.rewards", "reward.group", "data.train.d.reward"),
     "Scorer": (),
     "SCORER": ("reward.function", "worker.rewards", "reward.group", "data.train.d.reward", "trainer.filter.functions"),
     "Answers": ("worker.environments", "data.train.d.environment"),

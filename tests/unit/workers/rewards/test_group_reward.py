@@ -1,5 +1,6 @@
 """Rewards of whole groups: places among the answers, and what a function of the user's may give."""
 
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.config import Config, RewardConfig
 from penstock.config.hooks import GROUP_REWARDS
 from penstock.errors import ConfigError, JudgeError, RewardError
+from penstock.hooks.slime import SlimeSample
 from penstock.hooks.user_imports import named
 from penstock.names import Lane
 from penstock.records.job import Job, JobFailure
@@ -84,6 +86,14 @@ async def awaited(group: Sequence[Sample]) -> Any:
     return np.array([0.5, 1.5], np.float32)
 
 
+def of_slime(args: Any, group: Sequence[SlimeSample], **kwargs: Any) -> list[float]:
+    return [args.bonus + one.reward + one.response_length for one in group]
+
+
+async def of_slime_awaited(args: Any, group: Sequence[SlimeSample]) -> list[float]:
+    return of_slime(args, group)
+
+
 def dicts(group: Sequence[Sample]) -> Any:
     return [{"score": one.k, "beats": [0]} for one in group]
 
@@ -124,7 +134,7 @@ def judged_without_waiting(group: Sequence[Sample], judges: Judges) -> list[floa
 
 async def scored(name: str, group: Sequence[Sample], **over: Any) -> list[tuple[float, dict[str, Any]]]:
     config = RewardConfig(group=name if name in GROUP_REWARDS else f"{HERE}:{name}", **over)
-    return await GroupReward(config, Judges(())).score(group)
+    return await GroupReward(config, Judges(()), Namespace(bonus=10.0)).score(group)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +143,8 @@ async def scored(name: str, group: Sequence[Sample], **over: Any) -> list[tuple[
         (plain, [0.0, 1.0], {}),
         (awaited, [0.5, 1.5], {}),
         (dicts, [0.0, 1.0], {"beats": [0]}),
+        (of_slime, [19.0, 20.0], {}),
+        (of_slime_awaited, [19.0, 20.0], {}),
         (bools, [1.0, 0.0], {}),
     ],
 )
