@@ -6,13 +6,14 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.consumers.adapters.prompts import Request
 from penstock.consumers.adapters.requests import Requests, groups_of
 from penstock.consumers.adapters.rows import RowArrays
 from penstock.consumers.batch.batch import Batch
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
+from penstock.records.sample_meta import SampleMeta, iter_metas
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Answer:
     rows: list[RowArrays]
     #: Why the request failed; None if it was answered.
     error: PenstockError | None = None
+    #: Record of each sample, by k.
+    records: dict[int, SampleMeta] = field(default_factory=dict)
 
 
 class Asking(Requests):
@@ -99,9 +102,12 @@ class Asking(Requests):
             groups = groups_of(batch, {job: request.n}, version)
             if self.lane == "train":
                 self._check_temperatures(groups, {job: request})
+            # Before the batch is committed, which may free it.
+            data = self.session.subscriber.control.do(lambda client: client.get(self.keys.meta(job)))
+            records = {meta.k: meta for meta in iter_metas(data or b"", f"metadata of group {job}")}
         except (ConfigError, ProtocolError) as exc:
             return Answer(job, [], exc)
-        return Answer(job, groups[job])
+        return Answer(job, groups[job], records=records)
 
     def _buried(self) -> list[Answer]:
         gone = []

@@ -40,14 +40,16 @@ class PenstockAgentLoop(AgentLoopBase):  # type: ignore[misc]
             if name in fields:
                 fields[name] = fields[name][:length]
         mask, reward = fields.pop("penstock_mask", []), fields.pop("penstock_reward", None)
-        fields.update(turn_scores=[], tool_rewards=[], reward_extra_info={})
+        turns, info = fields.pop("penstock_turns", 1), fields.pop("penstock_reward_info", {})
+        fields.update(turn_scores=[], tool_rewards=[], reward_extra_info=info)
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
             response_ids=output.token_ids[:length],
             response_mask=mask[:length],
             response_logprobs=(output.log_probs or [])[:length],
             reward_score=reward,
-            num_turns=2,
+            # verl counts the turns of both sides.
+            num_turns=2 * turns,
             metrics=AgentLoopMetrics(**timing),
             extra_fields=fields,
         )

@@ -29,7 +29,7 @@ from penstock.redis.saved_config import config_of
 #: Longest wait for an answer before new calls are accepted, in seconds.
 LOOK_S = 0.05
 #: Keys of ``rollout.engine_kwargs.penstock`` and their defaults.
-SETTINGS: dict[str, Any] = {"config": None, "run": None, "name": "verl"}
+SETTINGS: dict[str, Any] = {"config": None, "run": None, "name": "verl", "reward_info": ()}
 
 
 def settings_of(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +58,8 @@ class PenstockServer:
     ) -> None:
         self._limits = (prompt_length, response_length)
         self._temperature = temperature
+        #: Entries of ``reward_info`` that verl gets of each answer; it takes the same ones of all.
+        self._reward_info = tuple(settings["reward_info"])
         config = config_of(settings["config"], settings["run"], "rollout.name=penstock")
         self._lanes = {
             "train": Asking(config, name=settings["name"]),
@@ -105,7 +107,8 @@ class PenstockServer:
                 (inside_verl/sampling.py).
             takes_mask: the caller reads ``penstock_mask``.
 
-        ``extra_fields``: ``penstock_reward``, ``penstock_mask`` (0 on observations), verl's steps of the oldest and
+        ``extra_fields``: ``penstock_reward``, ``penstock_reward_info`` (the entries that the settings name; None if the
+        reward gave none), ``penstock_turns``, ``penstock_mask`` (0 on observations), verl's steps of the oldest and
         newest weights of its tokens, and, if the run has a teacher or a reference policy, their log-probabilities,
         ``penstock_teacher_logprobs`` and ``penstock_reference_logprobs``, an entry per token. ``stop_reason`` is
         "aborted" for calls that verl cancelled.
@@ -166,14 +169,18 @@ class PenstockServer:
 
     def _output(self, answer: Answer | None) -> TokenOutput:
         if answer is None:
-            return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted")
+            nothing = {"penstock_reward_info": dict.fromkeys(self._reward_info)}
+            return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted", extra_fields=nothing)
         [row] = answer.rows
+        record = answer.records[row.row.k]
         fields: dict[str, Any] = {
             "global_steps": self._steps.get(row.row.newest),
             "min_global_steps": self._steps.get(row.row.oldest),
             "max_global_steps": self._steps.get(row.row.newest),
             "penstock_reward": row.row.reward,
             "penstock_mask": row.response("loss_mask").astype(int).tolist(),
+            "penstock_turns": record.num_turns,
+            "penstock_reward_info": {name: record.reward_info.get(name) for name in self._reward_info},
         }
         for name in (TEACHER_LOGPROBS, REFERENCE_LOGPROBS):
             if getattr(row, name) is not None:

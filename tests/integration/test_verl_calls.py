@@ -22,7 +22,7 @@ from penstock.records.job import Job
 from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer
 from tests.integration import play
-from tests.integration.parts import PATIENCE_S, Player, buffering, make_config, publish
+from tests.integration.parts import PATIENCE_S, Player, buffering, make_config, make_sample, publish
 from tests.integration.test_asking import lease
 
 SAID = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
@@ -49,8 +49,8 @@ def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Iterator[Co
         yield config
 
 
-def serve(module: ModuleType, tmp_path: Path) -> Any:
-    settings = {"config": str(tmp_path / "run.yaml"), "run": None, "name": "verl"}
+def serve(module: ModuleType, tmp_path: Path, **more: Any) -> Any:
+    settings = module.settings_of({"penstock": {"config": str(tmp_path / "run.yaml")} | more})
     return module.PenstockServer(settings, prompt_length=64, response_length=32, temperature=1.0)
 
 
@@ -185,5 +185,29 @@ def test_lanes_are_as_verl_says_and_training_is_what_it_takes_it_for(
             ("eval", [("max_new_tokens", 32), ("temperature", 1.0)], ""),
             ("train", [("max_new_tokens", 32), ("stop", ["###"]), ("stop_token_ids", [7]), ("temperature", 1.0)], [1]),
         ]
+
+    within(body)
+
+
+def test_turns_and_what_the_reward_said_reach_verl(
+    config: Config, client: redis.Redis, keys: Keys, module: ModuleType, tmp_path: Path
+) -> None:
+    worker = Player(client, keys)
+
+    async def body() -> None:
+        server = serve(module, tmp_path, reward_info=["acc", "pred"])
+        await server.where(0)
+        await server._call(lambda future: future.set_result(publish(server._lanes["train"])))
+        first, second = (asyncio.create_task(server.generate([1, 2, 3], SAMPLING)) for _ in range(2))
+        [held, _] = await asyncio.to_thread(lease, worker, 2)
+        sample = make_sample(Job.from_bytes(held.body), 0, [1], 4)
+        sample.num_turns, sample.reward_info = 3, {"acc": True, "long": [1, 2]}
+        assert worker.commit(held, [sample], 1).outcome == "ready"
+        await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+        await server.abort_all_requests()
+        found = {output.stop_reason: output.extra_fields for output in (await first, await second)}
+        assert found["completed"]["penstock_turns"] == 3
+        assert found["completed"]["penstock_reward_info"] == {"acc": True, "pred": None}
+        assert found["aborted"]["penstock_reward_info"] == {"acc": None, "pred": None}, "verl needs all of all"
 
     within(body)
