@@ -94,9 +94,9 @@ def model(config: Config, folder: Path) -> Path:
     return copy
 
 
-def figure(log: str, name: str) -> float:
-    """One of verl's metrics of step 1."""
-    found = re.search(rf"step:1 .*?{re.escape(name)}:(?:np\.\w+\()?([-\d.e]+)", log)
+def figure(log: str, name: str, step: int = 1) -> float:
+    """One of verl's metrics of a step."""
+    found = re.search(rf"step:{step} .*?{re.escape(name)}:(?:np\.\w+\()?([-\d.e]+)", log)
     assert found, f"{name} is not in {log[-6000:]}"
     return float(found[1])
 
@@ -108,10 +108,13 @@ def test_verls_trainer_takes_a_step_with_penstock_named_in_its_configuration(
         "PYTHONPATH": os.getcwd(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
         "VERL_USE_EXTERNAL_MODULES": "tests.adapters.verl_cpu_plugin", "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
+    reward = config.reward.model_copy(update={"function": "tests.adapters.rewards:last_digit_and_length"})
+    config = config.model_copy(update={"reward": reward})
     train = data(tmp_path)
     files = [f"data.train_files={train}", f"data.val_files={train}", f"trainer.default_local_dir={tmp_path / 'verl'}"]
     files += [f"actor_rollout_ref.model.path={model(config, tmp_path)}", f"hydra.run.dir={tmp_path / 'hydra'}"]
     with buffering(config), working(config, tmp_path):
+        files += ["+actor_rollout_ref.rollout.engine_kwargs.penstock.reward_info=[length,missing]"]
         command = [PYTHON, "-m", "verl.trainer.main_ppo", *documented(tmp_path / "run.yaml"), *split(SMALL), *files]
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TRAINING_S,
@@ -131,6 +134,10 @@ def test_verls_trainer_takes_a_step_with_penstock_named_in_its_configuration(
     # T6: what the engine drew with is what verl's own pass over its own padding gives.
     assert figure(done.stdout, "training/rollout_probs_diff_max") < 2e-3
     assert figure(done.stdout, "actor/grad_norm") > 0
+    # Turns of both sides, and what the reward gave beside its number; what it never gives is in no metric.
+    assert figure(done.stdout, "num_turns/mean") == 2
+    assert 1 <= figure(done.stdout, "val-aux/d/length/mean@1", step=0) <= 8
+    assert "val-aux/d/missing" not in done.stdout
     # The rewards that the run's workers gave are those that verl trained on.
     assert 0 <= figure(done.stdout, "critic/score/min") <= figure(done.stdout, "critic/score/max") <= 9
     assert figure(done.stdout, "critic/score/max") == int(figure(done.stdout, "critic/score/max"))

@@ -98,6 +98,21 @@ async def test_a_sample_carries_what_the_teacher_says_of_its_response(folder: Pa
     assert asked["sampling_params"]["max_new_tokens"] == 0, "nothing is drawn"
 
 
+async def test_each_part_of_a_sample_is_scored_after_its_own_context(folder: Path, teacher: Teacher) -> None:
+    models = FrozenModels(config(folder, teacher.url))
+    one = sample()
+    one.parts = [len(one.tokens)]
+    one.append([5, 6])
+    one.append([8, 1], version=0, logprobs=[-0.5] * 2)
+    try:
+        await models.score(one)
+    finally:
+        await models.close()
+    assert [asked["input_ids"] for asked in teacher.heard] == [one.tokens[:7], one.tokens[7:]]
+    assert one.sides[TEACHER_LOGPROBS].tolist() == [-1.0, -2.0, -3.0, -4.0, 0.0, -1.0, -2.0, -3.0]
+    assert one.sides[TEACHER_LOGPROBS].dtype == np.float32
+
+
 async def test_other_lanes_are_not_scored(folder: Path, teacher: Teacher) -> None:
     models = FrozenModels(config(folder, teacher.url))
     try:
