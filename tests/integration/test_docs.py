@@ -126,10 +126,7 @@ SETTINGS = (
 )
 
 #: Command lines that start a run with what this machine does not have: their settings must load.
-STARTS = (
-    "docs/operations.md: PENSTOCK_WORKER__SLOTS=32 penstock run",
-    "docs/workers.md: penstock run run.yaml --faults",
-)
+STARTS = ("docs/operations.md: PENSTOCK_WORKER__SLOTS=32 penstock run",)
 
 #: Executed: how they begin.
 EXECUTED = (
