@@ -73,7 +73,7 @@ run: setup
 	@.venv/bin/penstock run $(CONFIG) $(ARGS)
 
 # Every example that this machine can run, each to its end and to what it shows; some minutes each.
-EXAMPLES = digits agent code distillation judge ranking steps vision several
+EXAMPLES = digits agent code distillation judge ranking steps vision tools several
 examples: setup bubblewrap
 	@for name in $(EXAMPLES); do examples/run.sh $$name $(ARGS) || exit 1; done
 

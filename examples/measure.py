@@ -2,7 +2,7 @@
 
     python examples/measure.py NAME runs/NAME/summary.json
 
-Exits with 1 where the measure did not move that way.
+Exits with 1 where the measure did not move that way, for each of the held-out data sets if there are several.
 """
 
 import argparse
@@ -19,6 +19,7 @@ MEASURES = {
     "judge": "judge's score of held-out answers",
     "ranking": "held-out accuracy",
     "steps": "held-out accuracy",
+    "tools": "held-out products, calculated with a tool",
     "vision": "held-out accuracy",
 }
 
@@ -32,7 +33,20 @@ def measured(name: str, path: Path) -> bool:
     temporary.write_text(json.dumps(summary, indent=2) + "\n")
     temporary.replace(path)
     print(f"{name}: {MEASURES[name]}: {first} -> {last}")
-    return first is not None and last is not None and last > first
+    moved = [first is not None and last is not None and last > first]
+    for dataset, scores in scores_of(path.with_name("eval.jsonl")).items():
+        print(f"{name}: {dataset}: {scores[0]} -> {scores[-1]}")
+        moved.append(scores[-1] > scores[0])
+    return all(moved)
+
+
+def scores_of(path: Path) -> dict[str, list[float]]:
+    """Return the scores of each held-out data set, in the order of its evaluations."""
+    scores: dict[str, list[float]] = {}
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        scores.setdefault(row["dataset"], []).append(row["accuracy"])
+    return scores
 
 
 if __name__ == "__main__":

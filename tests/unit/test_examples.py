@@ -30,11 +30,22 @@ def test_a_summary_ends_in_what_was_measured(
 ) -> None:
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({"run": name, "accuracy_first": 0.25, "accuracy_last": last}))
+    path.with_name("eval.jsonl").write_text("")
     assert measure.measured(name, path) is moved
     summary = json.loads(path.read_text())
     assert summary["run"] == name
     found = {key: summary[key] for key in ("measure", "first", "last", "direction")}
     assert found == {"measure": measure.MEASURES[name], "first": 0.25, "last": last, "direction": "up"}
+
+
+@pytest.mark.parametrize(("last", "moved"), [(0.5, True), (0.125, False)])
+def test_every_held_out_data_set_has_to_move(measure: ModuleType, tmp_path: Path, last: float, moved: bool) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"run": "tools", "accuracy_first": 0.25, "accuracy_last": 0.75}))
+    scores = [("calculator", 0.25), ("game", 0.125), ("game", 0.875), ("calculator", 0.75), ("game", last)]
+    rows = (json.dumps({"dataset": dataset, "accuracy": accuracy}) for dataset, accuracy in scores)
+    path.with_name("eval.jsonl").write_text("\n".join(rows))
+    assert measure.measured("tools", path) is moved
 
 
 @pytest.mark.parametrize("name", ["", "digit", "../tests"])
