@@ -41,6 +41,7 @@ PARTS = {
     "verifiers",
     "trainer",
     "recorder",
+    "serve",
     "fleet up",
     "web",
 }
