@@ -94,7 +94,9 @@ test: setup
 
 test-wide: setup adapters agents prometheus bubblewrap browser
 	@.venv/bin/pytest $(WIDE) -q $(ARGS)
-	@$(MAKE) -s examples ARGS=
+	@$(MAKE) -s examples ARGS= EXAMPLES='$(filter-out agent tools,$(EXAMPLES))'
+	@# They show what they do after a third of their steps.
+	@$(MAKE) -s examples ARGS=--trainer.steps=12 EXAMPLES='agent tools'
 
 # Lists of packages may be older than the packages; where there is no right to renew them, the old ones are tried.
 APT_UPDATE = apt-get -qq update > /dev/null 2>&1 || true
