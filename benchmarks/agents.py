@@ -1,4 +1,4 @@
-"""What the gateway costs: tokens/s and latency of chat completions through penstock, over those of the engine's own.
+"""Compare chat completions through penstock's gateway with those of the engine's own endpoint: tokens/s, latency.
 
 One SGLang server with random weights. Agents, each with the official ``openai`` client, run episodes of a few turns
 whose history grows; answers have a fixed length (``ignore_eos``). Two legs, alternated over several rounds:
@@ -27,7 +27,7 @@ from benchmarks.common import Report, execute, median, percentile, redis_server,
 from benchmarks.engine_overhead import GROUP, ROUND_TIMEOUT_S, Load, Penstock, running_penstock
 from benchmarks.options import Concurrency, Device, EngineArgs, EngineEnv, EnginePython, JsonFile, served
 from benchmarks.random_model import Shape
-from penstock.config.hooks import AGENT
+from penstock.names import AGENT
 from penstock.records.job import Job
 from penstock.redis.connect import connect
 from penstock.system.processes import free_port

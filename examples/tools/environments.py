@@ -37,7 +37,7 @@ def calc(x: str) -> str:
 
 
 def value_of(node: ast.expr) -> int:
-    """Return the value of a calculation. Raises ValueError if it is none."""
+    """Return the value of a calculation. Raises ValueError if the text is not a calculation."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:

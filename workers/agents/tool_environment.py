@@ -14,7 +14,7 @@
         tools = [add]
 
         async def reward(self, sample: Sample) -> float:
-            return float(self.conversation[-1]["content"] == sample.job.label)
+            return float(sample.turns[-1].strip() == sample.job.label)
 
 The model's chat template renders the tools and the conversation, and the engine's parser (``agents.tool_call_parser``)
 reads the calls in an answer. Calls of one answer run concurrently.
