@@ -32,6 +32,9 @@ LANES = tuple(Lane)
 #: Lanes that jobs may be admitted to.
 HOME_LANES = (Lane.EVAL, Lane.SCORE, Lane.TRAIN)
 
+#: The environment of samples that an agent outside the workers runs (docs/agents.md). All others are the user's.
+AGENT = "agent"
+
 #: Side array of a sample: log-probabilities of a teacher, float32 [tokens after the prompt].
 TEACHER_LOGPROBS = "teacher_logprobs"
 #: Likewise of a reference policy.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
-from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError
+from penstock.names import AGENT
 
 if TYPE_CHECKING:
     from penstock.workers.fleet.plan import Plan

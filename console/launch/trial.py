@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import uvloop
 
 from penstock.config import Config
-from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
 from penstock.model.tokenizer import Tokenizer, load_tokenizer
+from penstock.names import AGENT
 from penstock.producer.dataset import Dataset
 from penstock.producer.held_out import MAX_EARLY_LINES, HeldOut
 from penstock.producer.main import chat_template

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from penstock.config.section import Seconds, Section
 from penstock.config.transport import TRANSPORTS
+from penstock.names import AGENT
 
 # Names of code in a configuration (rewards, filters, transports, ...): penstock's own, or ``module:name`` of a
 # user's.
@@ -26,8 +27,6 @@ REMOTE = "remote_rm"
 #: Prefix of any of them: only the last box of an answer is scored.
 BOXED = "boxed_"
 FILTERS = ("nonzero_std",)
-#: The environment of samples that an agent outside the workers runs (docs/agents.md). All others are the user's.
-AGENT = "agent"
 
 
 def _named(

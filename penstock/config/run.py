@@ -11,7 +11,7 @@ from penstock.config.buffer import BufferConfig
 from penstock.config.data import DataConfig
 from penstock.config.engine import EngineConfig
 from penstock.config.fleet import FleetConfig
-from penstock.config.hooks import AGENT, HooksConfig
+from penstock.config.hooks import HooksConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
@@ -23,7 +23,7 @@ from penstock.config.trainer import TrainerConfig
 from penstock.config.transport import TRANSPORTS, transport
 from penstock.config.worker import WorkerConfig
 from penstock.errors import ConfigError
-from penstock.names import ROUTED_EXPERTS, STEP_REWARDS
+from penstock.names import AGENT, ROUTED_EXPERTS, STEP_REWARDS
 from penstock.system.logs import LogFormat
 from penstock.text import MASK
 

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, dataclass_transform, get_args
 
 from penstock.errors import ProtocolError
+from penstock.names import AGENT
 from penstock.records.codec import LEAST, MOST, checks_of
 from penstock.records.disposal import Disposal
 from penstock.text import redact, safe_repr, utf8_safe
@@ -877,8 +878,6 @@ class AgentAwaited(Cause, kind=END, part="worker", subject="sample"):
 
 #: Methods of an environment.
 EnvironmentCall = Literal["reset", "step", "snapshot", "restore", "close"]
-#: Name of the environment of a sample that an agent runs.
-_AGENT = "agent"
 #: Kind of user code -> the text of a call.
 _CODE = {
     "reward": "reward {function}",
@@ -903,7 +902,7 @@ class CodeCalled(Cause, kind=WORK, part="worker", subject="code function scope i
     @property
     def limit(self) -> str:
         """Return the key of an environment's time limit."""
-        return "agents.idle_s" if self.function == _AGENT else "rollout.environment_timeout_s"
+        return "agents.idle_s" if self.function == AGENT else "rollout.environment_timeout_s"
 
     @property
     def label(self) -> str:

@@ -38,7 +38,6 @@ def turn(**changes: Any) -> dict[str, Any]:
         "finish_reason": "stop",
         "prompt_tokens": 11,
         "completion_tokens": 3,
-        "cached_tokens": 4,
         "version": 5,
         "tokens": [21, 22, 23],
         "logprobs": [-0.5, -0.25, -1.0],

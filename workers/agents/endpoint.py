@@ -1,4 +1,4 @@
-"""HTTP endpoint of a worker for the gateway: open an episode, take a turn, end it (docs/internals of the gateway)."""
+"""HTTP endpoint of a worker for the gateway: open an episode, take a turn, end it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -72,7 +72,7 @@ class Endpoint:
 
     async def _turn(self, request: web.Request) -> web.Response:
         episode, body = await self._episode(request)
-        return _json(await episode.ask(read_request(body, self._agents.chat)))
+        return _json(await episode.ask(read_request(body, self._agents.template)))
 
     async def _finish(self, request: web.Request) -> web.Response:
         episode, body = await self._episode(request)

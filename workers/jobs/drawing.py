@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from penstock.config.hooks import AGENT
 from penstock.errors import EngineDied, MemberDied
 from penstock.model.pictures import Pictures, image_reader, no_pictures, reading_threads
-from penstock.names import Lane
+from penstock.names import AGENT, Lane
 from penstock.records.job import Job
 from penstock.records.sample import Drawn, Sample, SampleStatus
 from penstock.workers.jobs.environments import Environment, close

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
 from penstock.config import Config
-from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
+from penstock.names import AGENT
 from penstock.records.causes import CodeCalled
 from penstock.records.job import Job
 from penstock.records.sample import Sample

@@ -240,8 +240,6 @@ def _head(turn: Turn, model: str) -> dict[str, Any]:
 
 def _usage(turn: Turn, output_tokens: int) -> dict[str, Any]:
     return {
-        "input_tokens": turn.prompt_tokens - turn.cached_tokens,
+        "input_tokens": turn.prompt_tokens,
         "output_tokens": output_tokens,
-        "cache_read_input_tokens": turn.cached_tokens,
-        "cache_creation_input_tokens": 0,
     }

@@ -311,5 +311,4 @@ def _usage(turn: Turn) -> dict[str, Any]:
         "prompt_tokens": turn.prompt_tokens,
         "completion_tokens": turn.completion_tokens,
         "total_tokens": turn.prompt_tokens + turn.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": turn.cached_tokens},
     }

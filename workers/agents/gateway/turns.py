@@ -7,9 +7,8 @@ from typing import Any, Protocol
 from penstock.errors import PenstockError
 from penstock.records.record import Record
 from penstock.text import safe_repr
+from penstock.workers.agents.requests import MAX_STOP, MAX_STOPS
 
-#: Most stop sequences of a request, and most characters of one.
-MAX_STOPS, MAX_STOP = 16, 256
 #: Most characters of an ignored parameter's name that are logged.
 MAX_NAME = 64
 
@@ -81,7 +80,6 @@ class Turn(Record):
     finish_reason: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0
     #: Version of the weights.
     version: int = -1
     #: Generated tokens, and their logprobs.
