@@ -29,14 +29,13 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from penstock.config import Config
-from penstock.config.hooks import AGENT
 from penstock.errors import ConfigError, PenstockError
 from penstock.hooks.slime import args_of
 from penstock.metrics.gpu_load import GpuWatch, visible_to
 from penstock.metrics.server import serve
 from penstock.metrics.telemetry import open_spans
 from penstock.model.tokenizer import Tokenizer, load_tokenizer
-from penstock.names import LANES, new_token
+from penstock.names import AGENT, LANES, new_token
 from penstock.protocol import scripts
 from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
@@ -50,7 +49,6 @@ from penstock.workers.agents.agents import Agents
 from penstock.workers.agents.chat import ChatTemplate
 from penstock.workers.agents.endpoint import Endpoint
 from penstock.workers.agents.model_chat import ModelChat
-from penstock.workers.agents.parsing import AnswerParser
 from penstock.workers.engine import Engine
 from penstock.workers.engine_supervisor import Caretaker
 from penstock.workers.hooks.generate import Generating
@@ -171,15 +169,8 @@ class Worker:
         """Return the episodes of agents; None if no dataset has any."""
         if AGENT not in allowed_environments(config):
             return None
-        return Agents(
-            token_of(config),
-            engine,
-            ChatTemplate(copy.deepcopy(tokenizer)),  # used in a thread of its own
-            AnswerParser(engine, tokenizer, config.agents.tool_call_parser, config.agents.reasoning_parser),
-            max_context=config.rollout.max_context_tokens,
-            max_turns=config.rollout.max_turns,
-            idle_s=config.agents.idle_s,
-        )
+        template = ChatTemplate(copy.deepcopy(tokenizer))
+        return Agents(token_of(config), ModelChat(config, engine, tokenizer), template, config.agents.idle_s)
 
     def _make_heartbeat(self, url: str) -> Heartbeat:
         return Heartbeat(

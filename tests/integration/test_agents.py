@@ -26,6 +26,7 @@ from penstock.weights.serving import token_of
 from tests.integration import oracle, play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine
 from tests.integration.worker_play import (
+    LEASE_S,
     admit,
     all_in,
     is_blocked,
@@ -230,7 +231,7 @@ async def test_a_silent_agent_is_a_failed_attempt_and_the_next_one_gets_a_key_of
     client: redis.Redis, keys: Keys, agents: Callable[..., Config]
 ) -> None:
     [name] = admit(client, keys, [job(0, environment="agent", n=1)])
-    config = agents(agents={"idle_s": 1.0})
+    config = agents(agents={"idle_s": LEASE_S})
     async with working(config), tended(client, keys), agent_of(client, keys, config) as agent:
         silent = await opened(agent)
         await agent.ask(silent["key"], "a")

@@ -1,25 +1,22 @@
 """The episodes of one worker that agents run: those that wait for an agent, and those that have one."""
 
-import asyncio
 import secrets
 from dataclasses import asdict
 from typing import Any
 
-from penstock.errors import EngineDied, EpisodeMoved, EpisodeSuperseded
+from penstock.errors import EpisodeMoved, EpisodeSuperseded
 from penstock.protocol.episode_key import EpisodeKey, make_key
 from penstock.records.causes import AgentAwaited
 from penstock.records.sample import FinishReason, Sample
 from penstock.workers.agents.chat import ChatTemplate
 from penstock.workers.agents.episode import AgentEpisode, Turn
-from penstock.workers.agents.parsing import Answer, AnswerParser
+from penstock.workers.agents.model_chat import ModelChat
+from penstock.workers.agents.parsing import Answer
 from penstock.workers.agents.requests import Request, TextRequest
-from penstock.workers.engine import Engine
 from penstock.workers.hooks.open_calls import calling
 
 #: Kind of the wait for an agent.
 _OPEN = "agents"
-#: Interval of attempts to parse an answer while the engine is down.
-_RETRY_S = 0.5
 
 
 class Agents:
@@ -27,28 +24,15 @@ class Agents:
 
     Args:
         token: of the run; signs keys.
-        max_context: most tokens that the run allows for a part.
-        max_turns: most turns of an episode.
+        chat: parses answers.
+        template: renders histories, in a thread of its own: no other may use its tokenizer.
         idle_s: longest wait for a request of an agent.
     """
 
-    def __init__(
-        self,
-        token: str,
-        engine: Engine,
-        chat: ChatTemplate,
-        parser: AnswerParser,
-        *,
-        max_context: int,
-        max_turns: int,
-        idle_s: float,
-    ) -> None:
-        self.chat = chat
+    def __init__(self, token: str, chat: ModelChat, template: ChatTemplate, idle_s: float) -> None:
+        self.template = template
         self._token = token
-        self._engine = engine
-        self._parser = parser
-        self._max_context = max_context
-        self._max_turns = max_turns
+        self._chat = chat
         self._idle_s = idle_s
         self._episodes: dict[tuple[str, int], AgentEpisode] = {}
 
@@ -59,7 +43,7 @@ class Agents:
 
     async def verify(self) -> None:
         """Check that the engine has the parsers of section ``agents``. Blocks; raises ConfigError."""
-        await self._parser.verify()
+        await self._chat.verify()
 
     async def begin(self, sample: Sample, attempt: int) -> AgentEpisode:
         """Return the episode of a sample once an agent has opened it, at once if it continues or is over."""
@@ -68,8 +52,8 @@ class Agents:
             attempt,
             answering=self._answer,
             idle_s=self._idle_s,
-            max_context=min(self._max_context, self._engine.info.max_context),
-            max_turns=self._max_turns,
+            max_context=self._chat.max_context,
+            max_turns=self._chat.max_turns,
         )
         self._episodes[sample.job.id, sample.k] = episode
         if sample.is_over or episode.has_turns(sample):
@@ -126,7 +110,10 @@ class Agents:
     async def _answer(self, sample: Sample, index: int, turn: Turn, request: Request) -> dict[str, Any]:
         """Return what an agent receives of a turn."""
         ids = sample.tokens[turn.start : turn.end]
-        answer = await self._parse(ids, sample.turns[index], request, f"{sample.id}/{index}")
+        if isinstance(request, TextRequest) or not self._chat.parses(request.tools):
+            answer = Answer(sample.turns[index])
+        else:
+            answer = await self._chat.parse(ids, request.tools, f"{sample.id}/{index}", request.limits.stop)
         is_call = bool(answer.tool_calls) and turn.reason != FinishReason.LENGTH
         return {
             "turn": index + 1,
@@ -136,18 +123,7 @@ class Agents:
             "finish_reason": "tool_calls" if is_call else turn.reason,
             "prompt_tokens": turn.start - turn.part,
             "completion_tokens": len(ids),
-            "cached_tokens": 0,
             "version": sample.versions[turn.end - 1] if ids else -1,
             "tokens": ids,
             "logprobs": sample.logprobs[turn.start : turn.end],
         }
-
-    async def _parse(self, ids: list[int], text: str, request: Request, name: str) -> Answer:
-        """Parse a turn; wait while the engine, which does it, is restarted."""
-        if isinstance(request, TextRequest) or not self._parser.parses(request.tools):
-            return Answer(text)
-        while True:
-            try:
-                return await self._parser.parse(ids, request.tools, name, request.limits.stop)
-            except EngineDied:
-                await asyncio.sleep(_RETRY_S)

@@ -205,6 +205,12 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return [_normal_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
+def message_key(message: dict[str, Any]) -> list[Any]:
+    """Return what two messages must have in common to be equal: clients change ids, blanks and absent fields."""
+    calls = [[call["function"]["name"], call["function"].get("arguments")] for call in message.get("tool_calls") or ()]
+    return [message["role"], (message.get("content") or "").strip(), message.get("name") or "", calls]
+
+
 def _normal_message(message: object, where: str) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"{where} is {safe_repr(message)}, which is not an object with a role.")

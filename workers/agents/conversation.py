@@ -13,6 +13,7 @@ new part of the sample.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 from penstock.records.job import Job
 from penstock.records.sample import FinishReason, Sample
 from penstock.system.user_code import guarded
-from penstock.workers.agents.chat import Message, normalize
+from penstock.workers.agents.chat import Message, message_key, normalize
 from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.agents.parsing import Answer
 from penstock.workers.jobs.environments import Observation
@@ -46,13 +47,10 @@ class _Request:
             return False
         assert last.answer is not None
         [answer] = normalize([last.answer.to_message()])
-        returned = self.messages[size]
-        calls = [[call["function"] for call in one.get("tool_calls", ())] for one in (answer, returned)]
-        is_same = answer["content"].strip() == returned["content"].strip()
-        return returned["role"] == "assistant" and is_same and calls[0] == calls[1]
+        return message_key(self.messages[size]) == message_key(answer)
 
 
-class ConversationEnvironment:
+class ConversationEnvironment(ABC):
     """Run a program that asks the model. Subclasses override ``run``."""
 
     #: Variables of the chat template, such as ``enable_thinking``.
@@ -69,9 +67,9 @@ class ConversationEnvironment:
         self._program: asyncio.Task[float | None] | None = None
         self._last: _Request | None = None
 
+    @abstractmethod
     async def run(self, job: Job) -> float | None:
         """Run one sample; return its reward, or None to have the job's reward function compute it."""
-        raise NotImplementedError
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Answer:
         """Return the model's answer to a conversation. Blocks until it is generated.

@@ -308,12 +308,11 @@ class AgentEpisode:
 
     async def _base(self, sample: Sample, request: Request) -> Turn | None:
         """Return the latest turn that a request continues."""
-        for turn in reversed(self._turns):
-            if turn.size >= request.size or request.digest(turn.size) != turn.asked:
-                continue
+        earlier = [turn for turn in reversed(self._turns) if turn.size < request.size]
+        for turn in await in_thread(lambda: [one for one in earlier if request.digest(one.size) == one.asked]):
             if not turn.answer:
                 await self._parsed(sample, turn, request)
-            if request.continues(turn.size, turn.asked, turn.answer, turn.length):
+            if request.continues(turn.size, turn.answer, turn.length):
                 return turn
         return None
 

@@ -1,4 +1,4 @@
-"""The conversations of a worker's environments with its model: rendered, parsed, and how much of them fits."""
+"""The conversations of environments and agents with a worker's model: rendered, parsed, and how much of them fits."""
 
 import asyncio
 import json
@@ -19,12 +19,14 @@ _RETRY_S = 0.5
 
 
 class ModelChat:
-    """Render and parse the conversations with one model. One instance serves all environments of a worker."""
+    """Render and parse the conversations with one model."""
 
     def __init__(self, config: Config, engine: Engine, tokenizer: Tokenizer) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._rollout = config.rollout
+        #: Most turns of a sample.
+        self.max_turns = config.rollout.max_turns
+        self._max_context = config.rollout.max_context_tokens
         self._agents = config.agents
         self._parser = AnswerParser(engine, tokenizer, config.agents.tool_call_parser, config.agents.reasoning_parser)
         self._is_verified = False
@@ -45,18 +47,38 @@ class ModelChat:
                 "family, such as qwen25."
             )
 
-    async def parse(self, generated: Sequence[int], tools: Sequence[Mapping[str, Any]], name: str) -> Answer:
-        """Return the parts of an answer. Waits while the engine, which parses it, restarts.
+    @property
+    def max_context(self) -> int:
+        """Return the most tokens of a part."""
+        return min(self._max_context, self._engine.info.max_context)
+
+    def parses(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether an answer of a model that was offered ``tools`` is more than text."""
+        return self._parser.parses(tools)
+
+    async def verify(self) -> None:
+        """Check that the engine has the parsers of section ``agents``. Blocks for a round trip each.
+
+        Raises:
+            ConfigError: it does not have them.
+            EngineDied: the connection was lost.
+        """
+        if not self._is_verified:
+            await self._parser.verify()
+            self._is_verified = True
+
+    async def parse(
+        self, generated: Sequence[int], tools: Sequence[Mapping[str, Any]], name: str, stops: Sequence[str] = ()
+    ) -> Answer:
+        """Return the parts of an answer, as ``AnswerParser.parse``. Waits while the engine, which parses it, restarts.
 
         Raises:
             ConfigError: the engine does not have the parsers of section ``agents``.
         """
         while True:
             try:
-                if not self._is_verified:
-                    await self._parser.verify()
-                    self._is_verified = True
-                return await self._parser.parse(generated, tools, name)
+                await self.verify()
+                return await self._parser.parse(generated, tools, name, stops)
             except EngineDied:
                 await asyncio.sleep(_RETRY_S)
 
@@ -64,5 +86,4 @@ class ModelChat:
         """Return whether a turn can follow an observation of token ids."""
         begin = sample.parts[-1] if sample.parts else 0
         length = len(observation.tokens or ()) + (0 if observation.new_part else len(sample.tokens) - begin)
-        most = min(self._rollout.max_context_tokens, self._engine.info.max_context)
-        return sample.num_turns < self._rollout.max_turns and length < most
+        return sample.num_turns < self.max_turns and length < self.max_context

@@ -1,12 +1,13 @@
 """Requests of an agent for a turn: a chat history, or a text.
 
-A request names the turns that it continues by digests: ``digest(n)`` of its first n messages (or characters), and
-``extended`` by what follows. Names only find a turn; a history that differs anywhere has another digest.
+The turn that a request continues is found by digests of its first messages (or characters): a history that differs
+anywhere has another digest.
 """
 
 import asyncio
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,11 +15,10 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from penstock.text import safe_repr
-from penstock.workers.agents.chat import ChatTemplate, normalize
+from penstock.workers.agents.chat import ChatTemplate, message_key, normalize
 
 #: Most messages, tools and stop texts of a request, and most characters of a stop text.
 MAX_MESSAGES, MAX_TOOLS, MAX_STOPS, MAX_STOP = 4096, 512, 16, 256
-
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Limits:
     stop: tuple[str, ...] = ()
 
 
-class Request:
+class Request(ABC):
     """The context of one turn.
 
     Attributes:
@@ -66,28 +66,29 @@ class Request:
         """Return the digest of the complete request."""
         return self.digest(self.size)
 
+    @abstractmethod
     def digest(self, n: int) -> bytes:
         """Return the digest of the first ``n`` messages or characters."""
-        raise NotImplementedError
 
-    def continues(self, size: int, asked: bytes, answer: bytes, length: int) -> bool:
-        """Return whether it continues a request of ``size`` with digest ``asked``, and its answer.
+    def continues(self, size: int, answer: bytes, length: int) -> bool:
+        """Return whether an answer follows the first ``size`` messages or characters, and more follows the answer.
 
         Args:
             answer: digest of the answer.
             length: messages or characters of the answer.
         """
         end = size + length
-        return end < self.size and self.digest(size) == asked and self._part(size, end) == answer
+        return end < self.size and self._part(size, end) == answer
 
+    @abstractmethod
     def answer_digest(self, answer: dict[str, Any]) -> tuple[bytes, int]:
         """Return the digest of an answer as it will stand in later requests, and its messages or characters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> list[int]:
         """Return the tokens of the complete context. Raises RequestInvalid."""
-        raise NotImplementedError
 
+    @abstractmethod
     def continuation(self, size: int, length: int, generated: Sequence[int]) -> list[int] | None:
         """Return the tokens behind an answer; None: it cannot be continued token by token. Raises RequestInvalid.
 
@@ -95,11 +96,10 @@ class Request:
             size, length: of the request that was answered, and of its answer.
             generated: tokens of that answer.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _part(self, start: int, end: int) -> bytes:
         """Return the digest of what lies between two positions."""
-        raise NotImplementedError
 
 
 class ChatRequest(Request):
@@ -176,12 +176,6 @@ class TextRequest(Request):
     def continuation(self, size: int, length: int, generated: Sequence[int]) -> list[int] | None:
         end = size + length
         return self._chat.text_continuation(self.text[size:end], self.text[end:], generated)
-
-
-def message_key(message: dict[str, Any]) -> list[Any]:
-    """Return what two messages must have in common to be equal: clients change ids, blanks and absent fields."""
-    calls = [[call["function"]["name"], call["function"].get("arguments")] for call in message.get("tool_calls") or ()]
-    return [message["role"], (message.get("content") or "").strip(), message.get("name") or "", calls]
 
 
 def _digest(value: Any, before: bytes = b"") -> bytes:

@@ -10,6 +10,7 @@ of ``penstock serve``.
 """
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -27,9 +28,9 @@ class VerifiersEnvironment(ConversationEnvironment):
     """Run rollouts of an environment, whose model is the policy."""
 
     @classmethod
+    @abstractmethod
     def load(cls) -> Any:
         """Return the environment. Called once in a process."""
-        raise NotImplementedError
 
     async def run(self, job: Job) -> float:
         """Run a rollout of the job's row; its metrics become fields of the reward.

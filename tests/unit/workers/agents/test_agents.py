@@ -1,17 +1,21 @@
 """The episodes of a worker: which agent gets which, and which of them wait for one."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 from penstock.records.sample import Sample
 from penstock.workers.agents.agents import Agents
+from penstock.workers.agents.chat import ChatTemplate
+from penstock.workers.agents.model_chat import ModelChat
 from penstock.workers.jobs.prefixes import partial_from_bytes
 from tests.unit.workers.agents.test_episode import AGENTS, Chat, Play, user
-from tests.unit.workers.jobs.test_generate import ScriptedEngine, until
+from tests.unit.workers.jobs.test_generate import until
 
 
 def agents() -> Agents:
-    engine, chat = ScriptedEngine(), Chat()
-    return Agents("t" * 20, engine, chat, None, max_context=100, max_turns=8, idle_s=30.0)  # type: ignore[arg-type]
+    chat = SimpleNamespace(max_context=100, max_turns=8)
+    return Agents("t" * 20, cast(ModelChat, chat), cast(ChatTemplate, Chat()), 30.0)
 
 
 async def test_an_episode_that_ends_late_does_not_hide_the_one_of_the_next_lease() -> None:
