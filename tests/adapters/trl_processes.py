@@ -65,6 +65,7 @@ def main() -> None:
         "sum": float(sum(tensor.double().sum() for tensor in state.values())),
     }
     Path(f"{out}.{rank}.json").write_text(json.dumps(found))
+    trainer.accelerator.end_training()  # with the process group left open, gloo aborts the interpreter's exit at times
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ try:
 except PenstockError as exc:
     out["error"] = f"{type(exc).__name__}: {exc}"
 print(json.dumps(out), flush=True)
+if group:
+    dist.destroy_process_group()  # left open, gloo aborts the interpreter's exit at times
 """
 
 
