@@ -8,7 +8,7 @@
 
 Jobs are admitted and the first version is published before the clock starts. ``source`` is what the writer holds:
 ``arrays``, as the other legs do, or ``lists`` of numbers, as an engine's JSON gives them to a worker. Payloads lie in
-Redis, or in files of a folder.
+Redis.
 """
 
 import asyncio
@@ -207,26 +207,22 @@ def run(
     *,
     writers: int = 1,
     subscriptions: int = 1,
-    folder: Path | None = None,
     history: bool = False,
 ) -> Round:
-    """Measure one round, with payloads as files below ``folder``, or ``history``: beside a recorder. Blocks."""
+    """Measure one round; ``history``: beside a recorder. Blocks."""
     if groups % BATCH_GROUPS or groups % (LEASED * writers):
         raise SystemExit(
             f"--groups must be a multiple of {BATCH_GROUPS} and of {LEASED} for each of {writers} writers: "
             "readers take whole batches, writers whole leases."
         )
     empty(url)
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
-        tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=folder) as files,
-    ):
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         (Path(name) / "model").mkdir()
         (Path(name) / "model" / "config.json").write_text("{}")
         config = make_config(
             url,
             Path(name),
-            redis={"url": url, "payload_servers": {"folder": f"file://{files}"} if folder else {}},
+            redis={"url": url},
             trainer={"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000},
         )
         config_file = Path(name) / "config.json"

@@ -10,8 +10,6 @@ counts, of ratios that of the rounds' own:
     transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
     penstock        fenced commit by a worker's lease -> buffer process -> Trainer batches of 64 groups, commits
                     (penstock_path.py)
-    penstock, folder  the same with payloads as files of a shared folder (redis.payload_servers: file:///...), in
-                    memory unless --folder names another: they outlive every process, but not the machine
     penstock, history  beside a recorder, which keeps a row of each sample, tokens included. It leaves CPU to the
                     others (nice), and goes on when the clock has stopped: how many groups it had recorded is told
     penstock W x S  the same with W writers and S subscriptions that read everything each, of --writers and
@@ -224,18 +222,14 @@ def through_penstock(
     writers: int = 1,
     subscriptions: int = 1,
     *,
-    folder: Path | None = None,
     history: bool = False,
 ) -> list[Figure]:
     """One round through penstock."""
-    done = penstock_path.run(
-        url, groups, tokens, source, writers=writers, subscriptions=subscriptions, folder=folder, history=history
-    )
+    done = penstock_path.run(url, groups, tokens, source, writers=writers, subscriptions=subscriptions, history=history)
     samples = groups * GROUP
     for seen in done.seen:
         check_all(seen, samples, "penstock")
-    beside = "folder" if folder else "history" if history else ""
-    leg = f"penstock, {beside}" if beside else "penstock" if source == "arrays" else f"penstock from {source}"
+    leg = "penstock, history" if history else "penstock" if source == "arrays" else f"penstock from {source}"
     rate = samples / done.seconds
     return [Figure(leg, GROUP, samples, rate, writers, subscriptions, done.cpu_us, done.recorded)]
 
@@ -250,8 +244,7 @@ def main(
     more_rounds: Annotated[int, typer.Option(help="Rounds that have the legs several and lists.")] = 2,
     legs: Annotated[
         str, typer.Option(help="Which legs to run.")
-    ] = "bare,pipelined,penstock,history,folder,several,lists,transferqueue",
-    folder: Annotated[Path, typer.Option(help="Where the leg folder keeps payloads.")] = Path("/dev/shm"),
+    ] = "bare,pipelined,penstock,history,several,lists,transferqueue",
     writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
     subscriptions: Annotated[str, typer.Option(help="Numbers of subscriptions of the leg several.")] = "1,2",
 ) -> None:
@@ -273,8 +266,6 @@ def main(
                 figures += through_penstock(url, groups, tokens, "arrays", history=True)
             if "transferqueue" in chosen:
                 figures += transfer_queue(tokens, peers)
-            if "folder" in chosen:
-                figures += through_penstock(url, groups, tokens, "arrays", folder=folder)
             if turn >= more_rounds:
                 continue
             if "several" in chosen:
@@ -295,7 +286,7 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
     rates = {leg: [figure.samples_per_s for figure in of_leg] for leg, of_leg in rounds.items()}
     peers = [of_leg for leg, of_leg in rates.items() if leg[0] == "transferqueue" and leg[1] <= 64]
     best = [max(of_round) for of_round in zip(*peers, strict=True)]
-    files, plain = rates.get(("penstock, folder", GROUP, 1, 1), []), rates.get(("bare", GROUP, 1, 1), [])
+    plain = rates.get(("bare", GROUP, 1, 1), [])
     mine, kept = rates.get(("penstock", GROUP, 1, 1), []), rates.get(("penstock, history", GROUP, 1, 1), [])
     ahead = rates.get(("bare, pipelined", GROUP, 1, 1), [])
     rows = [
@@ -330,8 +321,6 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
             "ratio_bare_pipelined": ratio_of_rounds(mine, ahead),
             "ratio_transferqueue_best": ratio_of_rounds(mine, best),
             "ratio_history": ratio_of_rounds(kept, mine),
-            "ratio_bare_folder": ratio_of_rounds(files, plain),
-            "ratio_transferqueue_best_folder": ratio_of_rounds(files, best),
         },
         versions=seen_versions,
         notes=[

@@ -42,7 +42,7 @@ class ForgottenPayloads:
     """Give a time to live to permanent payloads whose commit Redis has lost, as they would never be freed.
 
     A failover to a lagging replica, a power loss or a restored dump sets Redis back, with the payloads on it, but not
-    those on other servers and in folders. So a leader checks each payload server in use once, and again if it did not
+    those on other servers. So a leader checks each payload server in use once, and again if it did not
     answer or was lost meanwhile, as it may have been set back itself. A payload that a worker commits again under the
     same lease becomes permanent again when its group is complete.
 
@@ -361,7 +361,6 @@ class Housekeeping:
             self._partial.tend()
         if self._tidy.begin():
             self._retirement.tidy()
-            self._retirement.expire(self._config.buffer.payload_ttl_s)
 
     def _retire_groups(self, last_event: str) -> None:
         state = self._state

@@ -17,7 +17,7 @@ from penstock.errors import QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.servers import Directory, ServerState, read
 from penstock.payloads.sides import key_of
-from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
+from penstock.payloads.store import PayloadStore, open_store
 from penstock.records.keys import CONTROL, Keys
 from penstock.records.sample_meta import SampleMeta, stored
 from penstock.redis.commands import Client
@@ -57,7 +57,7 @@ class PayloadServers:
         self._lost: frozenset[str] = frozenset()
         self._away: dict[str, Away] = {}
         self._stores = {name: open_store(url, timeout_s=ANSWER_S) for name, url in config.payload_servers.items()}
-        self._stores[CONTROL] = PayloadRedis(control, config.url or "")
+        self._stores[CONTROL] = PayloadStore(control, config.url or "")
         #: Servers that were checked.
         self._in_use = {CONTROL}
 
@@ -92,7 +92,7 @@ class PayloadServers:
         return self._lost, frozenset(self._away)
 
     def _ping(self, server: str) -> None:
-        self._store(server).ping(self._keys.prefix if self._keys else "")
+        self._store(server).client.ping()
 
     def _read_directory(self) -> None:
         if self._keys is None:
@@ -206,14 +206,6 @@ class PayloadServers:
     def _unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:
         self._store(server).unkeep(names, ttl_s)
         return True
-
-    def expire(self, prefix: str, ttl_s: float) -> int:
-        """Delete payloads not committed within ``ttl_s``, unless the store expires them; return their number. Blocks.
-
-        Servers that are lost or do not answer are skipped.
-        """
-        asked = [server for server in self._stores if server not in self._lost and server not in self._away]
-        return sum(self._try(server, partial(self._stores[server].expire, prefix, ttl_s)) or 0 for server in asked)
 
     def close(self) -> None:
         for store in self._stores.values():

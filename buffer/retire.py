@@ -165,10 +165,6 @@ class Retirement:
             if freed := [place for place in places if _place(place)[0] not in silent]:
                 self._client.zrem(listed, *freed)
 
-    def expire(self, ttl_s: float) -> int:
-        """Delete payloads in folders not committed within ``ttl_s``; return their number. Blocks for a listing."""
-        return self._servers.expire(self._keys.prefix, ttl_s)
-
     def tidy(self) -> int:
         """Delete what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
         now = time.time()

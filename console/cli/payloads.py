@@ -64,19 +64,19 @@ def _row(server: Any) -> dict[str, Any]:
 @app.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Its name; samples record it.")],
-    url: Annotated[str, typer.Argument(help="redis://[:PASSWORD@]HOST:PORT/DB or file:///FOLDER, as all reach it.")],
+    url: Annotated[str, typer.Argument(help="redis://[:PASSWORD@]HOST:PORT/DB, as all reach it.")],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
     """Let workers write to one more server; a drained one becomes live again."""
-    from penstock.config.redis import check_store_url
+    from penstock.config.redis import check_url
     from penstock.payloads import servers as payload_servers
     from penstock.payloads.store import open_store
 
     try:
-        with contextlib.closing(open_store(check_store_url(url))) as store:
+        with contextlib.closing(open_store(check_url(url))) as store:
             store.check()
     except ValueError as exc:
         raise ConfigError(f"The URL {exc}.") from exc

@@ -10,7 +10,6 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.config import Config
-from penstock.config.redis import is_folder, path_of
 from penstock.errors import DiskFull
 from penstock.metrics.series import counter, gauge
 from penstock.metrics.server import Exporter, Group, targets, write_targets
@@ -27,7 +26,7 @@ TARGETS_FILE = "targets.json"
 
 UP = gauge("launcher_process_up", "1 while a process of the run is running, else 0.", "process")
 STARTS = counter("launcher_process_starts", "Starts of a process, the first one among them.", "process")
-FREE = gauge("launcher_disk_free_bytes", "Free space on the disk of the run's folder, weights or payloads.", "place")
+FREE = gauge("launcher_disk_free_bytes", "Free space on the disk of the run's folder or weights.", "place")
 SIZE = gauge("launcher_disk_size_bytes", "Size of that disk.", "place")
 
 SYNCED = gauge(
@@ -82,8 +81,6 @@ class RunMetrics:
         self._url = str(config.redis.url)
         weights = Path(config.trainer.weights_dir or config.run_dir / "weights")
         places = {"run": folder.absolute(), "weights": weights.absolute()}
-        servers = config.redis.payload_servers.items()
-        places |= {f"payloads {name}": path_of(url) for name, url in servers if is_folder(url)}
         self._exporter = Exporter.of(config, "launcher", "", LauncherCollector(children, places, synced))
 
     def look(self, client: Client) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
-from penstock.config.redis import is_folder, path_of
 from penstock.console.launch import weights
 from penstock.console.launch.placement import serves_agents
 from penstock.console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
@@ -20,7 +19,6 @@ from penstock.hooks.user_imports import check_user_code
 from penstock.model.pictures import place_id_of
 from penstock.payloads.store import open_store
 from penstock.protocol.staleness import definition_of
-from penstock.records.keys import Keys
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
 from penstock.text import redact
@@ -60,7 +58,7 @@ def steps(
 
     Args:
         without: as of ``check``.
-        claims: whether to create a payload folder and mark it for the run, as its start does.
+        claims: whether to create folders in which the trainer deletes, and mark them for the run, as its start does.
     """
     trains, works = "trainer" not in without, "worker" not in without
     yield "parts", lambda: _check_parts(config)
@@ -87,7 +85,7 @@ def steps(
     if (url := config.redis.url) is not None:
         yield "redis", lambda: connect(url).close()
     for name, place in config.redis.payload_servers.items():
-        yield f"payload server {name}", partial(_check_payloads, place, Keys(config.run).prefix if claims else None)
+        yield f"payload server {name}", partial(_check_payloads, place)
     if config.prepare is None and config.rollout.scoring_models():
         yield "ids of the models that score", lambda: check_ids(config)
     if config.prepare is None:
@@ -110,12 +108,8 @@ def _check_prepare(script: str) -> None:
         raise ConfigError(f"prepare: there is no script {script}; correct the path, or remove the key.")
 
 
-def _check_payloads(url: str, prefix: str | None) -> None:
-    if prefix is None and is_folder(url) and not path_of(url).exists():
-        return  # the start creates it
+def _check_payloads(url: str) -> None:
     with contextlib.closing(open_store(url)) as store:
-        if prefix is not None:
-            store.claim(prefix)
         store.check()
 
 

@@ -71,7 +71,6 @@ def clear_keys(config: Config, client: Client, live: Live) -> None:
         with contextlib.closing(open_store(url)) as store:
             store.check()
             store.delete(keys.prefix)
-            store.claim(keys.prefix)
     delete_keys(client, keys.prefix)
 
 

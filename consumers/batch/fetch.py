@@ -20,7 +20,7 @@ from penstock.payloads import Payload, sides
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.servers import Directory
 from penstock.payloads.sides import key_of
-from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
+from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.waits import Waiting
 from penstock.records.causes import PayloadServersAway
 from penstock.records.keys import CONTROL, Keys
@@ -137,7 +137,7 @@ class PayloadReader:
         self._keys = keys
         self._stopped = stopped
         self._control = Control(config.url, stopped=stopped)
-        self._stores: dict[str, PayloadStore] = {CONTROL: PayloadRedis(self._control.client, config.url)}
+        self._stores: dict[str, PayloadStore] = {CONTROL: PayloadStore(self._control.client, config.url)}
         self._waiting = waiting
         self._lost: frozenset[str] = frozenset()
         #: Time of the next directory check (monotonic).
@@ -165,14 +165,13 @@ class PayloadReader:
         for server in {server for server, _ in by_key}:
             stored = [_Stored(name, rows) for (of, name), rows in by_key.items() if of == server]
             for chunk in _chunks([one for one in stored if one.whole]):
-                wanted = [(one.name, one.size) for one in chunk]
-                values = self._ask(server, lambda store, wanted: store.read(wanted), wanted)
+                values = self._ask(server, PayloadStore.read, [one.name for one in chunk])
                 for one, value in zip(chunk, values, strict=True):
                     found.update(one.cut(value))
             for chunk in _chunks([one for one in stored if not one.whole]):
                 parts = [(one.name, row) for one in chunk for row in one.rows]
                 ranges = [(name, row.shared[1], row.num_bytes) for name, row in parts]
-                values = self._ask(server, lambda store, ranges: store.read_ranges(ranges), ranges)
+                values = self._ask(server, PayloadStore.read_ranges, ranges)
                 found.update((row.payload_id, value) for (_, row), value in zip(parts, values, strict=True))
         return found
 
@@ -227,7 +226,7 @@ class PayloadReader:
                 at = (row.server, key_of(keys, row.job, row.k, row.token, side))
                 if at not in shared:
                     # One by one: each may be hundreds of megabytes.
-                    (data,) = self._ask(row.server, lambda store, wanted: store.read(wanted), [(at[1], side[1])])
+                    (data,) = self._ask(row.server, PayloadStore.read, [at[1]])
                     found[row.payload_id] = data
                     if len(side) > 3:
                         shared[at] = data
@@ -245,14 +244,11 @@ class PayloadReader:
 
     def column_home(self, server: str) -> str:
         """Return the server that holds the columns of rows whose payloads are on ``server``."""
-        if server in self._lost:
-            return CONTROL
-        return server if self._store(server).columns is not None else CONTROL
+        return CONTROL if server in self._lost else server
 
     def on_columns(self, home: str, work: Callable[[Client], T]) -> T:
         """Do idempotent ``work`` on a ``column_home``. Blocks until it answers; QueueUnavailable if it is lost."""
-        client = self._store(home).columns
-        assert client is not None, f"{home} is not a column_home"
+        client = self._store(home).client
         return self._until_answered(home, lambda: work(client))
 
     def close(self) -> None:
@@ -270,11 +266,6 @@ class _Stored:
     @property
     def num_bytes(self) -> int:
         return sum([row.num_bytes for row in self.rows])
-
-    @property
-    def size(self) -> int:
-        """Return the number of bytes of the key, by its records."""
-        return self.rows[0].shared[2] if self.rows[0].shared else self.rows[0].num_bytes
 
     @property
     def whole(self) -> bool:

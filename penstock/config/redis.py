@@ -1,29 +1,13 @@
 """Section ``redis``: the control Redis, and the payload servers."""
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import sentinel
 from penstock.config.section import Section
 from penstock.text import MASK
-
-SCHEME = "file://"
-
-
-def is_folder(url: str) -> bool:
-    """Return whether this is the address of a folder, not of a Redis."""
-    return url.startswith(SCHEME)
-
-
-def path_of(url: str) -> Path:
-    """Return the folder of an address; raise ValueError that says what to write if it names none."""
-    path = Path(unquote(url.removeprefix(SCHEME)))
-    if not path.is_absolute():
-        raise ValueError(f"names no folder: write {SCHEME}/FOLDER, an absolute path that all machines share")
-    return path
 
 
 def check_url(url: str) -> str:
@@ -38,14 +22,6 @@ def check_url(url: str) -> str:
     elif not url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("is not the address of a Redis; write redis://[:PASSWORD@]HOST:PORT/DB")
     return url
-
-
-def check_store_url(url: str) -> str:
-    """Return ``url`` if it may be a store of payloads, a Redis or a folder; else raise ValueError with the fix."""
-    if is_folder(url):
-        path_of(url)
-        return url
-    return check_url(url)
 
 
 def _port_of(url: str) -> int | None:
@@ -70,8 +46,8 @@ class RedisConfig(Section):
     max_memory_bytes: Annotated[int, Field(ge=0)] = 0
     #: Refuse a control Redis without an append-only file: when it dies, all that it holds is lost.
     require_aof: bool = True
-    #: Name -> URL of payload servers, redis://... or file:///FOLDER, a folder that all machines share; empty: payloads
-    #: live on the control Redis, under the name "control".
+    #: Name -> URL of payload servers, redis://...; empty: payloads live on the control Redis, under the name
+    #: "control".
     payload_servers: dict[str, str] = Field(default_factory=dict)
     #: A payload server that has not answered the buffer for so many seconds counts as lost, as after `penstock payloads
     #: lose`: its samples become rows with mask 0. null: never by itself.
@@ -85,7 +61,7 @@ class RedisConfig(Section):
     @field_validator("payload_servers")
     @classmethod
     def _urls_are_stores(cls, servers: dict[str, str]) -> dict[str, str]:
-        return {name: check_store_url(url) for name, url in servers.items()}
+        return {name: check_url(url) for name, url in servers.items()}
 
     @model_validator(mode="after")
     def _one_redis(self) -> Self:

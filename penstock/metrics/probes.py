@@ -15,7 +15,6 @@ from typing import Any
 import redis
 
 from penstock.config import Config
-from penstock.config.redis import is_folder, path_of
 from penstock.errors import PenstockError, ProtocolError
 from penstock.metrics.gpu_load import visible_gpus
 from penstock.payloads.servers import ServerState
@@ -79,7 +78,7 @@ def passes(what: str, check: Callable[[], object], fine: str) -> Finding:
 
 #: Largest offset of a clock in seconds without a warning; from ``FRESH_S`` on its worker counts as gone.
 CLOCK_S = 1.0
-#: Shares of a disk: nearly full, and full, when a payload folder is no longer written.
+#: Shares of a disk: nearly full, and full.
 NEARLY, FULL_DISK = 0.90, 0.97
 _STORE_TIMEOUT_S = 2.0
 
@@ -130,10 +129,7 @@ def look_at_payloads(client: Client, keys: Keys) -> Iterator[Finding]:
             todo = f"start it again, or give it up with `penstock payloads lose {server.name}`"
             yield Finding(what, Level.ERROR, redact(str(exc)), todo)
             continue
-        if is_folder(server.url):
-            yield look_at_disk(what, path_of(server.url))
-        else:
-            yield Finding(what, Level.OK, f"answers; {in_mb(used)} of {in_mb(most) if most else 'no maxmemory'} used")
+        yield Finding(what, Level.OK, f"answers; {in_mb(used)} of {in_mb(most) if most else 'no maxmemory'} used")
 
 
 def look_at_weights(client: Client, keys: Keys, models: Iterable[str], *, needed: bool = False) -> Iterator[Finding]:

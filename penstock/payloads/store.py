@@ -1,160 +1,161 @@
-"""Stores of payloads: a Redis, or a folder that machines share. Callers do not depend on which it is.
+"""Stores of payloads: Redis servers, the control Redis or others.
 
-    put                     worker     write payloads that expire unless they are kept (async_store.py)
-    keep, unlink, expire    leader     make permanent after the commit, free after use, delete what was not kept
-    unkeep                  leader     make them expire again, since Redis has lost their commit
-    read, read_ranges       trainer    read all or a part of one
-    claim, names, delete    operator   begin a run, drain a store, delete a run
+    put                    worker     write payloads that expire unless they are kept
+    keep, unlink, unkeep   leader     make permanent after the commit, free, let expire if Redis lost the commit
+    read, read_ranges      trainer    read all or a part of one
+    names, delete          operator   drain a server, delete a run
 
 The control Redis decides which payloads count, with all its fences; a store only has bytes under names.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Protocol
 
-from penstock.config.redis import is_folder
-from penstock.payloads.folder import PayloadFolder
+from penstock.errors import QueueFull
 from penstock.protocol.scripts import persist
 from penstock.redis import connect
-from penstock.redis.call import run
-from penstock.redis.commands import Client, delete_keys, scan_keys
+from penstock.redis.call import run, translate
+from penstock.redis.commands import AsyncClient, Client, delete_keys, is_full, scan_keys
+from penstock.redis.control import AsyncControl, raise_passing
 
 #: Keys per pipeline.
 CHUNK = 1000
 
 
-class PayloadRedis:
-    """A Redis with payloads, the control Redis or another one; see ``PayloadStore``."""
+class PayloadStore:
+    """One Redis with payloads, by the keys of the run. All methods block.
+
+    If it does not answer they raise an error of ``PASSING`` (penstock.redis.control): retry, nothing is lost.
+    """
 
     def __init__(self, client: Client, url: str) -> None:
+        self.client = client
+        #: Its address, which may hold a password.
         self.url = url
-        self.columns = self._client = client
 
     def check(self) -> None:
-        connect.ask(self._client, self.url)
-
-    def ping(self, prefix: str = "") -> None:
-        self._client.ping()
-
-    def claim(self, prefix: str) -> None:
-        """Do nothing: keys of a run contain its name."""
+        """Check that it is usable. Raises QueueUnavailable, QueueRefused, ConfigError."""
+        connect.ask(self.client, self.url)
 
     def keep(self, names: Sequence[str]) -> list[bool]:
-        return run(self._client, persist(names))
+        """Make committed payloads permanent; False for a missing one."""
+        return run(self.client, persist(names))
 
     def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
-        pipe = self._client.pipeline(transaction=False)
+        """Undo ``keep``: they expire after ``ttl_s``, unless they are kept again. Missing ones are ignored."""
+        pipe = self.client.pipeline(transaction=False)
         for name in names:
             pipe.expire(name, int(ttl_s) + 1)
         pipe.execute()
 
-    def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        # Redis limits the size of its values itself.
-        return list(self._client.mget([name for name, _ in wanted]))
+    def read(self, names: Sequence[str]) -> list[bytes | None]:
+        """Read payloads; None for a missing one."""
+        return list(self.client.mget(names))
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-        pipe = self._client.pipeline(transaction=False)
+        """Read (key, first byte, number of bytes); None if the payload is missing, or ends before."""
+        pipe = self.client.pipeline(transaction=False)
         for name, begin, num_bytes in ranges:
             pipe.getrange(name, begin, begin + num_bytes - 1)
         # A missing key has only empty ranges.
         return [value or None for value in pipe.execute()]
 
     def unlink(self, names: Sequence[str]) -> None:
-        self._client.unlink(*names)
-
-    def expire(self, prefix: str, ttl_s: float) -> int:
-        """Return 0: Redis expires keys itself."""
-        return 0
+        """Free payloads; missing ones are ignored."""
+        self.client.unlink(*names)
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        found = scan_keys(self._client, prefix)
+        """Yield (key, is it permanent) of all payloads under ``prefix``, in any order."""
+        found = scan_keys(self.client, prefix)
         while batch := list(islice(found, CHUNK)):
-            pipe = self._client.pipeline(transaction=False)
+            pipe = self.client.pipeline(transaction=False)
             for key in batch:
                 pipe.pttl(key)
             yield from ((key, ttl == -1) for key, ttl in zip(batch, pipe.execute(), strict=True) if ttl >= -1)
 
     def delete(self, prefix: str) -> int:
-        return delete_keys(self._client, prefix)
+        """Delete all payloads of a run; return their number."""
+        return delete_keys(self.client, prefix)
 
     def usage(self) -> tuple[int, int]:
-        info = self._client.info("memory")
+        """Return used and total bytes (total 0: no limit)."""
+        info = self.client.info("memory")
         return info["used_memory"], info["maxmemory"]
 
     def close(self) -> None:
-        self._client.close()
-
-
-class PayloadStore(Protocol):
-    """One store of payloads, by the keys of the run. All methods block.
-
-    If the store does not answer they raise an error of ``PASSING`` (penstock.redis.control): retry, nothing is lost.
-    """
-
-    @property
-    def url(self) -> str:
-        """Its address, which may hold a password."""
-
-    @property
-    def columns(self) -> Client | None:
-        """The Redis that keeps columns beside the payloads; None if the store has only payloads."""
-
-    def check(self) -> None:
-        """Check that the store is usable. Raises QueueUnavailable, QueueRefused, ConfigError."""
-
-    def ping(self, prefix: str = "") -> None:
-        """Check that it answers, with the calls that a leader makes for the run of this prefix of keys."""
-
-    def claim(self, prefix: str) -> None:
-        """Prepare it for a run; ``prefix`` is that of the run's keys. Raises ConfigError if that is not possible."""
-
-    def keep(self, names: Sequence[str]) -> list[bool]:
-        """Make committed payloads permanent; False for a missing one. Raises ConfigError: it is another folder."""
-
-    def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
-        """Undo ``keep``: they expire after ``ttl_s``, unless they are kept again. Missing ones are ignored."""
-
-    def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """Read payloads by (key, size in the record); None for a missing one. Raises ConfigError: another folder.
-
-        A payload longer than its record says is not read: it is not the committed one.
-        """
-
-    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-        """Read (key, first byte, number of bytes); None if the payload is missing, or ends before."""
-
-    def unlink(self, names: Sequence[str]) -> None:
-        """Free payloads; missing ones are ignored."""
-
-    def expire(self, prefix: str, ttl_s: float) -> int:
-        """Delete payloads not committed within ``ttl_s``, unless the store expires them itself; return their number."""
-
-    def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """Yield (key, is it permanent) of all payloads under ``prefix``, in any order.
-
-        Raises ConfigError if they are not known: this machine does not have the run's folder.
-        """
-
-    def delete(self, prefix: str) -> int:
-        """Delete all payloads of a run; return their number. Raises ConfigError if the folder holds other files."""
-
-    def usage(self) -> tuple[int, int]:
-        """Return used and total bytes (total 0: no limit). Raises ConfigError if the folder does not exist."""
-
-    def close(self) -> None:
-        """Close the connection, after freeing what was to be freed."""
+        self.client.close()
 
 
 def open_store(url: str, *, timeout_s: float = connect.TIMEOUT_S) -> PayloadStore:
-    """Open the store at an address; nothing is contacted yet.
+    """Open the store at an address; nothing is contacted yet. Raises ConfigError if the address is invalid."""
+    return PayloadStore(connect.connect(url, timeout_s=timeout_s, check=False), url)
 
-    Args:
-        timeout_s: longest wait for one answer of a Redis, or for progress of a folder's file system.
 
-    Raises:
-        ConfigError: the address is invalid.
+class AsyncPayloadStore:
+    """A worker's access to a store. All methods raise QueueUnavailable after the patience of ``control``."""
+
+    def __init__(self, control: AsyncControl) -> None:
+        self._control = control
+        #: Its address, which may hold a password.
+        self.url = control.url
+
+    async def put(self, pairs: Sequence[tuple[str, bytes]], ttl_s: int) -> list[QueueFull | None]:
+        """Write (key, bytes) that are not committed yet; repeating a write changes nothing.
+
+        Args:
+            ttl_s: time after which they expire, unless they are kept.
+
+        Returns:
+            None for each that is written, QueueFull for each that did not fit.
+        """
+        return await self._control.do(partial(_put_all, pairs, ttl_s))
+
+    async def renew(self, names: Sequence[str], ttl_s: int) -> None:
+        """Extend the time to live of payloads that are not kept to ``ttl_s``; missing ones are ignored."""
+        await self._control.do(partial(_renew_all, names, ttl_s))
+
+    async def read(self, names: Sequence[str]) -> list[bytes | None]:
+        """Read payloads; None for a missing one."""
+        return await self._control.do(lambda client: client.mget(names))
+
+    async def is_full(self) -> bool:
+        """Return whether the store is nearly full."""
+        return await self._control.do(_has_no_room)
+
+    async def close(self) -> None:
+        """Close the connection; written payloads are safe."""
+        await self._control.close()
+
+
+async def _put_all(pairs: Sequence[tuple[str, bytes]], ttl_s: int, client: AsyncClient) -> list[QueueFull | None]:
+    """Write payloads that are not committed yet: SET NX EX of each.
+
+    No script: a plain SET stores the received buffer, a script copies it twice. The key has the lease's token, so
+    repeating it writes the same bytes, or nothing.
     """
-    if is_folder(url):
-        return PayloadFolder(url, timeout_s=timeout_s)
-    return PayloadRedis(connect.connect(url, timeout_s=timeout_s, check=False), url)
+    pipe = client.pipeline(transaction=False)
+    for key, data in pairs:
+        pipe.set(key, data, nx=True, ex=ttl_s)
+    return [_refusal(answer) for answer in raise_passing(await pipe.execute(raise_on_error=False))]
+
+
+async def _renew_all(names: Sequence[str], ttl_s: int, client: AsyncClient) -> None:
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.expire(name, ttl_s)
+    await pipe.execute()
+
+
+def _refusal(answer: object) -> QueueFull | None:
+    """Return the error if Redis is full, None if it was written; raise any other error."""
+    if not isinstance(answer, Exception):
+        return None
+    translated = translate(answer, "payload")
+    if isinstance(translated, QueueFull):
+        return translated
+    raise answer
+
+
+async def _has_no_room(client: AsyncClient) -> bool:
+    return is_full(await client.info("memory"))

@@ -991,13 +991,6 @@ class ServerAway(Cause, kind=END, part="redis"):
     error: str
 
 
-class PayloadFolderFull(Cause, kind=END, subject="path"):
-    text = "room in the folder of payloads {path} ({error})"
-    action = "make room there"
-    path: str
-    error: str
-
-
 class RoomOnDisk(Cause, kind=END):
     text = "room on a disk: {error}"
     action = "make room there"

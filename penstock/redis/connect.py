@@ -26,7 +26,6 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from penstock.config import sentinel
-from penstock.config.redis import is_folder
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueLost, QueueRefused, QueueUnavailable
 from penstock.records.causes import RedisFull
 from penstock.redis.commands import AsyncClient, Client
@@ -141,12 +140,6 @@ async def check_async(client: AsyncClient, url: str) -> None:
 def translate(exc: Exception, url: str) -> PenstockError:
     """Translate an error of redis-py into one of penstock's, with the fix."""
     at = redact(url)
-    if is_folder(url):
-        reason = redact(str(exc)).rstrip(".")
-        return QueueUnavailable(
-            f"The folder of payloads {at} does not answer ({reason}): bring its file system back, or correct "
-            "redis.payload_servers."
-        )
     match exc:
         case AuthenticationError():
             return QueueRefused(

@@ -71,13 +71,11 @@ async def test_evaluations_keep_the_reward_that_they_got_alone(client: redis.Red
     assert all("sample_reward" not in meta.reward_info for meta in metas(client, keys, one.id))
 
 
-@pytest.mark.parametrize("folder", [False, True])
 async def test_a_try_that_failed_is_made_again_with_the_same_samples(
-    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path, folder: bool
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:
-    """The second try reads the samples back, from wherever they lie, and sees what the first one saw."""
-    place = {"redis": {"payload_servers": {"f": (tmp_path / "payloads").as_uri()}}} if folder else {}
-    async with tended(client, keys), working(config(reward=of("places_at_last"), **place)):
+    """The second attempt reads the samples back from Redis and sees what the first one saw."""
+    async with tended(client, keys), working(config(reward=of("places_at_last"))):
         jobs = admit(client, keys, [job(0, n=3)])
         await until(all_in(client, keys, jobs, "ready"))
     first, second = groups

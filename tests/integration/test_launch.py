@@ -17,7 +17,6 @@ import yaml
 
 from penstock.console.launch.children import STOP_S
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.folder import PayloadFolder
 from penstock.records.keys import Keys
 from penstock.redis.server import RedisServer, read_address
 
@@ -547,25 +546,25 @@ def test_a_run_of_another_schema_does_not_go_on(desk: Desk) -> None:
         server.kill()
 
 
-def test_fresh_deletes_in_no_folder_that_only_redis_names(desk: Desk) -> None:
+def test_fresh_deletes_on_no_server_that_only_redis_names(desk: Desk) -> None:
     """Who can write to Redis must not choose what is deleted."""
     import redis
 
-    server = RedisServer(desk.folder / "own")
-    theirs = PayloadFolder(f"file://{desk.folder}/shared")
-    payload = (Keys("demo").payload("d/0/1/0", "t"), b"x")
-    theirs.put([payload])
+    server, theirs = RedisServer(desk.folder / "own"), RedisServer(desk.folder / "theirs")
+    payload = Keys("demo").payload("d/0/1/0", "t")
     try:
         desk.settings["redis"] = {"url": server.start()}
+        elsewhere = redis.Redis.from_url(theirs.start())
+        elsewhere.set(payload, b"x")
         payload_servers.add(redis.Redis(port=server.port), Keys("demo"), "p2", theirs.url)
         desk.do("trainer", "exit 0")
 
         code, out, err = desk.run("--fresh")
 
         assert (code, "payload server p2 is not in redis.payload_servers" in out + err) == (0, True)
-        assert theirs.read([(payload[0], 99)]) == [b"x"]
+        assert elsewhere.get(payload) == b"x"
     finally:
-        theirs.close()
+        theirs.kill()
         server.kill()
 
 

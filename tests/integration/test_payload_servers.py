@@ -16,15 +16,12 @@ from penstock.console.cli.main import execute
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.folder import PayloadFolder
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import run
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
 from penstock.redis.connect import connect
-from penstock.redis.control import AsyncControl
 from penstock.redis.server import RedisServer
-from penstock.workers.jobs.payload_stores import PayloadStores
 from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering, producing, waits
@@ -42,20 +39,7 @@ def stores(tmp_path: Path) -> Iterator[list[RedisServer]]:
         yield made
 
 
-class FolderServer:
-    """A folder in the place of a payload server."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.url = f"file://{path}"
-
-    def kill(self) -> None:
-        self.path.rename(self.path.with_suffix(".gone"))
-
-
-def payloads_on(server: RedisServer | FolderServer, keys: Keys) -> int:
-    if isinstance(server, FolderServer):
-        return len(list(PayloadFolder(server.url).names(keys.prefix)))
+def payloads_on(server: RedisServer, keys: Keys) -> int:
     with connect(server.url) as store:
         return len(list(store.scan_iter(match=keys.of("payload:*").replace("{", "[{]"))))
 
@@ -84,7 +68,6 @@ class Training:
         trainer.checkpointed()
 
 
-@pytest.mark.parametrize("folder", [0, 1], ids=["folder drained", "folder added"])
 async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_is_lost(
     redis_server: RedisServer,
     client: redis.Redis,
@@ -94,13 +77,8 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
     publications: list[Publication],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    folder: int,
 ) -> None:
-    both: list[RedisServer | FolderServer] = [*stores]
-    both[folder] = FolderServer(tmp_path / "a folder")
-    if folder == 1:
-        (tmp_path / "a folder").mkdir()
-    first, second = both
+    first, second = stores
     weights = safetensors.torch.load_file(Path(publications[1].path) / "model.safetensors")
     target = ["--run", keys.run, "--redis", redis_server.url]
     async with FakeEngine().up() as fake:
@@ -146,57 +124,7 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
     assert (rows["p1"]["state"], rows["p2"]["state"]) == ("drained", "live")
     assert rows["p2"]["answers"] == "yes"
     assert rows["p1"]["answers"] != "yes"
-    assert not (tmp_path / "a folder").exists() or folder == 1, "who looks makes no folder"
     assert audit(client, keys).ok
-
-
-@pytest.mark.parametrize("here", ["", "empty"])
-def test_I4_a_folder_that_this_machine_does_not_have_is_not_called_empty(
-    redis_server: RedisServer,
-    client: redis.Redis,
-    keys: Keys,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    here: str,
-) -> None:
-    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
-    store = PayloadFolder(f"file://{shared}")
-    store.put([(keys.payload("d/0/0/0", "t"), b"x")])
-    store.keep([keys.payload("d/0/0/0", "t")])
-    payload_servers.add(client, keys, "nas", store.url)
-    shared.rename(elsewhere)
-    if here == "empty":
-        shared.mkdir()
-    target = ["--run", keys.run, "--redis", redis_server.url]
-
-    assert execute(["payloads", "ls", "--json", *target]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["answers"] == "yes") == (here == "empty")
-    assert execute(["payloads", "drain", "nas", *target]) == 2
-    said = capsys.readouterr()
-    assert "is empty" not in said.out
-    assert ("sees no folder of the run" if here else "This machine has no folder") in said.err
-    assert payload_servers.read(client, keys).servers["nas"].state is payload_servers.ServerState.DRAINING
-    assert shared.exists() == (here == "empty")
-    if here == "":
-        assert execute(["payloads", "add", "other", store.url, *target]) == 2
-        assert "This machine has no folder" in capsys.readouterr().err
-        assert not shared.exists()
-
-
-async def test_a_worker_makes_no_folder_that_only_a_record_names(
-    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
-) -> None:
-    payload_servers.add(client, keys, "p1", f"file://{tmp_path}/made/by a record")
-    control = AsyncControl(redis_server.url)
-    stores = PayloadStores(RedisConfig(url=redis_server.url), keys, control, 60)
-    await stores.look()
-    assert await stores.is_full("p1"), "what is not there takes nothing"
-    assert stores.is_away("p1")
-    assert await stores.put("p1", [(keys.payload("d/0/0/0", "t"), b"x")]) is None
-    assert not (tmp_path / "made").exists()
-    await stores.close()
-    await control.close()
 
 
 def test_a_server_of_the_configuration_that_was_drained_stays_so_when_a_part_starts_again(

@@ -1,12 +1,9 @@
-"""What every store of payloads does, whatever is behind it: a Redis of its own, or a folder."""
+"""A payload store: a Redis of its own, as workers, the leader, trainers and operators use it."""
 
 import contextlib
-import errno
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -17,10 +14,7 @@ from penstock.config import RedisConfig
 from penstock.consumers.batch.fetch import PayloadReader
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable, WaitTimeout
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.async_store import AsyncPayloadStore, open_async_store
-from penstock.payloads.folder import PayloadFolder
-from penstock.payloads.run_files import PENDING, file_of
-from penstock.payloads.store import PayloadRedis, PayloadStore, open_store
+from penstock.payloads.store import AsyncPayloadStore, PayloadStore, open_store
 from penstock.protocol import scripts
 from penstock.protocol.scripts import run
 from penstock.records.causes import PayloadServersAway
@@ -28,7 +22,7 @@ from penstock.records.codec import pack
 from penstock.records.keys import Keys
 from penstock.records.manifest import Row
 from penstock.redis.connect import connect
-from penstock.redis.control import PASSING
+from penstock.redis.control import PASSING, AsyncControl
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import until
@@ -49,34 +43,14 @@ class Place:
         return await self.writer.put(pairs, ttl_s)
 
 
-@contextlib.contextmanager
-def a_redis(path: Path) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
-    server = RedisServer(path)
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    server = RedisServer(tmp_path / "a place")
     with connect(server.start()) as client:
-        yield server.url, lambda: client.config_set("maxmemory", 1), server.kill
+        writer = AsyncPayloadStore(AsyncControl(server.url, patience_s=0))
+        yield Place(open_store(server.url), writer, lambda: client.config_set("maxmemory", 1), server.kill)
+        await writer.close()
     server.stop()
-
-
-@contextlib.contextmanager
-def a_folder(path: Path) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
-    def full(file: int, data: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def kill() -> None:
-        path.rename(path.with_suffix(".gone"))
-        path.touch()
-
-    with pytest.MonkeyPatch.context() as patch:
-        yield f"file://{path}", lambda: patch.setattr(os, "write", full), kill
-
-
-@pytest.fixture(params=[a_redis, a_folder])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    with request.param(tmp_path / "a place") as (url, fill, kill):
-        made = Place(open_store(url), open_async_store(url, patience_s=0), fill, kill)
-        yield made
-        await made.writer.close()
-        made.store.close()
 
 
 @pytest.fixture
@@ -89,21 +63,18 @@ def payload(keys: Keys, i: int, token: str = "t.1") -> str:
 
 
 async def test_a_payload_is_written_kept_read_and_freed(place: Place, store: PayloadStore, keys: Keys) -> None:
-    for _ in range(2):
-        store.claim(keys.prefix)
     store.check()
-    store.ping()
     one, other = payload(keys, 7), payload(keys, 8)
     assert await place.put((one, b"abcdef"), (other, b"x")) == [None, None]
     assert sorted(store.names(keys.prefix)) == [(one, False), (other, False)]
-    assert store.read([(one, 99)]) == [b"abcdef"], "it may be read before the leader has seen it"
+    assert store.read([one]) == [b"abcdef"], "it may be read before the leader has seen it"
     for _ in range(2):
         assert store.keep([one, payload(keys, 9)]) == [True, False]
     assert sorted(store.names(keys.prefix)) == [(one, True), (other, False)]
-    assert store.read([(other, 99), (payload(keys, 9), 99), (one, 99)]) == [b"x", None, b"abcdef"]
+    assert store.read([other, payload(keys, 9), one]) == [b"x", None, b"abcdef"]
     for _ in range(2):
         store.unlink([one, one])
-    assert store.read([(one, 99), (other, 99)]) == [None, b"x"]
+    assert store.read([one, other]) == [None, b"x"]
     assert list(store.names(keys.prefix)) == [(other, False)]
 
 
@@ -122,42 +93,21 @@ async def test_I3_what_is_said_twice_is_there_once_and_another_leases_bytes_are_
     await place.put((mine, b"mine"))
     store.keep([mine])
     await place.put((late, b"late"), (mine, b"mine"))
-    assert store.read([(mine, 99), (late, 99)]) == [b"mine", b"late"]
+    assert store.read([mine, late]) == [b"mine", b"late"]
     assert store.keep([mine]) == [True]
     store.unlink([mine])
-    assert store.read([(mine, 99), (late, 99)]) == [None, b"late"], "nothing is left of what was said twice"
+    assert store.read([mine, late]) == [None, b"late"], "nothing is left of what was said twice"
 
 
 async def test_a_worker_reads_back_what_it_wrote_and_its_time_begins_anew(
     place: Place, store: PayloadStore, keys: Keys
 ) -> None:
-    """Old enough to be gone, but for those whose time began anew, and the permanent one."""
-    kept, renewed, old, none = [payload(keys, i) for i in range(4)]
-    await place.put((kept, b"kept"), (renewed, b"new"), (old, b"old"), ttl_s=600)
-    store.keep([kept])
-    _age(store, keys, [renewed, old])
-    await place.writer.renew([kept, renewed, none], 600)
-    assert await place.writer.read([(renewed, 99), (none, 99), (kept, 99)]) == [b"new", None, b"kept"]
-    store.expire(keys.prefix, 300)
-    assert _left(store, keys) == {renewed} | ({kept} if isinstance(store, PayloadFolder) else {kept, old})
-    if isinstance(store, PayloadRedis):
-        assert 500 < store.columns.ttl(renewed) <= 600
-        assert store.columns.ttl(old) <= 10
-
-
-def _age(store: PayloadStore, keys: Keys, names: list[str]) -> None:
-    """They have hardly any time left."""
-    if isinstance(store, PayloadRedis):
-        for name in names:
-            store.columns.expire(name, 10)
-    else:
-        assert isinstance(store, PayloadFolder)
-        for name in names:
-            os.utime(file_of(store.path, name) + PENDING, (1, 1))
-
-
-def _left(store: PayloadStore, keys: Keys) -> set[str]:
-    return {name for name, _ in store.names(keys.prefix)}
+    renewed, old, none = [payload(keys, i) for i in range(3)]
+    await place.put((renewed, b"new"), (old, b"old"), ttl_s=60)
+    await place.writer.renew([renewed, none], 600)
+    assert await place.writer.read([renewed, none, old]) == [b"new", None, b"old"]
+    assert 500 < store.client.ttl(renewed) <= 600
+    assert store.client.ttl(old) <= 60
 
 
 async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadStore, keys: Keys) -> None:
@@ -165,12 +115,8 @@ async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadSto
     await place.put((kept, b"x"), (forgotten, b"x"), ttl_s=1)
     store.keep([kept])
 
-    def left() -> list[tuple[str, bool]]:
-        store.expire(keys.prefix, 1.0)
-        return list(store.names(keys.prefix))
-
-    until(lambda: left() == [(kept, True)], "what is not kept to expire")
-    assert store.read([(kept, 99), (forgotten, 99)]) == [b"x", None]
+    until(lambda: list(store.names(keys.prefix)) == [(kept, True)], "what is not kept to expire")
+    assert store.read([kept, forgotten]) == [b"x", None]
 
 
 async def test_what_is_kept_no_more_is_there_for_a_time_unless_it_is_kept_again(
@@ -181,21 +127,17 @@ async def test_what_is_kept_no_more_is_there_for_a_time_unless_it_is_kept_again(
     store.keep([kept, again])
     store.unkeep([kept, again, payload(keys, 9)], 0.5)
     assert sorted(store.names(keys.prefix)) == [(kept, False), (again, False), (pending, False)]
-    assert store.read([(again, 99)]) == [b"y"]
+    assert store.read([again]) == [b"y"]
     assert store.keep([again]) == [True]
 
-    def left() -> set[str]:
-        store.expire(keys.prefix, 0.5)
-        return {name for name, _ in store.names(keys.prefix)}
-
-    until(lambda: kept not in left(), "what is kept no more to expire")
+    until(lambda: kept not in dict(store.names(keys.prefix)), "what is kept no more to expire")
     assert (again, True) in list(store.names(keys.prefix))
 
 
 async def test_I4_what_redis_forgot_that_was_committed_is_kept_no_more(
     redis_server: RedisServer, client: redis.Redis, place: Place, store: PayloadStore, keys: Keys
 ) -> None:
-    """As after a failover: payloads on a server of their own, or in a folder, do not go back with Redis."""
+    """As after a failover: payloads on a server of their own do not go back with Redis."""
     play.admit(client, keys, [play.job(i, n=3) for i in range(2)])
     held, half = play.lease(client, keys, most=2)
     play.commit(client, keys, held, [0])
@@ -270,9 +212,8 @@ async def test_a_run_is_deleted_and_no_other(place: Place, store: PayloadStore, 
     store.keep([payload(keys, 0)])
     assert store.delete(keys.prefix) == 2
     assert store.delete(keys.prefix) == 0
-    store.claim(keys.prefix)
     assert list(store.names(keys.prefix)) == []
-    assert store.read([(payload(longer, 0), 99)]) == [b"x"]
+    assert store.read([payload(longer, 0)]) == [b"x"]
     used, total = store.usage()
     assert used > 0
     assert total == 0 or total > used
@@ -295,7 +236,7 @@ async def test_I8_a_store_that_does_not_answer_passes(place: Place, store: Paylo
     place.kill()
     looks: list[Callable[[], object]] = [
         lambda: store.keep([payload(keys, 0)]),
-        lambda: store.read([(payload(keys, 0), 99)]),
+        lambda: store.read([payload(keys, 0)]),
         lambda: store.read_ranges([(payload(keys, 0), 0, 1)]),
         lambda: store.unlink([payload(keys, 0)]),
     ]
@@ -306,10 +247,10 @@ async def test_I8_a_store_that_does_not_answer_passes(place: Place, store: Paylo
         await place.put((payload(keys, 1), b"x"))
 
 
-@pytest.mark.parametrize("url", ["http://h:1", "file://relative/folder", "file:///proc/nowhere"])
-def test_an_address_that_cannot_be_is_a_sentence(url: str, keys: Keys) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be (made|read)"):
-        open_store(url).claim(keys.prefix)
+@pytest.mark.parametrize("url", ["http://h:1", "file:///folder"])
+def test_an_address_that_cannot_be_is_a_sentence(url: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_store(url)
 
 
 async def test_a_rank_reads_only_its_ranges_of_a_shared_key(
@@ -328,7 +269,7 @@ async def test_a_rank_reads_only_its_ranges_of_a_shared_key(
     store.unlink([shared])
     assert list(reader.read(keys, rows).values()) == [None] * 3
     assert reader.read(keys, rows[1:2]) == {"d/0/7/1": None}
-    assert reader.column_home("p") == ("p" if store.columns is not None else "control")
+    assert reader.column_home("p") == "p"
     assert reader.column_home("control") == "control"
     reader.close()
 

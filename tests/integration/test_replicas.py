@@ -26,7 +26,7 @@ import torch, torch.distributed as dist
 from penstock.consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import PenstockError
-from penstock.payloads.store import PayloadRedis
+from penstock.payloads.store import PayloadStore
 
 settings = json.loads(sys.argv[1])
 rank, steps = settings["rank"], settings["steps"]
@@ -36,8 +36,8 @@ if settings["broadcast"]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method="file://" + settings["store"], rank=rank, world_size=2)
     group = dist.group.WORLD
-asked, read = [], PayloadRedis.read
-PayloadRedis.read = lambda store, names: (asked.append(len(names)), read(store, names))[1]
+asked, read = [], PayloadStore.read
+PayloadStore.read = lambda store, names: (asked.append(len(names)), read(store, names))[1]
 out = {"batches": [], "asked": asked}
 try:
     with Trainer(config, replica=rank, num_replicas=2, replica_group=group, prefetch=settings["prefetch"]) as trainer:

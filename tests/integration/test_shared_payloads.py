@@ -9,7 +9,7 @@ import redis
 from penstock import payloads
 from penstock.config import Config
 from penstock.consumers.trainer import Trainer
-from penstock.payloads.store import PayloadRedis
+from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.scripts import RawLease, run
 from penstock.records.job import Job
@@ -38,14 +38,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Payload bytes that came by whole keys and by ranges."""
     num_bytes = {"whole": 0, "ranges": 0}
     for verb, kind in (("read", "whole"), ("read_ranges", "ranges")):
-        original = getattr(PayloadRedis, verb)
+        original = getattr(PayloadStore, verb)
 
-        def counted(store: PayloadRedis, wanted: Any, *, original: Any = original, kind: str = kind) -> Any:
+        def counted(store: PayloadStore, wanted: Any, *, original: Any = original, kind: str = kind) -> Any:
             values = original(store, wanted)
             num_bytes[kind] += sum(len(value or b"") for value in values)
             return values
 
-        monkeypatch.setattr(PayloadRedis, verb, counted)
+        monkeypatch.setattr(PayloadStore, verb, counted)
     return num_bytes
 
 

@@ -17,7 +17,7 @@ from penstock.config import Config
 from penstock.consumers.subscription import ownership
 from penstock.consumers.trainer import Trainer
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishError, WaitTimeout
-from penstock.payloads.store import PayloadRedis
+from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.scripts import run
@@ -477,13 +477,13 @@ def test_I3_a_trainer_that_lost_its_subscription_changes_nothing(
 def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Payload keys that this process's trainers read together."""
     asked: list[list[str]] = []
-    read = PayloadRedis.read
+    read = PayloadStore.read
 
-    def count(store: PayloadRedis, names: list[str]) -> list[bytes | None]:
+    def count(store: PayloadStore, names: list[str]) -> list[bytes | None]:
         asked.append(names)
         return read(store, names)
 
-    monkeypatch.setattr(PayloadRedis, "read", count)
+    monkeypatch.setattr(PayloadStore, "read", count)
     return asked
 
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Collection, Sequence
 
 from penstock.config import RedisConfig
-from penstock.errors import ConfigError, PenstockError, QueueFull, QueueUnavailable
+from penstock.errors import PenstockError, QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.async_store import AsyncPayloadRedis, AsyncPayloadStore, open_async_store
+from penstock.payloads.store import AsyncPayloadStore
 from penstock.records.keys import CONTROL, Keys
 from penstock.redis.control import AsyncControl
 from penstock.text import redact
@@ -43,7 +43,7 @@ class PayloadStores:
         self._servers = {name: _open(url) for name, url in config.payload_servers.items()}
         #: Servers written to now.
         self.names = list(self._servers) or [CONTROL]
-        self._servers[CONTROL] = AsyncPayloadRedis(control)
+        self._servers[CONTROL] = AsyncPayloadStore(control)
         self._room = {name: _Room(server) for name, server in self._servers.items()}
         #: Servers that do not respond -> (not retried before then (monotonic), pause after that).
         self._away: dict[str, tuple[float, float]] = {}
@@ -75,7 +75,7 @@ class PayloadStores:
         if name in self._servers:
             return True
         try:
-            self._servers[name] = _open(self._directory.url(name, self._config), makes=False)
+            self._servers[name] = _open(self._directory.url(name, self._config))
         except PenstockError as exc:
             self._set_aside(name, exc)
             return False
@@ -105,7 +105,7 @@ class PayloadStores:
             return True
         try:
             return await self._room[server].is_full()
-        except (QueueUnavailable, ConfigError) as exc:
+        except QueueUnavailable as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
@@ -120,7 +120,7 @@ class PayloadStores:
             return None
         try:
             answers = await self._servers[server].put(pairs, self._ttl_s)
-        except (QueueUnavailable, ConfigError) as exc:
+        except QueueUnavailable as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
@@ -128,10 +128,8 @@ class PayloadStores:
         self._away.pop(server, None)
         return answers
 
-    async def read(
-        self, server: str, wanted: Sequence[tuple[str, int]], renewed: Sequence[str]
-    ) -> list[bytes | None] | None:
-        """Return the bytes of each (key, size by its record), None if gone; renew the expiry of ``renewed`` keys.
+    async def read(self, server: str, wanted: Sequence[str], renewed: Sequence[str]) -> list[bytes | None] | None:
+        """Return the bytes of each key, None if gone; renew the expiry of ``renewed`` keys.
 
         Returns None instead of a list if the server does not respond, and sets it aside. A lost server has nothing.
         Waits for the control Redis.
@@ -143,7 +141,7 @@ class PayloadStores:
         try:
             await self._servers[server].renew(renewed, self._ttl_s)
             answers = await self._servers[server].read(wanted)
-        except (QueueUnavailable, ConfigError) as exc:
+        except QueueUnavailable as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc, "read")
@@ -173,13 +171,9 @@ def choose_server(sample_id: str, servers: Sequence[str]) -> str:
     return max(servers, key=lambda name: hashlib.blake2b(f"{name}\0{sample_id}".encode(), digest_size=8).digest())
 
 
-def _open(url: str, *, makes: bool = True) -> AsyncPayloadStore:
-    """Open a payload server that others can replace.
-
-    Args:
-        makes: create its folder if it is missing; False if only a record in Redis gives its address.
-    """
-    return open_async_store(url, patience_s=SILENT_S, makes=makes)
+def _open(url: str) -> AsyncPayloadStore:
+    """Open a payload server that others can replace; nothing is contacted yet."""
+    return AsyncPayloadStore(AsyncControl(url, patience_s=SILENT_S))
 
 
 class _Room:

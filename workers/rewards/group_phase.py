@@ -48,10 +48,10 @@ async def read_payloads(
     found: dict[int, bytes] = {}
     for server in sorted({meta.server for meta in metas}):
         of_server = [meta for meta in metas if meta.server == server]
-        sizes = {stored(keys, job, meta): meta.shared[2] if meta.shared else meta.num_bytes for meta in of_server}
+        names = list(dict.fromkeys(stored(keys, job, meta) for meta in of_server))
         sides = [key_of(keys, job, one.k, one.token, side) for one in of_server for side in one.sides]
-        read = partial(stores.read, server, list(sizes.items()), [*sizes, *sides])
-        values = dict(zip(sizes, await _answer(read, stores, server, blocked_on), strict=True))
+        read = partial(stores.read, server, names, [*names, *sides])
+        values = dict(zip(names, await _answer(read, stores, server, blocked_on), strict=True))
         for meta in of_server:
             value = values[stored(keys, job, meta)]
             if value is None:

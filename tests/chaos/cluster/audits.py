@@ -38,7 +38,7 @@ def may_tell_lost(cluster: "Cluster") -> bool:
     against the history (``misreported``); and so where Redis forgot that groups were done with whose payloads lay
     elsewhere.
     """
-    elsewhere = cluster.workload.payload_folder or cluster.workload.payload_servers > 0
+    elsewhere = cluster.workload.payload_servers > 0
     return any(lost_servers(cluster)) or (elsewhere and any(forgotten(cluster)))
 
 

@@ -328,8 +328,6 @@ class Cluster(Crew):
         values["redis"] = {"url": self.redis_url} | values.get("redis", {})
         if servers:
             values["redis"]["payload_servers"] = {one: f"redis://127.0.0.1:{self.ports[one]}/0" for one in servers}
-        if self.workload.payload_folder:
-            values["redis"]["payload_servers"] = {"folder": (self.folder / "payloads").as_uri()}
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(values))
         return path

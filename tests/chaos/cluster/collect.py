@@ -4,9 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import orjson
 import redis
@@ -25,8 +23,6 @@ FORGETTING = ("redis:aof_cut", "sentinel:failover_behind")
 LOSING_SERVERS = ("payloads:lost",)
 #: A reply that was under way at the end of a fault may be read so much later.
 AFTERWARDS_NS = 500_000_000
-#: How endings of files in a folder of payloads begin that are not permanent, behind a percent sign.
-STAGES, DAY_S = ("new", "tmp", "old"), 86400
 #: Keys of one look at a server.
 COUNT = 1000
 
@@ -97,8 +93,8 @@ def _clock(client: redis.Redis, key: str) -> dict[str, int]:
 
 
 def _keys(cluster: "Cluster") -> dict[str, int]:
-    """Keys of the control Redis, of payload servers and of a folder of payloads, with their seconds to live."""
-    found = dict(payload_files(cluster.folder / "payloads"))
+    """Keys of the control Redis and of payload servers, with their seconds to live."""
+    found: dict[str, int] = {}
     ports = [cluster.redis_port, *(cluster.ports[part.name] for part in cluster.of("payload"))]
     for port in ports:
         with redis.Redis(port=port, socket_timeout=10.0) as client:
@@ -107,16 +103,6 @@ def _keys(cluster: "Cluster") -> dict[str, int]:
                 if ttl != -2:  # it went meanwhile
                     found[key.removeprefix(cluster.keys.prefix)] = ttl
     return found
-
-
-def payload_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Payloads in a folder: what nobody has made permanent is named so, and goes one day."""
-    for path in folder.glob("*/?/*"):
-        name, _, stage = path.name.rpartition("%")
-        if stage.startswith(STAGES):
-            yield unquote(name), DAY_S
-        else:
-            yield unquote(path.name), -1
 
 
 def _rows(cluster: "Cluster") -> list[tuple[str, int, str]]:

@@ -60,8 +60,6 @@ class Workload:
     workers: int = 2
     buffers: int = 2
     payload_servers: int = 0
-    #: Payloads lie in a folder, which all parts share.
-    payload_folder: bool = False
     scorers: int = 0
     #: Recorders of the history; with any the run keeps one.
     recorders: int = 0
@@ -241,7 +239,6 @@ WORKLOADS = {
         ),
         Workload("agents_engine", {"engine": REAL, **EPISODES}, agents=1, gateways=2, is_real=True),
         Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
-        Workload("folder", payload_folder=True),
         # Two recorders, and so few groups that may wait for them that some are given up when both are struck.
         Workload("history", {"history": {"backlog": 64, "patience_s": 4.0}}, recorders=2),
         # A real engine on the CPU, which its worker starts; the law says nothing of its tokens.

@@ -34,7 +34,7 @@ class Ground:
     cluster: "Cluster"
     #: Between the parts and their Redis; None: they reach it themselves, and no fault of the network is there.
     proxy: "ProxyControl | None" = None
-    #: Small file systems of the run, by what lies there: redis, payloads, weights, checkpoints, history.
+    #: Small file systems of the run, by what lies there: redis, weights, checkpoints, history.
     disks: dict[str, Path] = field(default_factory=dict)
     #: What moves a part's clock: libfaketime, with the file that it reads; None where it is not installed.
     clocks: Path | None = None

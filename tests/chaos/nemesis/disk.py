@@ -1,4 +1,4 @@
-"""Full disks: a small file system under the append-only file, payloads, weights, checkpoints or the history."""
+"""Full disks: a small file system under the append-only file, weights, checkpoints or the history."""
 
 import contextlib
 import time
@@ -15,7 +15,6 @@ from tests.small_disks import fill, mount, unmount
 #: What may lie on a small disk: where it is below the folder of a cluster, and its size in MB.
 PLACES = {
     "redis": ("redis", 192),
-    "payloads": ("payloads", 64),
     "weights": ("runs/chaos/weights", 16),
     "checkpoints": ("checkpoints", 16),
     "history": ("runs/chaos/history", 64),
@@ -38,9 +37,7 @@ def small_disks(folder: Path, sizes: Mapping[str, tuple[str, int]] = PLACES) -> 
 
 
 def _choose(name: str, ground: Ground, rng: Random) -> Facts | None:
-    workload = ground.cluster.workload
-    unused = {"payloads": not workload.payload_folder, "history": not workload.recorders}
-    if name not in ground.disks or unused.get(name):
+    if name not in ground.disks or (name == "history" and not ground.cluster.workload.recorders):
         return None
     return {"disk": name, "hold_s": round(rng.uniform(1.0, 5.0), 3)}
 

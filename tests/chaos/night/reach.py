@@ -28,7 +28,6 @@ NEEDS: dict[str, Callable[[Workload], bool]] = {
     "operator:drop": lambda one: any(not seats.drives and not seats.role for seats in one.trainers),
     "operator:drain": lambda one: one.payload_servers > 1,
     "payloads:lost": lambda one: one.payload_servers > 1,
-    "disk:payloads": lambda one: one.payload_folder,
     "disk:history": lambda one: one.recorders > 0,
     "member:second_producer": lambda one: not one.is_launched,
     "member:leave": lambda one: one.workers > 1,

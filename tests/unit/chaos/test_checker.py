@@ -148,12 +148,12 @@ def test_a_payload_may_be_gone_that_was_freed_elsewhere_while_redis_forgot_it() 
         return checker.check(mutant.play.history(), mutant.account, law).broken
 
     forgetting = [(10**9, 2 * 10**9)]
-    assert broken("folder", forgetting) == ["misreported"], "nobody had freed it"
+    assert broken("p1", forgetting) == ["misreported"], "nobody had freed it"
     mutant.play._now = 10**9
     mutant.say("buffer", "seal", {"subs": [], "jobs": [job], "evict": [], "epoch": 0}, {"jobs": [job]})
-    assert broken("folder", [(1, 2)]) == ["misreported"], "Redis remembers that"
+    assert broken("p1", [(1, 2)]) == ["misreported"], "Redis remembers that"
     assert broken("control", forgetting) == ["misreported"], "there it goes back with Redis"
-    assert broken("folder", forgetting) == []
+    assert broken("p1", forgetting) == []
 
 
 def test_a_group_that_was_given_up_or_over_before_any_recorder_needs_no_row() -> None:

@@ -30,20 +30,19 @@ def test_lost_payloads_are_no_difference_where_they_may_be_told(
 
 
 @pytest.mark.parametrize(
-    ("kinds", "servers", "folder", "may"),
+    ("kinds", "servers", "may"),
     [
-        ([], 2, False, False),
-        (["payloads:lost"], 2, False, True),
-        (["redis:aof_cut"], 2, False, True),
-        (["redis:aof_cut"], 0, True, True),
-        (["redis:aof_cut"], 0, False, False),
-        (["kill:redis"], 2, True, False),
+        ([], 2, False),
+        (["payloads:lost"], 2, True),
+        (["redis:aof_cut"], 2, True),
+        (["redis:aof_cut"], 0, False),
+        (["kill:redis"], 2, False),
     ],
 )
 def test_lost_payloads_may_be_told_after_what_lost_them(
-    tmp_path: Path, kinds: list[str], *, servers: int, folder: bool, may: bool
+    tmp_path: Path, kinds: list[str], *, servers: int, may: bool
 ) -> None:
-    assert may_tell_lost(cluster(tmp_path, kinds, servers=servers, folder=folder)) is may
+    assert may_tell_lost(cluster(tmp_path, kinds, servers=servers)) is may
 
 
 @pytest.mark.parametrize("kinds", [[], ["payloads:lost"]])
@@ -51,7 +50,7 @@ def test_an_audit_in_between_is_judged_as_that_at_the_end(
     tmp_path: Path, kinds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operator, "command", lambda *_, **__: json.dumps({"ok": False, "differences": [LOST]}))
-    ground: Any = SimpleNamespace(cluster=cluster(tmp_path, kinds, servers=2, folder=False))
+    ground: Any = SimpleNamespace(cluster=cluster(tmp_path, kinds, servers=2))
     strike = operator.kinds()["operator:audit"].strike
     if kinds:
         strike(ground, {})
@@ -60,7 +59,7 @@ def test_an_audit_in_between_is_judged_as_that_at_the_end(
             strike(ground, {})
 
 
-def cluster(path: Path, kinds: list[str], *, servers: int, folder: bool) -> Any:
+def cluster(path: Path, kinds: list[str], *, servers: int) -> Any:
     """A cluster that was struck so."""
     lines = []
     for number, kind in enumerate(kinds):
@@ -69,5 +68,5 @@ def cluster(path: Path, kinds: list[str], *, servers: int, folder: bool) -> Any:
             {"end": {"number": number, "ended": 2.0}},
         ]
     (path / "nemesis.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    workload = SimpleNamespace(payload_folder=folder, payload_servers=servers)
+    workload = SimpleNamespace(payload_servers=servers)
     return SimpleNamespace(folder=path, workload=workload)

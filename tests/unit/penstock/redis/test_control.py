@@ -4,9 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-import redis
 
-from penstock.redis.connect import translate
 from penstock.redis.control import AsyncControl
 
 
@@ -57,11 +55,3 @@ async def test_what_a_cancelled_task_tidies_up_is_sent(control: AsyncControl) ->
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "sent"
-
-
-def test_a_folder_that_is_silent_is_not_called_a_redis() -> None:
-    said = str(translate(redis.ConnectionError("Stale file handle"), "file:///shared"))
-    assert said == (
-        "The folder of payloads file:///shared does not answer (Stale file handle): bring its file system back, or "
-        "correct redis.payload_servers."
-    )
