@@ -16,7 +16,8 @@ from penstock.errors import EngineError
 from penstock.names import Lane
 from penstock.protocol.waits import Waiting
 from penstock.records.causes import EngineAway, EngineCrashLoop, EngineRestarting
-from penstock.workers.health import Restarts, shorten
+from penstock.system.restarts import Restarts
+from penstock.workers.health import shorten
 from penstock.workers.jobs.held_job import HeldJob
 from penstock.workers.services import Services
 from penstock.workers.weights.loop import WeightLoop
@@ -45,7 +46,10 @@ class Caretaker:
         self._updates = updates
         self._waiting = waiting
         self._held = held
-        self._restarts = Restarts(services.config.engine)
+        config = services.config.engine
+        self._restarts = Restarts(
+            config.restart_wait_s, config.max_restart_wait_s, config.crash_loop_window_s, config.crash_loop_failures
+        )
 
     async def first_start(self) -> None:
         """Start the engine with the current weights. Blocks until it serves; failures are retried as after a crash.
@@ -150,7 +154,9 @@ class Caretaker:
         """Publish a crash loop, and hand held jobs back to other workers."""
         services = self._services
         if self._restarts.is_loop and not services.crash_loop:
-            log.error("engine is in a crash loop: it %s", self._restarts.said())
+            log.error(
+                "engine is in a crash loop: it failed %d times in %g s", self._restarts.count, self._restarts.window_s
+            )
             self._hand_back()
         services.crash_loop = shorten(reason) if self._restarts.is_loop else ""
 

@@ -15,7 +15,7 @@
 The first task to fail ends the process with its error. SIGTERM drains: no new lease, and running samples have
 ``worker.drain_timeout_s`` to finish. In both cases prefixes are kept and jobs handed back: without a charge if the
 worker drains, and charged from the third worker on that fails with an error while holding them. Only a killed process
-leaves its leases to run out, unless its keeper (rewards/keeper.py) killed it because user code blocked the drain.
+leaves its leases to run out, unless its keeper (system/keeper.py) killed it because user code blocked the drain.
 """
 
 import asyncio
@@ -41,6 +41,7 @@ from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.records.keys import Keys
 from penstock.redis.control import AsyncControl, Control
+from penstock.system import keeper
 from penstock.system.log_files import keep_bounded
 from penstock.system.user_code import run_through, staying_alive
 from penstock.text import format_exc
@@ -62,7 +63,6 @@ from penstock.workers.jobs.stops import Endings
 from penstock.workers.jobs.valves import Valves
 from penstock.workers.metrics import WorkerCollector
 from penstock.workers.presence import Presence
-from penstock.workers.rewards import keeper
 from penstock.workers.rewards.allowed import allowed_rewards
 from penstock.workers.rewards.frozen import FrozenModels
 from penstock.workers.rewards.score import Rewards

@@ -13,9 +13,9 @@ from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.waits import MOMENT_S, Waiting
 from penstock.records.causes import EngineSilent
 from penstock.records.codec import pack
+from penstock.system.keeper import started_pid
 from penstock.text import redact
 from penstock.workers.jobs.held_job import HeldJob
-from penstock.workers.rewards.keeper import started_pid
 from penstock.workers.services import Services
 from penstock.workers.weights.loop import WeightLoop
 

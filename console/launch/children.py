@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from penstock.config import Config
+from penstock.system.keeper import KILL_S
 from penstock.system.processes import Child
 from penstock.system.stop import Stop
-from penstock.workers.rewards.keeper import KILL_S
 
 #: Seconds between two checks of children that are ending.
 TICK_S = 0.05

@@ -18,16 +18,17 @@ from penstock.config import Config
 from penstock.consumers.grpo.loop import make_loop
 from penstock.consumers.weights.sender import sender_of
 from penstock.errors import EXIT_CONFIG, EXIT_INTERRUPT, ConfigError, PenstockError
+from penstock.system.keeper import die_with_parent
 from penstock.system.logs import set_up
 from penstock.system.out_of_memory import trainer_error
-from penstock.system.processes import die_with_parent
 from penstock.system.stop import watched_signals
 
 log = logging.getLogger(__name__)
 
 
 def _rank_main(rank: int, config: Config, store: str) -> None:
-    die_with_parent()
+    parent = multiprocessing.parent_process()
+    die_with_parent(parent.pid if parent else None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_up(f"trainer/{rank}", config.run, config.logs.format)
     size = config.trainer.dp_size

@@ -21,11 +21,10 @@ from urllib.parse import quote
 
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.redis.append_only import IDENT, AppendOnlySync, ToldByKeeper
+from penstock.redis.append_only import IDENT, AppendOnlySync
 from penstock.redis.connect import MIN_VERSION, connect
 from penstock.system.disk import own_file, put
-from penstock.system.log_files import mark
-from penstock.system.processes import die_with, free_port
+from penstock.system.processes import Child, free_port
 
 #: Written into the run's folder, so that commands find the server of a run.
 ADDRESS_FILE = "redis.json"
@@ -182,12 +181,12 @@ class RedisServer:
         self.appendfsync = appendfsync
         self.max_memory_bytes = max_memory_bytes
         self.binary = binary or find_binary()
-        self.process: subprocess.Popen[bytes] | None = None
         self._keeper_password = secrets.token_urlsafe(24)
-        self._mark = mark(self.log_path)
-        self._sync = (
-            AppendOnlySync(folder, ToldByKeeper(lambda: self._keeper_url)) if appendfsync == "everysec" else None
+        # TERM rather than KILL: it writes its buffer before it goes.
+        self._child = Child(
+            "Redis", [str(self.binary), "redis.conf"], os.environ, self.log_path, folder, parent_signal="SIGTERM"
         )
+        self._sync = AppendOnlySync(folder, lambda: self._keeper_url) if appendfsync == "everysec" else None
 
     @property
     def url(self) -> str:
@@ -200,10 +199,10 @@ class RedisServer:
 
     @property
     def pid(self) -> int | None:
-        return self.process.pid if self.process else None
+        return self._child.pid
 
     def alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+        return self._child.alive()
 
     def start(self, timeout_s: float = 60.0, stopped: Callable[[], bool] = lambda: False) -> str:
         """Start and block until it answers, its data loaded; returns its URL.
@@ -241,29 +240,20 @@ class RedisServer:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Shut down with all data on disk; blocks for up to ``timeout_s``, then kills."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            log.warning("Redis did not shut down in %g s and is killed; its append-only file is complete", timeout_s)
-            self.kill()
-        self.process = None
+        if not self._child.stop(timeout_s):
+            log.warning("Redis did not shut down in %g s and was killed; its append-only file is complete", timeout_s)
         if self._sync:
             self._sync.stop()
 
     def kill(self) -> None:
         """Send SIGKILL; acknowledged writes are in the append-only file."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        self._child.kill()
         if self._sync:
             self._sync.stop()
 
     def last_words(self, count: int) -> str:
         """Return the last lines that it wrote since its latest start."""
-        return self._mark.last_lines(count)
+        return self._child.last_words(count)
 
     def restart(self, timeout_s: float = 60.0) -> str:
         """Stop the server if it runs, and start it on the same port with the same data."""
@@ -275,20 +265,9 @@ class RedisServer:
         conf.unlink(missing_ok=True)
         with os.fdopen(os.open(conf, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._conf())
-        with self._only_server() as lock, self.log_path.open("ab") as out:
-            self._mark = mark(self.log_path)
-            # TERM rather than KILL: it writes its buffer before it goes.
-            self.process = subprocess.Popen(
-                [str(self.binary), "redis.conf"],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # The lock lives as long as the server does, not as long as this process.
-                pass_fds=[lock.fileno()],
-                preexec_fn=die_with("SIGTERM"),
-            )
+        with self._only_server() as lock:
+            # The lock lives as long as the server does, not as long as this process.
+            self._child.start([lock.fileno()])
 
     @contextlib.contextmanager
     def _only_server(self) -> Iterator[IO[str]]:
@@ -330,11 +309,10 @@ class RedisServer:
 
     def _wait(self, timeout_s: float, stopped: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
-        assert self.process is not None
         while True:
             if self._answers():
                 return
-            if self.process.poll() is not None:
+            if not self.alive():
                 said = self.last_words(5)
                 if "already in use" in said:
                     raise _in_use(self.port)
@@ -353,7 +331,7 @@ class RedisServer:
         later writes: they are lost. A rewritten file has no such beginning.
         """
         with self.log_path.open("rb") as file:
-            file.seek(self._mark.start)
+            file.seek(self._child.log_start)
             if b"aof-load-truncated" not in file.read():
                 return
         log.warning("the append-only file was cut, as by a power loss; it is written anew")

@@ -1,23 +1,22 @@
-"""Child processes of the launcher: own session, own log, restarted with backoff, never outliving their parent."""
+"""Child processes: own session, own log, restarted with backoff, never outliving their parent."""
 
+import asyncio
 import contextlib
-import ctypes
 import logging
-import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.errors import EXIT_CONFIG
+from penstock.system import keeper
 from penstock.system.log_files import mark
-from penstock.system.stop import pause_s
+from penstock.system.restarts import Restarts
 from penstock.text import MAX_SAID, utf8_safe
 
 log = logging.getLogger(__name__)
@@ -41,50 +40,11 @@ def is_loopback(url: str) -> bool:
 #: More exits than this of one child within the window stop the run.
 MAX_DEATHS = 5
 DEATHS_WINDOW_S = 60.0
-#: First wait before a restart; doubles with each exit in the window, up to the longest.
+#: Shortest wait before a restart; it doubles with each exit in the window, up to the longest.
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
-
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` that makes the kernel send this signal to the child when its parent thread ends.
-
-    Linux only, None elsewhere. Start such children from the main thread.
-    """
-    if _LIBC is None:
-        return None
-    libc, number, parent = _LIBC, int(signal.Signals[name]), os.getpid()
-
-    def set_it() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, number)
-        # The parent may have died before prctl.
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return set_it
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """Make the kernel kill this process when the process ``parent``, which started it, ends (Linux).
-
-    For processes not started by ``Child``, such as ranks. None: the parent by multiprocessing.
-    """
-    if parent is None:
-        process = multiprocessing.parent_process()
-        parent = os.getppid() if process is None else process.pid
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of all descendants whose own parent ends (Linux)."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+#: Longest wait for a keeper to kill what it keeps.
+KILL_S = 30.0
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -109,10 +69,20 @@ class Child:
         env: its complete environment.
         log_path: its stdout and stderr are appended to it.
         folder: its working directory; None: ours.
+        kept: run it under a keeper (``penstock.system.keeper``), so that its descendants end with it too.
+        parent_signal: sent by the kernel when the thread that started it ends; unused if ``kept``.
     """
 
     def __init__(
-        self, name: str, argv: list[str], env: dict[str, str], log_path: Path, folder: Path | None = None
+        self,
+        name: str,
+        argv: list[str],
+        env: Mapping[str, str],
+        log_path: Path,
+        folder: Path | None = None,
+        *,
+        kept: bool = False,
+        parent_signal: str = "SIGKILL",
     ) -> None:
         self.name = name
         self.folder = folder
@@ -125,14 +95,19 @@ class Child:
         #: Pid of that process.
         self.last_pid: int | None = None
         self.num_starts = 0
+        self.restarts = Restarts(BACKOFF_S, MAX_BACKOFF_S, DEATHS_WINDOW_S)
+        self._kept = kept
+        self._parent_signal = parent_signal
+        #: Pipe to the keeper; closing it kills the process.
+        self._life = -1
         self._started_at = 0.0
-        self._deaths: deque[float] = deque()
         self._config_deaths = 0
         self._restart_at: float | None = None
         self._mark = mark(log_path)
 
     @property
     def pid(self) -> int | None:
+        """Its pid, or that of its keeper."""
         return self.process.pid if self.process else None
 
     @property
@@ -140,52 +115,89 @@ class Child:
         """Seconds since its latest start."""
         return time.monotonic() - self._started_at
 
+    @property
+    def log_start(self) -> int:
+        """Position in its log at which its latest process began."""
+        return self._mark.start
+
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def start(self) -> None:
-        """Start it; returns at once."""
+    def start(self, files: Sequence[int] = ()) -> None:
+        """Start it; returns at once.
+
+        Args:
+            files: file descriptors that it inherits.
+        """
         self._restart_at = None
         self.num_starts += 1
         self._started_at = time.monotonic()
         self._mark = mark(self.log_path)
-        with self.log_path.open("ab") as out:
-            self.process = subprocess.Popen(
-                self.argv,
-                env=self.env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with(),
-            )
+        pipe, argv = -1, self.argv
+        if self._kept:
+            pipe, self._life = os.pipe()
+            argv, files = keeper.command(pipe, argv), [pipe, *files]
+        try:
+            with self.log_path.open("ab") as out:
+                self.process = subprocess.Popen(
+                    argv,
+                    env=self.env,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=files,
+                    preexec_fn=None if self._kept else keeper.die_with(self._parent_signal),
+                )
+        finally:
+            if pipe >= 0:
+                os.close(pipe)
         log.info("%s started, pid %d", self.name, self.process.pid)
 
     def ended(self) -> bool:
         """Return True once after the process ended by itself; ``code`` is its exit code."""
         if self.process is None or self.process.poll() is None:
             return False
-        self.code, group = self.process.returncode, self.process.pid
-        self.last_pid = group
-        self.process = None
         # Its own children, if it left any in its session.
-        _kill_group(group)
+        _kill_group(self.process.pid)
+        self._note_end()
         return True
+
+    def _note_end(self) -> None:
+        assert self.process is not None
+        self.code, self.last_pid, self.process = self.process.returncode, self.process.pid, None
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Have the keeper kill the process and its descendants; returns at once. May be called again."""
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+
+    async def wait(self) -> None:
+        """Wait until the process has ended."""
+        loop = asyncio.get_running_loop()
+        while self.alive():
+            assert self.process is not None
+            over, pidfd = asyncio.Event(), os.pidfd_open(self.process.pid)
+            loop.add_reader(pidfd, over.set)
+            try:
+                await over.wait()
+            finally:
+                loop.remove_reader(pidfd)
+                os.close(pidfd)
 
     def schedule_restart(self) -> str | None:
         """Record an exit and schedule the next start; return the reason if it exited too often."""
-        now = time.monotonic()
-        self._deaths.append(now)
-        while self._deaths[0] < now - DEATHS_WINDOW_S:
-            self._deaths.popleft()
+        self.restarts.note_failure()
         self._config_deaths = self._config_deaths + 1 if self.code == EXIT_CONFIG else 0
         if self._config_deaths >= 2:
             return f"{self.name} refuses its configuration"
-        if len(self._deaths) >= MAX_DEATHS:
-            return f"{self.name} died {len(self._deaths)} times in {DEATHS_WINDOW_S:g} s, last by {self.how()}"
-        wait_s = pause_s(len(self._deaths), BACKOFF_S, MAX_BACKOFF_S)
-        self._restart_at = now + wait_s
+        if self.restarts.count >= MAX_DEATHS:
+            return f"{self.name} died {self.restarts.count} times in {DEATHS_WINDOW_S:g} s, last by {self.how()}"
+        wait_s = max(BACKOFF_S, self.restarts.wait_s)
+        self._restart_at = time.monotonic() + wait_s
         said = utf8_safe(self.last_words(1), MAX_SAID)
         why = f"; its log {self.log_path} ends with: {said}" if said else ""
         log.warning("%s ended by %s and is started again in %g s%s", self.name, self.how(), wait_s, why)
@@ -197,9 +209,7 @@ class Child:
 
     def how(self) -> str:
         """Return how it ended, as text."""
-        if self.code is not None and self.code < 0:
-            return f"signal {signal.Signals(-self.code).name}"
-        return f"exit code {self.code}"
+        return end_text(self.code)
 
     def last_words(self, count: int = 12) -> str:
         """Return the last lines that its latest process wrote."""
@@ -213,14 +223,36 @@ class Child:
             # A stopped process handles no other signal.
             self.process.send_signal(signal.SIGCONT)
 
+    def stop(self, timeout_s: float) -> bool:
+        """Send SIGTERM, and SIGKILL after ``timeout_s``; return whether it ended in time. Blocks until it is gone."""
+        self.terminate()
+        try:
+            if self.process is not None:
+                self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        self.kill()
+        return True
+
     def kill(self) -> None:
-        """Send SIGKILL to it and to its children in its session; block until it is gone."""
+        """Kill it and its children in its session, or all descendants if it is kept; block until it is gone."""
         self._restart_at = None
-        if self.process is not None:
-            _kill_group(self.process.pid)
-            self.process.wait()
-            self.code = self.process.returncode
-            self.process = None
+        if self.process is None:
+            return
+        if self._kept:
+            self.hang_up()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(KILL_S)
+        _kill_group(self.process.pid)
+        self.process.wait()
+        self._note_end()
+
+
+def end_text(code: int | None) -> str:
+    """Return an exit code as text; negative, or above 128 as shells have it: a signal."""
+    number = -code if code is not None and code < 0 else (code or 0) - 128
+    return f"signal {signal.Signals(number).name}" if number in set(signal.Signals) else f"exit code {code}"
 
 
 def _kill_group(group: int) -> None:

@@ -1,6 +1,5 @@
 """The append-only file of our own server: the kernel's before a client has its answer, the disk's within a second."""
 
-import logging
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from penstock.console.cli.main import execute
 from penstock.protocol import scripts
 from penstock.records.keys import Keys
 from penstock.redis import append_only
-from penstock.redis.append_only import AppendOnlySync, read_synced
+from penstock.redis.append_only import read_synced
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.redis.refusals import DiskRefused, disk_trouble
@@ -118,7 +117,7 @@ def test_I4_what_it_acknowledges_while_its_disk_is_slow_outlives_kill_9(tmp_path
 
 
 def test_I4_a_disk_that_fails_to_sync_has_redis_refuse_writes_until_it_syncs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a server with ``everysec`` does by itself: what is acknowledged then might be lost."""
     broken, fdatasync = tmp_path / "broken", os.fdatasync
@@ -146,6 +145,7 @@ def test_I4_a_disk_that_fails_to_sync_has_redis_refuse_writes_until_it_syncs_aga
             until(lambda: read_synced(server.folder).trouble == "")
             until(lambda: client.config_get("appendfsync") == {"appendfsync": "no"})
             assert client.incr("said") > 1
+        assert [record.levelname for record in caplog.records].count("ERROR") == 1, "said once"
     finally:
         server.kill()
 
@@ -190,45 +190,3 @@ def test_what_it_wrote_is_synced_within_a_second_after_a_rewrite_too(
                 assert time.monotonic() < deadline, "never rewritten"
                 client.incr("a")
                 time.sleep(0.02)
-
-
-def test_a_disk_that_refuses_to_sync_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "appendonly.aof").write_bytes(b"*1\r\n")
-    fails = True
-
-    def fdatasync(_: int) -> None:
-        if fails:
-            raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(append_only.os, "fdatasync", fdatasync)
-    told: list[str] = []
-
-    class Server:
-        def hand_over(self) -> None:
-            told.append("hand over")
-
-        def take_back(self) -> bool:
-            told.append("take back")
-            return len(told) > 2
-
-    sync = AppendOnlySync(tmp_path, Server())
-
-    with caplog.at_level(logging.WARNING):
-        sync.sync()
-        sync.sync()
-        [record] = caplog.records
-        assert record.levelno == logging.ERROR
-        assert record.getMessage().startswith(f"the append-only file in {tmp_path} cannot be synced (")
-        assert "Input/output error" in record.getMessage()
-        fails = False
-        sync.sync()
-        sync.sync()
-        sync.sync()
-        assert told == ["hand over", "take back", "take back"], "once each, until it is done"
-        fails = True
-        (tmp_path / "appendonly.aof").write_bytes(b"*1\r\n*1\r\n")
-        sync.sync()
-    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING", "ERROR"]
-    assert told[3:] == ["hand over"]

@@ -25,10 +25,7 @@ __all__ = ["start"]
 
 PARTS = "tests.integration.harmful_parts"
 #: ``penstock`` with a worker that has a second after its limit.
-QUICK = (
-    "from penstock.workers.rewards import keeper; keeper.KILL_S = 1.0; "
-    "from penstock.console.cli.main import main; main()"
-)
+QUICK = "from penstock.system import keeper; keeper.KILL_S = 1.0; from penstock.console.cli.main import main; main()"
 #: Longest wait for what must end.
 END_S = 120.0
 

@@ -26,6 +26,7 @@ from penstock.protocol.scripts import check_schema
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
+from penstock.system.keeper import KILL_S
 from penstock.system.stop import Stop
 from penstock.text import redact
 from penstock.workers.fleet.kept import ProcessState, Spec, Status
@@ -37,7 +38,6 @@ from penstock.workers.fleet.plan import Plan, ReservedPlans, engine_name, plan
 from penstock.workers.fleet.pressure import Scaling
 from penstock.workers.fleet.specs import engine_process, specs_of
 from penstock.workers.fleet.state import FleetCollector, clear_wanted, read_wanted, write_state
-from penstock.workers.rewards.keeper import KILL_S
 from penstock.workers.router.members import write_members
 from penstock.workers.sglang.args import check_arguments
 

@@ -21,7 +21,8 @@ from typing import IO, Any
 
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
-from penstock.system.processes import die_with, python_command, python_environment
+from penstock.system.keeper import die_with
+from penstock.system.processes import python_command, python_environment
 from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.jail.jail import JailError
 from penstock.workers.rewards.kinds.code import Workshop

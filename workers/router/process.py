@@ -18,7 +18,7 @@ import orjson
 from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.system.processes import free_port
-from penstock.system.stop import pause_s
+from penstock.system.restarts import Restarts
 from penstock.workers.sglang.args import check_python
 from penstock.workers.sglang.http import open_session
 from penstock.workers.sglang.server import Server, supervise
@@ -156,7 +156,7 @@ class Router:
         self.starts = 0
         self._server: Server | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._deaths = 0
+        self._restarts = Restarts(_BACKOFF_S, _MAX_BACKOFF_S, _QUIET_S)
         self._started_at = 0.0
         self._restarting = asyncio.Lock()
 
@@ -234,11 +234,9 @@ class Router:
         async with self._restarting:
             if self.starts != seen:
                 return
-            quiet = time.monotonic() - self._started_at > _QUIET_S
-            self._deaths = 1 if quiet else self._deaths + 1
+            self._restarts.note_failure()
             await self._end()
-            # The first restart follows at once.
-            await asyncio.sleep(pause_s(self._deaths - 1, _BACKOFF_S, _MAX_BACKOFF_S))
+            await asyncio.sleep(self._restarts.wait_s)
             await self.start()
 
     async def _end(self) -> None:

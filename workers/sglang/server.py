@@ -2,10 +2,7 @@
 
 import asyncio
 import logging
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +14,8 @@ import aiohttp
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.records.causes import EngineStarting
-from penstock.system.log_files import Mark, mark
 from penstock.system.out_of_memory import engine_advice
-from penstock.system.processes import free_port
+from penstock.system.processes import Child, free_port
 from penstock.workers.sglang.args import build_command, build_environment, check_python
 
 log = logging.getLogger(__name__)
@@ -47,8 +43,6 @@ def phase_of(written: str) -> EngineStarting:
     return replace(phase, percent=min(int(share), 100))
 
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
-
 #: Longest wait for the processes of a killed server to end.
 _KILL_TIMEOUT_S = 30.0
 _HEALTH_S = 5.0
@@ -59,69 +53,38 @@ _PORT_TAKEN = ("address already in use", "is not available")
 
 
 class Server:
-    """An SGLang server process under its supervisor. Created by :func:`spawn`."""
+    """An SGLang server process under its keeper. Created by :func:`spawn`."""
 
-    def __init__(self, *, url: str, log: Mark, lifeline: int, status: int) -> None:
+    def __init__(self, child: Child, *, url: str) -> None:
         self.url = url
-        self.log = log.path
-        #: Pid of launch_server; 0 until the supervisor has reported it.
-        self.pid = 0
-        self._mark = log
-        self._lifeline = lifeline
-        self._status = status
-        self._unparsed = b""
-        self._ended: str | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
+        self.log = child.log_path
+        self._child = child
+
+    @property
+    def pid(self) -> int:
+        """Pid of launch_server, the oldest child of its keeper; 0 if it does not run."""
+        keeper = self._child.pid
+        try:
+            return int((Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split() or ["0"])[0])
+        except OSError:
+            return 0
 
     def exit_reason(self) -> str | None:
         """Return how the server ended, or None while it runs. Does not block."""
-        while self._ended is None:
-            try:
-                data = os.read(self._status, 4096)
-            except BlockingIOError:
-                return None
-            if not data:
-                self._ended = "was killed"
-                break
-            self._unparsed += data
-            *lines, self._unparsed = self._unparsed.split(b"\n")
-            for line in lines:
-                word, _, number = line.decode().partition(" ")
-                if word == "pid":
-                    self.pid = int(number)
-                else:
-                    self._ended = f"ended with {'exit code' if word == 'exit' else 'signal'} {number}"
-        return self._ended
+        if self._child.alive():
+            return None
+        self._child.ended()
+        return f"ended with {self._child.how()}"
 
     async def died(self) -> str:
         """Wait until the server has ended; return how."""
-        while (reason := self.exit_reason()) is None:
-            await self._wait_for_status()
-        return reason
-
-    async def _wait_for_status(self) -> None:
-        """Wait until the supervisor has written something, or has ended."""
-        loop = asyncio.get_running_loop()
-        readable: asyncio.Future[None] = loop.create_future()
-        self._waiters.add(readable)
-        loop.add_reader(self._status, self._wake)
-        try:
-            await readable
-        finally:
-            self._waiters.discard(readable)
-            # Keep the reader while others wait.
-            if not self._waiters and self._status >= 0:
-                loop.remove_reader(self._status)
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        await self._child.wait()
+        return self.exit_reason() or ""
 
     def log_tail(self) -> str:
         """Return the last lines this process logged."""
         try:
-            text = self._mark.last_lines(_LOG_LINES)
+            text = self._child.last_words(_LOG_LINES)
         except OSError as exc:
             return f"(cannot read {self.log}: {exc})"
         return "\n".join(line for line in text.splitlines() if line.strip()) or "(empty)"
@@ -129,7 +92,7 @@ class Server:
     def phase(self) -> EngineStarting:
         """Return the phase of its start. Reads its log."""
         try:
-            return phase_of(self._mark.last_lines(_PHASE_LINES))
+            return phase_of(self._child.last_words(_PHASE_LINES))
         except OSError:
             return EngineStarting()
 
@@ -172,10 +135,8 @@ class Server:
         return self.exit_reason() is not None and any(text in tail for text in _PORT_TAKEN)
 
     def kill(self) -> None:
-        """Make the supervisor kill every process of the server. Returns at once; may be called again."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        """Kill every process of the server. Returns at once; may be called again."""
+        self._child.hang_up()
 
     async def stop(self) -> None:
         """Kill every process of the server and wait until they have ended.
@@ -184,31 +145,14 @@ class Server:
             EngineError: some still run after 30 s.
         """
         self.kill()
-        if self._status < 0:
-            return
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
-                while not self._reached_eof():
-                    await self._wait_for_status()
+                await self.died()
         except TimeoutError:
             raise EngineError(
                 f"processes of the engine (pid {self.pid}) still run {_KILL_TIMEOUT_S:g} s after SIGKILL: "
                 "the kernel blocks them; check for a hung device."
             ) from None
-        self._ended = self._ended or "was stopped"
-        asyncio.get_running_loop().remove_reader(self._status)
-        os.close(self._status)
-        self._status = -1
-        self._wake()
-
-    def _reached_eof(self) -> bool:
-        """Return whether the supervisor has closed its end: no process of the server is left."""
-        try:
-            while data := os.read(self._status, 4096):
-                self._unparsed += data
-        except BlockingIOError:
-            return False
-        return True
 
 
 def engine_logs(log_dir: Path, name: str) -> tuple[Path, ...]:
@@ -253,29 +197,11 @@ def supervise(command: list[str], environment: dict[str, str], log: Path, *, url
         url: its future address.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    start_mark = mark(log)
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
-
-    lifeline, our_lifeline = os.pipe()
-    our_status, status = os.pipe()
-    try:
-        subprocess.run(
-            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline), str(status), str(log), *command],
-            pass_fds=(lifeline, status),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            check=True,
-        )
-    except BaseException:
-        os.close(our_lifeline)
-        os.close(our_status)
-        raise
-    finally:
-        os.close(lifeline)
-        os.close(status)
-    os.set_blocking(our_status, False)
-    return Server(url=url, log=start_mark, lifeline=our_lifeline, status=our_status)
+    child = Child(log.stem, command, environment, log, kept=True)
+    child.start()
+    return Server(child, url=url)
 
 
 async def start(

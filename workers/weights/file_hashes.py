@@ -22,7 +22,8 @@ from pathlib import Path
 from penstock.errors import PublishError
 from penstock.system.checksum import file_xxh3
 from penstock.system.disk import check_own, own_folder, put
-from penstock.system.processes import die_with_parent, python_command, python_environment
+from penstock.system.keeper import die_with_parent
+from penstock.system.processes import python_command, python_environment
 from penstock.weights.file_errors import as_publish_error
 from penstock.weights.index import INDEX_FILE, read_index
 from penstock.workers.weights.machine_lock import alone_in

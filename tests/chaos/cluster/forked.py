@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.system.processes import die_with
+from penstock.system.keeper import die_with
 from tests.chaos.cluster.processes import runs
 from tests.chaos.cluster.zygote import MESSAGE_BYTES
 

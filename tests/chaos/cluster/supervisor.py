@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.system.processes import die_with
+from penstock.system.keeper import die_with
 from tests.chaos.cluster.forked import Process, Zygote
 from tests.chaos.cluster.processes import kept, runs
 

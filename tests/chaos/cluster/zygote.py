@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.system.processes import die_with_parent
+from penstock.system.keeper import die_with_parent
 from tests.chaos.parts.false_clock import FalseClock
 from tests.chaos.recording import hooks
 

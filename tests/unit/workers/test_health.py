@@ -1,4 +1,4 @@
-"""When an engine is started again, when that is a crash loop, and when its health is not asked for."""
+"""The shown reason for the loss of an engine, and when its health is not checked."""
 
 import asyncio
 from pathlib import Path
@@ -6,54 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.workers.health import SHOWN_CHARS, Restarts, shorten
+from penstock.workers.health import SHOWN_CHARS, shorten
 from penstock.workers.sglang.engine import SglangEngine
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def restarts(clock: Clock) -> Restarts:
-    config = EngineConfig(restart_wait_s=1.0, max_restart_wait_s=6.0, crash_loop_failures=5, crash_loop_window_s=100.0)
-    return Restarts(config, clock)
-
-
-def test_the_first_start_is_at_once_and_the_others_back_off() -> None:
-    failing = restarts(Clock())
-    waits = []
-    for _ in range(6):
-        failing.note_failure()
-        waits.append(failing.wait_s)
-    assert waits == [0.0, 1.0, 2.0, 4.0, 6.0, 6.0]
-
-
-def test_enough_failures_within_the_window_are_a_crash_loop_until_it_passes() -> None:
-    clock = Clock()
-    failing = restarts(clock)
-    for _ in range(4):
-        failing.note_failure()
-        clock.now += 10.0
-    assert not failing.is_loop
-    failing.note_failure()
-    assert failing.is_loop
-    assert failing.said() == "failed 5 times in 100 s"
-    clock.now = 100.5
-    assert not failing.is_loop, "the first failure is older than the window"
-    clock.now = 1000.0
-    failing.note_failure()
-    assert failing.wait_s == 0.0
-
-
-def test_an_engine_that_settled_begins_anew() -> None:
-    failing = restarts(Clock())
-    for _ in range(5):
-        failing.note_failure()
-    failing.note_settled()
-    assert (failing.count, failing.is_loop) == (0, False)
 
 
 def test_a_reason_is_shown_by_its_first_and_last_lines_without_passwords() -> None:

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
@@ -21,7 +20,8 @@ from penstock.errors import ProtocolError, RewardError
 from penstock.records.codec import pack
 from penstock.records.job import JobFailure
 from penstock.records.sample import Sample
-from penstock.system.processes import die_with, python_command, python_environment
+from penstock.system import keeper
+from penstock.system.processes import end_text, python_command, python_environment
 from penstock.text import format_exc
 from penstock.workers.rewards.child.wire import MAX_ANSWER_BYTES, frame, question_of, read_frame, read_verdict
 from penstock.workers.rewards.outcomes import Raised
@@ -150,13 +150,12 @@ class _Child:
         pipe, life = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *python_command("penstock.workers.rewards.child.keeper", str(pipe)),
+                *keeper.command(pipe, python_command("penstock.workers.rewards.child.serve")),
                 env=python_environment(os.environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(pipe,),
                 start_new_session=True,
-                preexec_fn=die_with("SIGTERM"),
             )
         except BaseException:
             os.close(life)
@@ -216,7 +215,7 @@ class _Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             code = await self._process.wait()
-        how = self._how = how or (f"ended by {_how(code)}" if code else "closed its pipe")
+        how = self._how = how or (f"ended by {end_text(code)}" if code else "closed its pipe")
         self._ready.set()
         if self._open:
             log.warning("the process of rewards %s; its %d rewards run again, one at a time", how, len(self._open))
@@ -249,10 +248,3 @@ class _Child:
         except ProtocolError as exc:
             how = f"was killed, because user code wrote to its pipe: {exc}"
         await self.end(how)
-
-
-def _how(code: int) -> str:
-    number = code - 128 if code > 128 else -code
-    if code and number in set(signal.Signals):
-        return f"signal {signal.Signals(number).name}"
-    return f"exit code {code}"

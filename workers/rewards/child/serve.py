@@ -116,3 +116,7 @@ class _Server:
         except Exception as exc:
             return Verdict(error=words(exc), trace=user_trace_of(exc)[-MAX_TRACE:])
         return Verdict(reward=reward, info=info)
+
+
+if __name__ == "__main__":
+    serve()

@@ -31,12 +31,11 @@ from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
 from penstock.redis.control import PASSING, Control
-from penstock.system.processes import die_with_parent
-from penstock.system.stop import pause_s
+from penstock.system.keeper import END, HURRY, die_with_parent, keep, started_pid
+from penstock.system.restarts import Restarts
 from penstock.workers.rewards.allowed import allowed_rewards, import_reward
 from penstock.workers.rewards.jail.detect import find_jail
 from penstock.workers.rewards.judges import takes_judges
-from penstock.workers.rewards.keeper import END, HURRY, keep, started_pid
 from penstock.workers.rewards.kinds.kind import Kind
 from penstock.workers.rewards.kinds.registry import check_packages, kind_of, needs_jail
 from penstock.workers.rewards.pool.check_queue import SLACK_S
@@ -48,8 +47,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two checks of the verifiers, and between two updates of their presence.
 TICK_S, NOTE_S = 0.05, 1.0
-#: Wait before a verifier is restarted; doubles with each consecutive death within ``QUICK_S`` of its start.
-BACKOFF_S, MAX_BACKOFF_S, QUICK_S = 0.2, 5.0, 10.0
+#: Wait before a verifier is restarted a second time; doubles with each death within ``WINDOW_S``.
+BACKOFF_S, MAX_BACKOFF_S, WINDOW_S = 0.2, 5.0, 10.0
 #: Longest wait for Redis if nothing must be blocked.
 REDIS_S = 1.0
 
@@ -95,15 +94,13 @@ class _Child:
         self.index = index
         self.name = ""
         self.process: BaseProcess | None = None
-        self.started = 0.0
         self.start_at = 0.0
-        self.quick_deaths = 0
+        self._restarts = Restarts(BACKOFF_S, MAX_BACKOFF_S, WINDOW_S)
 
     def plan_restart(self) -> None:
         """Plan the next start."""
-        now = time.monotonic()
-        self.quick_deaths = self.quick_deaths + 1 if now - self.started < QUICK_S else 0
-        self.process, self.start_at = None, now + pause_s(self.quick_deaths, BACKOFF_S, MAX_BACKOFF_S)
+        self._restarts.note_failure()
+        self.process, self.start_at = None, time.monotonic() + self._restarts.wait_s
 
 
 class Verifiers:
@@ -168,7 +165,6 @@ class Verifiers:
             if not self._show(child.name, self._record(child.name, {})):
                 return
             child.process = _FORK.Process(target=_serve, args=(self.config, child.name, self.functions, os.getpid()))
-            child.started = time.monotonic()
             child.process.start()
             self._tally.starts += 1
 

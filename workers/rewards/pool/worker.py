@@ -30,7 +30,7 @@ from penstock.records.job import JobFailure
 from penstock.records.keys import Keys
 from penstock.records.sample import Sample
 from penstock.redis.control import PASSING
-from penstock.system.processes import die_with_parent
+from penstock.system.keeper import die_with_parent
 from penstock.system.user_code import staying_alive
 from penstock.text import format_exc, safe_repr, user_trace_of
 from penstock.workers.rewards import processes

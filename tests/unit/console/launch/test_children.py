@@ -10,9 +10,9 @@ import pytest
 from penstock.config import Config
 from penstock.console.launch import children
 from penstock.console.launch.children import HURRY_S, STOP_S, stop_children
+from penstock.system.keeper import KILL_S
 from penstock.system.processes import Child
 from penstock.system.stop import Stop
-from penstock.workers.rewards.keeper import KILL_S
 
 
 class Clock:

@@ -14,7 +14,7 @@ def test_a_rank_with_a_transport_that_is_none_ends_as_a_mistake_of_the_configura
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before it makes a process group, and in a sentence: status 2 is not tried again."""
-    monkeypatch.setattr(main, "die_with_parent", lambda: None)
+    monkeypatch.setattr(main, "die_with_parent", lambda parent: None)
     monkeypatch.setattr(main, "set_up", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("a process group was made"))
     values = {"run": "x", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}

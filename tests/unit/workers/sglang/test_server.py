@@ -82,7 +82,7 @@ async def test_a_death_during_the_start_shows_the_end_of_the_log(tmp_path: Path)
     with pytest.raises(EngineDied, match="exit code 3") as caught:
         await start(EngineConfig(python=script(tmp_path, "echo not enough memory; exit 3")), tmp_path)
     assert "not enough memory" in str(caught.value)
-    with pytest.raises(EngineDied, match="signal 9"):
+    with pytest.raises(EngineDied, match="signal SIGKILL"):
         await start(EngineConfig(python=script(tmp_path, "kill -9 $$")), tmp_path)
 
 
@@ -151,7 +151,7 @@ async def test_a_supervisor_that_is_told_to_end_takes_the_server_along(tmp_path:
 
     os.kill(supervisor, signal.SIGTERM)
 
-    assert await server.died() == "was killed"
+    assert await server.died() == "ended with signal SIGKILL"
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

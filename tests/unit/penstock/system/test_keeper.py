@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from penstock.workers.rewards.keeper import keep, started_pid
+from penstock.system.keeper import keep, started_pid
 
 
 def test_without_pidfds_as_on_macos_the_process_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
