@@ -7,6 +7,7 @@ from benchmarks.random_model import Shape
 
 SHAPES: dict[str, Shape] = {
     "tiny": Shape(),
+    "135m": Shape(576, 30, 9, 3, 1536, 49152, 4096, "bfloat16"),
     "0.5b": Shape(896, 24, 14, 2, 4864, 151936, 4096, "bfloat16"),
     "1.5b": Shape(1536, 28, 12, 2, 8960, 151936, 4096, "bfloat16"),
 }

@@ -36,7 +36,9 @@ def tiny_model(seed: int = 0) -> Qwen2ForCausalLM:
         eos_token_id=EOS,
         initializer_range=0.4,
     )
-    return Qwen2ForCausalLM(config).float()
+    model: Any = Qwen2ForCausalLM(config)
+    made: Qwen2ForCausalLM = model.float()
+    return made
 
 
 def near_model() -> Qwen2ForCausalLM:

@@ -288,7 +288,7 @@ def learner_of(config: Config, size: int) -> GRPO:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc
     model.to(config.trainer.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.lr, fused=True)
     # Before a checkpoint is restored into it: the reference is the initial policy, at every start.
     own = config.trainer.kl is not None and config.rollout.reference is None
     reference = copy.deepcopy(model) if own else None

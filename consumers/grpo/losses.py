@@ -335,9 +335,13 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tens
     """
     if temperatures.dim() == 1:
         temperatures = temperatures[:, None].expand(tokens.shape)
-    scaled = logits[:, :-1].float() / temperatures[:, 1:, None]
-    chosen = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
-    return torch.nn.functional.pad(chosen - scaled.logsumexp(-1), (1, 0))
+    return torch.nn.functional.pad(chosen_logprobs(logits[:, :-1], tokens[:, 1:], temperatures[:, 1:]), (1, 0))
+
+
+def chosen_logprobs(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
+    """Return [...] float32 ``log_softmax(logits / T)`` [..., V] at ``tokens`` [...]; ``temperatures`` [...] are T."""
+    scaled = logits.float() / temperatures[..., None]
+    return scaled.gather(-1, tokens[..., None]).squeeze(-1) - scaled.logsumexp(-1)
 
 
 def bypass(

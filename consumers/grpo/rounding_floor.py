@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from penstock.config import Config
 from penstock.consumers.batch.batch import Batch
-from penstock.consumers.grpo.losses import token_logprobs
-from penstock.consumers.grpo.pictures import add_images, inputs_of
+from penstock.consumers.grpo.pictures import add_images
+from penstock.consumers.grpo.policy import Policy
 from penstock.consumers.grpo.step import GRPO, to_device
 from penstock.consumers.grpo.totals import mean
 from penstock.consumers.weights.sources import float32_names
@@ -113,8 +113,10 @@ def rounding_of(learner: GRPO, batch: Batch, dtype: torch.dtype) -> float | None
     if dtype is learner.compute_dtype is torch.float32:
         return 0.0
     model, kept = learner.model, float32_names(learner.model, _name(dtype))
+    # Without autocast: its weights have the type of each operation.
+    policy = Policy(model, torch.float32)
     rounded = {
-        name: parameter.to(dtype)
+        f"model.{name}": parameter.to(dtype)
         for name, parameter in model.named_parameters()
         if parameter.is_floating_point() and not (kept and kept.search(name))
     }
@@ -122,9 +124,8 @@ def rounding_of(learner: GRPO, batch: Batch, dtype: torch.dtype) -> float | None
     for made in batch.micro_batches(learner.config.max_tokens, learner.max_samples):
         micro = to_device(made, learner.device)
         add_images(batch, [[micro]])
-        logits = functional_call(model, rounded, (), inputs_of(model, micro) | {"use_cache": False}).logits
         mask = micro["loss_mask"]
-        away = learner.logprobs(micro) - token_logprobs(logits, micro["tokens"], micro["temperatures"])
+        away = learner.logprobs(micro) - functional_call(policy, rounded, (micro,))
         total += float(torch.where(mask, away, 0.0).abs().sum(dtype=torch.float64))
         count += float(mask.sum())
     return mean(total, count)

@@ -12,7 +12,7 @@ The split into ranks and micro-batches therefore changes nothing but rounding.
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from penstock.consumers.batch import layout
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo import losses, process
 from penstock.consumers.grpo.losses import TokenLoss, side_of
-from penstock.consumers.grpo.pictures import add_images, inputs_of
+from penstock.consumers.grpo.pictures import add_images
+from penstock.consumers.grpo.policy import Policy
 from penstock.consumers.grpo.ranks import Ranks
 from penstock.consumers.grpo.totals import Figures, Totals, mean
 from penstock.consumers.grpo.train_rows import Ask, postprocess
@@ -99,12 +100,6 @@ Micro = dict[str, Any]
 ROUNDING = 5e-3
 
 
-class CausalLM(Protocol):
-    """Interface of a model: a torch module called like Hugging Face's causal language models."""
-
-    def __call__(self, *, use_cache: bool, **inputs: Tensor) -> Any: ...
-
-
 class GRPO:
     """Makes optimizer steps on batches. Every rank has the complete model and passes ``step`` its share of a batch.
 
@@ -149,6 +144,9 @@ class GRPO:
         self.postprocess: Ask | None = None
         #: Type of the forward and backward pass.
         self.compute_dtype = process.compute_dtype(config.dtype, self.device)
+        #: Computes log π_θ.
+        self.policy = Policy(model, self.compute_dtype)
+        self._reference_policy = None if self.reference is None else Policy(self.reference, self.compute_dtype)
         self._changes = WeightChanges(one for one in model.parameters() if one.requires_grad)
         self._ranks = Ranks(dp_size, process_group, self.device)
         #: Metrics of a step beside those of every run.
@@ -267,12 +265,8 @@ class GRPO:
 
     def logprobs(self, micro: Micro) -> Tensor:
         """Return [B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
-        return self._logprobs_by(self.model, micro)
-
-    def _logprobs_by(self, model: CausalLM, micro: Micro) -> Tensor:
-        with process.autocast(self.compute_dtype, self.device):
-            logits = model(**inputs_of(model, micro), use_cache=False).logits
-        return losses.token_logprobs(logits, micro["tokens"], micro["temperatures"])
+        found: Tensor = self.policy(micro)
+        return found
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
         """Return [B, L] loss per token by the configured loss and correction, and the penalty if it is in the loss.
@@ -337,8 +331,8 @@ class GRPO:
     @torch.no_grad()
     def _with_reference(self, micro: Micro) -> Micro:
         """Add the logprobs of our own reference to a micro-batch, if the penalty is in the loss."""
-        if self.reference is not None and self._penalty_in("loss"):
-            micro[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, micro)
+        if self._reference_policy is not None and self._penalty_in("loss"):
+            micro[REFERENCE_LOGPROBS] = self._reference_policy(micro)
         return micro
 
     @torch.no_grad()
@@ -359,8 +353,8 @@ class GRPO:
         for micro in batch.micro_batches(self.config.max_tokens, self.max_samples):
             moved = to_device(micro, self.device)
             add_images(batch, [[moved]])
-            if self.reference is not None:
-                moved[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, moved)
+            if self._reference_policy is not None:
+                moved[REFERENCE_LOGPROBS] = self._reference_policy(moved)
             yield moved
 
     def denominator(self, micro: Micro) -> float:

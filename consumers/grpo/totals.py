@@ -73,7 +73,7 @@ class Totals:
             ]
         )
         self.maxima[2:] = torch.maximum(self.maxima[2:], _largest(torch.stack([away, -away]), mask))
-        self.histogram += _histogram(away[mask])
+        self.histogram += _histogram(away, mask)
         if old is not None:
             self._add_first(mask, mask & (staleness == 0), old, behaviour)
 
@@ -133,10 +133,12 @@ def _largest(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, -torch.inf).flatten(1).amax(1)
 
 
-def _histogram(away: Tensor) -> Tensor:
-    """Return [_BINS] counts of log ratios [N]; a NaN, which the norm of the gradient shows, is in none."""
-    place = (torch.asinh(away[~away.isnan()] / _FINEST) / _REACH + 1) * (_BINS / 2)
-    return torch.bincount(place.long().clamp(0, _BINS - 1), minlength=_BINS)
+def _histogram(away: Tensor, mask: Tensor) -> Tensor:
+    """Return [_BINS] counts of log ratios where the mask is True; a NaN, which the norm of the gradient shows, is in
+    none. Without ``bincount``, for which a GPU's host waits."""
+    place = (torch.asinh(away.nan_to_num() / _FINEST) / _REACH + 1) * (_BINS / 2)
+    counts = torch.zeros(_BINS, dtype=torch.int64, device=away.device)
+    return counts.index_add_(0, place.long().clamp(0, _BINS - 1).flatten(), (mask & ~away.isnan()).long().flatten())
 
 
 def _quantiles(histogram: Tensor) -> Figures:

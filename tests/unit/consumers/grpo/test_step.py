@@ -18,6 +18,7 @@ from penstock.config import TrainerConfig
 from penstock.consumers.batch import advantages
 from penstock.consumers.batch.batch import Batch
 from penstock.consumers.grpo import losses
+from penstock.consumers.grpo.policy import Policy
 from penstock.consumers.grpo.step import GRPO, Micro
 from penstock.errors import PayloadError
 from penstock.payloads import Payload
@@ -172,12 +173,8 @@ def test_T6_the_reported_difference_is_that_of_engine_and_trainer() -> None:
 def test_T6_logprobs_shifted_by_one_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = drawn()
     honest = gradient_error(make_batch(samples))
-    original = losses.token_logprobs
-
-    def off_by_one(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
-        return original(logits, tokens, temperatures).roll(1, dims=1)
-
-    monkeypatch.setattr(losses, "token_logprobs", off_by_one)
+    original = Policy.forward
+    monkeypatch.setattr(Policy, "forward", lambda self, micro: original(self, micro).roll(1, dims=1))
     assert honest < TOLERANCE
     assert gradient_error(make_batch(samples)) > 100 * TOLERANCE
 
@@ -281,12 +278,12 @@ def test_T9_both_corrections_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -
 def test_T6_an_ignored_temperature_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = drawn()
     honest = gradient_error(make_batch(samples))
-    original = losses.token_logprobs
+    original = losses.chosen_logprobs
 
     def at_1(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
         return original(logits, tokens, torch.ones_like(temperatures))
 
-    monkeypatch.setattr(losses, "token_logprobs", at_1)
+    monkeypatch.setattr(losses, "chosen_logprobs", at_1)
     assert honest < TOLERANCE
     assert gradient_error(make_batch(samples)) > 100 * TOLERANCE
     assert grpo(tiny_model(2)).step(make_batch(samples, train_version=5))["logprob_diff_fresh_max"] > 0.1
