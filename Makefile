@@ -151,9 +151,9 @@ check: venv
 
 # docs/configuration.md, docs/metrics.md and docs/waits.md, from the code.
 reference: venv
-	@.venv/bin/python -m penstock.console.config_reference docs/configuration.md
-	@.venv/bin/python -m penstock.console.metrics_reference docs/metrics.md
-	@.venv/bin/python -m penstock.console.waits_reference docs/waits.md
+	@.venv/bin/python -m tests.reference.configuration docs/configuration.md
+	@.venv/bin/python -m tests.reference.metrics docs/metrics.md
+	@.venv/bin/python -m tests.reference.waits docs/waits.md
 
 # The wheel in a clean environment without extras: half a minute of installing.
 release: venv

@@ -26,6 +26,9 @@ from rich.text import Text
 from penstock.console.json_text import json_bytes
 from penstock.text import printable
 
+#: Characters of a text in a list.
+EXCERPT = 60
+
 
 class Terminal(Console):
     """A console that calls ``on_closed`` once when its reader exits, and prints nothing from then on."""
@@ -72,12 +75,10 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, co
         _line(console, f"{title}: none")
         return
     cells = [[cell(row.get(column, "")) for column in columns] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    widths = _widths(columns, cells)
     is_narrow = console.width < sum(widths) + 3 * len(widths) + 1
     if not console.is_terminal or (is_narrow and sum(widths) + 2 * (len(widths) - 1) <= console.width):
-        _line(console, title)
-        for row in [list(columns), *cells]:
-            _line(console, _aligned(row, widths))
+        _line(console, "\n".join([title, *aligned(rows, columns)]))
     elif not is_narrow:
         drawn = Table(*columns, title=Text(title, "table.title"), title_justify="left")
         for row in cells:
@@ -90,10 +91,17 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, co
             _line(console, _records(first, said, console.width))
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Align cells with those of other rows; an empty one is a dash, or programs that split the line would miss it."""
-    shown = [text or "-" for text in row]
-    return "  ".join(text + " " * (width - cell_len(text)) for text, width in zip(shown, widths, strict=True)).rstrip()
+def aligned(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """Return a heading and a line per row; an empty cell is a dash, or programs that split the line would miss it."""
+    cells = [[cell(row.get(column, "")) or "-" for column in columns] for row in rows]
+    widths = _widths(columns, cells)
+    padded = ([text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
+              for row in [columns, *cells])  # fmt: skip
+    return ["  ".join(row).rstrip() for row in padded]
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
 
 
 def _records(first: str, said: Sequence[str], width: int) -> str:
@@ -125,15 +133,15 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
-def say_fields(values: Mapping[str, Any]) -> None:
-    """Print a line for each entry."""
-    for name, value in values.items():
-        say(f"{name}: {value_text(value)}")
-
-
 def value_text(value: Any) -> str:
     """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def excerpt(text: str) -> str:
+    """Return the beginning of a text, on one line, without terminal control characters."""
+    line = printable(" ".join(text[: 4 * EXCERPT].split()))
+    return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
 
 
 def flush() -> None:

@@ -16,7 +16,7 @@ import sys
 import termios
 import tty
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
@@ -25,10 +25,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from penstock.console.cli.lists import order_of
+from penstock.console.details import detail_lines
 from penstock.console.read.lanes import ready_line
 from penstock.console.read.trainers import head_line
-from penstock.console.terminal import cell, value_text
+from penstock.console.resources import LISTS
+from penstock.console.selection import order_of
+from penstock.console.terminal import cell
 
 _SEQUENCES = {
     b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left", b"\x1bOA": "up", b"\x1bOB": "down",
@@ -82,14 +84,8 @@ class Keyboard:
         return self._pressed.popleft() if self._pressed else None
 
 
-#: List -> its columns; the first names the row.
-LISTS: Mapping[str, tuple[str, ...]] = {
-    "workers": ("name", "state", "version", "held", "running", "slots", "tokens_per_s", "age_s", "why"),
-    "jobs": ("job", "state", "lane", "committed", "n", "not_before", "version", "attempts", "crashes", "worker"),
-    "subscriptions": ("name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "owned"),
-    "waits": ("who", "since_s", "what"),
-}
-NAMES = tuple(LISTS)
+#: The lists, by their names in ``LISTS``.
+NAMES = ("workers", "jobs", "subs", "waits")
 
 Row = Mapping[str, Any]
 
@@ -111,7 +107,7 @@ class Screen:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return LISTS[self.name]
+        return tuple(one.name for one in LISTS[self.name].shown)
 
     def order(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows in display order."""
@@ -171,7 +167,7 @@ def draw(
         trouble: why the data are out of date; '' if they are current.
     """
     room = max(3, height - AROUND)
-    body = _details(about, room) if screen.opened else _table(screen, rows, room)
+    body = _details(screen, about, room) if screen.opened else _table(screen, rows, room)
     head = Text(cell(trouble), style="bold red") if trouble else _head(state)
     return Group(head, _counts(state), _lists(screen), body, Text(_KEYS, style="dim", no_wrap=True))
 
@@ -205,20 +201,11 @@ def _table(screen: Screen, rows: Sequence[Row], room: int) -> Table:
     first = max(0, min(screen.cursor - room // 2, len(ordered) - room))
     for index, row in enumerate(ordered[first : first + room], first):
         style = "reverse" if index == screen.cursor else ""
-        table.add_row(*(Text(cell(row.get(column))) for column in screen.columns), style=style)
+        table.add_row(*(Text(cell(column.cell(row))) for column in LISTS[screen.name].shown), style=style)
     return table
 
 
-def _details(about: Any, room: int) -> Group:
-    lines = list(_lines(about)) if about is not None else ["it does not exist any more"]
+def _details(screen: Screen, about: Any, room: int) -> Group:
+    lines = ["it does not exist any more"] if about is None else list(detail_lines(about, LISTS[screen.name]))
     more = [f"... {len(lines) - room + 1} more lines"] if len(lines) > room else []
     return Group(*(Text(cell(line), overflow="fold") for line in [*lines[: room - len(more)], *more]))
-
-
-def _lines(value: Mapping[str, Any]) -> Iterator[str]:
-    for name, one in value.items():
-        if isinstance(one, list) and one and isinstance(one[0], Mapping):
-            yield f"{name}:"
-            yield from (f"  {value_text(entry)}" for entry in one)
-        elif one not in (None, "", [], {}):
-            yield f"{name}: {value_text(one)}"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.config.reading.dataset_path import code_name
-from penstock.console.cli.confirm import many
+from penstock.console.cli.command import many
 from penstock.console.cli.doctor import tell
-from penstock.console.cli.history.samples import excerpt
 from penstock.console.launch.placement import place
 from penstock.console.launch.preflight import steps
 from penstock.console.launch.run_parts import check_parts
@@ -21,7 +20,7 @@ from penstock.console.launch.trainable import unheeded
 from penstock.console.launch.weights import check_ports
 from penstock.console.progress import Steps
 from penstock.console.read.health import look_at_jail
-from penstock.console.terminal import print_json, say, table
+from penstock.console.terminal import excerpt, print_json, say, table
 from penstock.errors import ConfigError
 from penstock.metrics.gpu_load import numbered, visible_gpus
 from penstock.metrics.probes import Check, Finding, Level, look_at_disk, passes, run_checks

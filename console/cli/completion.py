@@ -25,9 +25,7 @@ def runs(context: typer.Context, begun: str) -> list[str]:
 
 
 def _directory(context: typer.Context) -> Path:
-    from penstock.console.cli.confirm import DIRECTORY
-
-    return Path(context.params.get("directory") or DIRECTORY)
+    return Path(context.params.get("directory") or "runs")
 
 
 def _begun(begun: str, words: Iterable[str]) -> list[str]:
@@ -64,8 +62,7 @@ def _of_run(read: Callable[[Any, str], Iterable[str]]) -> Completion:
         from penstock.console.cli.target import Target
 
         asked = context.params
-        url = asked.get("redis") or asked.get("url")
-        target = Target(asked.get("run"), url, _directory(context), timeout_s=ANSWER_S)
+        target = Target(asked.get("run"), asked.get("redis"), _directory(context), timeout_s=ANSWER_S)
         return _begun(begun, read(target, begun))
 
     return _silent(complete)
@@ -76,18 +73,6 @@ def _jobs(target: Any, begun: str) -> Iterable[str]:
 
     prefix = target.keys.group("")
     return (key.removeprefix(prefix) for key in scan_keys(target.client, prefix + begun))
-
-
-def _buried(target: Any, begun: str) -> Iterable[str]:
-    from penstock.console.read.jobs import list_dead
-
-    return (str(row["job"]) for row in list_dead(target.client, target.keys))
-
-
-def _workers(target: Any, begun: str) -> Iterable[str]:
-    from penstock.protocol.presence import live_workers
-
-    return (name for one in live_workers(target.client, target.keys) for name in (one.name, one.started_as))
 
 
 def _payload_servers(target: Any, begun: str) -> Iterable[str]:
@@ -104,9 +89,21 @@ def _batches(target: Any, begun: str) -> Iterable[str]:
     return map(str, range(newest, 0, -1))
 
 
+def _ids(name: str, *fields: str) -> Completion:
+    """Complete with these fields of a resource's rows."""
+
+    def read(target: Any, begun: str) -> Iterable[str]:
+        from penstock.console.resources import RESOURCES
+
+        rows = RESOURCES[name].rows(target.client, target.keys)
+        return (str(row[field]) for row in rows for field in fields)
+
+    return _of_run(read)
+
+
 jobs = _of_run(_jobs)
-buried = _of_run(_buried)
-workers = _of_run(_workers)
+buried = _ids("dead", "job")
+workers = _ids("workers", "name", "started_as")
 subscriptions = _of_run(lambda target, begun: target.subs())
 payload_servers = _of_run(_payload_servers)
 batches = _of_run(_batches)

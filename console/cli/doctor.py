@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption, many
-from penstock.console.cli.target import RunIsOver, Target, newest_run
+from penstock.console.cli.command import FolderOption, JsonOption, RunOption, UrlOption, many
+from penstock.console.cli.target import DIRECTORY, RunIsOver, Target, newest_run
 from penstock.console.terminal import print_json, say
 from penstock.errors import PenstockError
 
@@ -22,7 +22,7 @@ ConfigOption = Annotated[
 
 
 def doctor(
-    run: RunArgument = None,
+    run: RunOption = None,
     config: ConfigOption = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,

@@ -4,23 +4,12 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.console.cli.confirm import (
-    DryRunOption,
-    FolderOption,
-    JsonOption,
-    RunArgument,
-    UrlOption,
-    YesOption,
-    goes_on,
-    operator,
-    told,
-)
-from penstock.console.cli.target import Target
+from penstock.console.cli.command import Answer, Change, command, operator
+from penstock.console.cli.target import LiveTarget, Target
 from penstock.console.terminal import print_json, say, table, value_text
 from penstock.errors import EngineError
 
@@ -40,61 +29,51 @@ MOMENT_S = 1.0
 _REASON_CHARS = 200
 
 
-@engines_app.command()
+@command(engines_app)
 def offload(
-    run: RunArgument = None,
+    target: LiveTarget,
+    change: Change,
     tags: TagsOption = ALL,
     model: ModelOption = "policy",
     timeout: TimeoutOption = 120.0,
-    url: UrlOption = None,
-    directory: FolderOption = Path("runs"),
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Release GPU memory of every engine, and wait until all have. Restarted workers do so too."""
     from penstock.protocol.memory_control import check_tags
 
-    given, target = set(tags.split(",")), Target(run, url, directory)
+    given = set(tags.split(","))
     what = f"release {', '.join(check_tags(given))} of every engine of model {model}, and stop generating meanwhile"
-    if goes_on(what, {"would_offload": check_tags(given)}, yes=yes, dry_run=dry_run, as_json=as_json):
-        _change(target, model, lambda offloaded: offloaded | given, timeout, as_json)
+    if change.agreed(what, {"would_offload": check_tags(given)}):
+        _change(target, model, lambda offloaded: offloaded | given, timeout, change)
 
 
-@engines_app.command()
+@command(engines_app)
 def onload(
-    run: RunArgument = None,
+    target: LiveTarget,
+    change: Change,
     tags: TagsOption = ALL,
     model: ModelOption = "policy",
     timeout: TimeoutOption = 120.0,
-    url: UrlOption = None,
-    directory: FolderOption = Path("runs"),
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Restore GPU memory of engines; weights are loaded again before they resume."""
     from penstock.protocol.memory_control import check_tags
 
-    given, target = set(tags.split(",")), Target(run, url, directory)
+    given = set(tags.split(","))
     what = f"restore {', '.join(check_tags(given))} of every engine of model {model}"
-    if goes_on(what, {"would_onload": check_tags(given)}, yes=True, dry_run=dry_run, as_json=as_json):
-        _change(target, model, lambda offloaded: offloaded - given, timeout, as_json)
+    if change.agreed(what, {"would_onload": check_tags(given)}, ask=False):
+        _change(target, model, lambda offloaded: offloaded - given, timeout, change)
 
 
 def _change(
-    target: Target, model: str, change_tags: Callable[[set[str]], set[str]], timeout: float, as_json: bool
+    target: Target, model: str, change_tags: Callable[[set[str]], set[str]], timeout: float, answer: Answer
 ) -> None:
     from penstock.protocol.memory_control import change
     from penstock.redis.control import Control
 
-    control = Control(target.url)
-    try:
+    with contextlib.closing(Control(target.url)) as control:
         left = change(
             control, target.keys, model, change_tags, by=operator(), timeout_s=timeout, blocked_on=_Reporter()
         )
-    finally:
-        control.close()
-    told(f"offloaded: {', '.join(left) or 'nothing'}", {"offloaded": left}, as_json)
+    answer.tell(f"offloaded: {', '.join(left) or 'nothing'}", {"offloaded": left})
 
 
 class _Reporter:
@@ -110,23 +89,17 @@ class _Reporter:
             say(f"waiting for {cause}", err=True)
 
 
-@engines_app.command()
-def check(
-    run: RunArgument = None,
-    url: UrlOption = None,
-    directory: FolderOption = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
+@command(engines_app)
+def check(target: Target, answer: Answer) -> None:
     """Compare the checksums of all engines' weights: those of one version must be equal (exit code 1 if not)."""
     from penstock.protocol.snapshot import snapshot
 
-    target = Target(run, url, directory)
     rows: list[dict[str, Any]] = []
     for worker in snapshot(target.client, target.keys)["workers"]:
         for at in worker.engine_urls:
             if at.startswith(("http://", "https://")):
                 rows.append({"worker": worker.name, "url": at, "version": worker.version, **_ask(at)})
-    if as_json:
+    if answer.as_json:
         print_json(rows)
     else:
         shown = [row | {"checksum of its weights": row["checksum"] or row["why"]} for row in rows]

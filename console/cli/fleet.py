@@ -7,31 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.confirm import (
-    DIRECTORY,
+from penstock.console.cli.command import (
     OVERRIDES,
+    Answer,
+    Change,
     ConfigOption,
-    DryRunOption,
-    FolderOption,
-    JsonOption,
-    LogFormatOption,
     RedisOption,
-    RunArgument,
-    UrlOption,
-    YesOption,
-    goes_on,
+    command,
     many,
-    told,
 )
-from penstock.console.cli.history.samples import clock
-from penstock.console.cli.lists import Choice, list_of_run, page, select, show
-from penstock.console.cli.target import Target
+from penstock.console.cli.nouns import show_list
+from penstock.console.cli.target import LiveTarget, Target
 from penstock.console.cli.usage import overrides_of
+from penstock.console.resources import PROCESSES, clock
+from penstock.console.selection import Choice, select
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
-
-#: Fields of a process, for filters and sort order.
-_PROCESS = ("name", "kind", "host", "state", "pid", "starts", "why")
 
 #: Number of autoscaler decisions shown as text; --json has all that are kept.
 DECISIONS = 10
@@ -39,8 +30,8 @@ DECISIONS = 10
 fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
 
 
-@fleet_app.command(context_settings=OVERRIDES)
-def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None, as_json: JsonOption = False) -> None:
+@command(fleet_app, context_settings=OVERRIDES)
+def plan(context: typer.Context, config: ConfigOption, answer: Answer, redis: RedisOption = None) -> None:
     """Print every process of the fleet: where, on which GPUs and ports, by which command. Starts nothing."""
     from penstock.config.load import load_config
 
@@ -50,24 +41,10 @@ def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None
     from penstock.workers.fleet.show import as_records, as_text
 
     laid_out = lay_out(loaded, local_nodes(loaded))
-    if as_json:
-        print_json(as_records(laid_out))
-    else:
-        say(as_text(laid_out))
+    print_json(as_records(laid_out)) if answer.as_json else say(as_text(laid_out))
 
 
-@fleet_app.command(context_settings=OVERRIDES)
-def up(
-    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
-) -> None:
-    """Start the engines and workers of the fleet and keep them up, until SIGTERM or Ctrl-C: workers drain then."""
-    from penstock.console.cli.part import run_part
-
-    run_part("workers", "fleet", config, overrides_of(context), module="penstock.workers.fleet.main")
-
-
-@fleet_app.command("ls")
-@list_of_run
+@command(fleet_app, "ls")
 def list_(target: Target, choice: Choice) -> None:
     """List groups and processes of the running fleet, and the addresses of its models."""
     from penstock.console.read.workers import decisions_of
@@ -75,14 +52,14 @@ def list_(target: Target, choice: Choice) -> None:
 
     state = read_state(target.client, target.keys)
     if choice.as_json:
-        print_json({**state, "processes": page(select(state["processes"], _PROCESS, choice), choice)})
+        print_json({**state, "processes": choice.page(select(state["processes"], PROCESSES.fields, choice))})
         return
     groups = [{"group": name, **group} for name, group in state["groups"].items()]
     table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
-    show(state["processes"], _PROCESS, _PROCESS, "processes", choice)
+    show_list(PROCESSES, state["processes"], choice)
     if auto := state.get("autoscale"):
         each = auto["capacity_tokens_per_s"]
-        of_one = f"; a worker with full slots draws {each:.0f} tokens/s" if each else ""
+        of_one = f"; a worker with full slots generates {each:.0f} tokens/s" if each else ""
         say(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}")
         decided = decisions_of(auto)
         which = f"decisions, the latest {DECISIONS} of {len(decided)}" if len(decided) > DECISIONS else "decisions"
@@ -103,59 +80,48 @@ def _decision(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@fleet_app.command()
+@command(fleet_app)
 def scale(
     count: Annotated[int, typer.Argument(min=0, metavar="N", help="Engines that the group should have.")],
+    target: LiveTarget,
+    change: Change,
     group: Annotated[
         str | None, typer.Option("--group", help="MODEL.GROUP; default: the only one that can be scaled.")
     ] = None,
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Grow or shrink a group of the running fleet. Engines drain before removal, oldest weights first."""
     from penstock.workers.fleet.state import read_state, write_wanted
 
-    target = Target(run, redis, directory)
     groups = read_state(target.client, target.keys)["groups"]
     able = [name for name, one in groups.items() if one["worker_type"] in ("regular", "prefill", "decode")]
     if group is None and len(able) == 1:
         group = able[0]
     if group is None or group not in able:
         raise ConfigError(f"Name one of the fleet's groups with --group: {', '.join(able) or 'none can be scaled'}.")
-    there = groups[group]["engines"]
-    record = {"group": group, "engines": there, "wanted": count}
-    what = f"have {group} grow from {many(there, 'engine')} to {count}"
-    if count < there:
-        what = f"have {group} drain {many(there - count, 'engine')} of {there}"
-    if not goes_on(what, record, yes=yes or count >= there, dry_run=dry_run, as_json=as_json):
-        return
-    write_wanted(target.client, target.keys, group, count)
-    told(f"{group}: {many(there, 'engine')} there, {count} wanted", record, as_json)
+    running = groups[group]["engines"]
+    record = {"group": group, "engines": running, "wanted": count}
+    what = f"have {group} grow from {many(running, 'engine')} to {count}"
+    if count < running:
+        what = f"have {group} drain {many(running - count, 'engine')} of {running}"
+    if change.agreed(what, record, ask=count < running):
+        write_wanted(target.client, target.keys, group, count)
+        change.tell(f"{group}: {many(running, 'engine')} running, {count} wanted", record)
 
 
-@fleet_app.command()
+@command(fleet_app)
 def engines(
     worker: Annotated[
         str, typer.Argument(help="Name that the worker was started with.", autocompletion=completion.workers)
     ],
+    target: LiveTarget,
+    change: Change,
     add: Annotated[list[str] | None, typer.Option("--add", metavar="URL", help="Put an engine behind it.")] = None,
     remove: Annotated[list[str] | None, typer.Option("--remove", metavar="URL", help="Take one out.")] = None,
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Show or change the engines behind a worker's router while it runs."""
     from penstock.protocol.snapshot import snapshot
     from penstock.workers.router.members import member_of, read_members, write_members
 
-    target = Target(run, redis, directory)
     present = snapshot(target.client, target.keys)["workers"]
     mine = next((one for one in present if one.started_as == worker), None)
     if mine is None or not mine.engines:
@@ -178,11 +144,11 @@ def engines(
         members = [*others, member_of({"url": url}, f"--add {url}")]
     wanted = {"engines": mine.engines, "wanted": [member.model_dump() for member in members]}
     if add or remove:
-        what = f"have worker {worker} draw with {', '.join(member.url for member in members) or 'no engine'}"
-        if not goes_on(what, wanted, yes=yes or not remove, dry_run=dry_run, as_json=as_json):
+        what = f"have worker {worker} generate with {', '.join(member.url for member in members) or 'no engine'}"
+        if not change.agreed(what, wanted, ask=bool(remove)):
             return
         write_members(target.client, target.keys, worker, members)
-    if as_json:
+    if change.as_json:
         print_json(wanted)
         return
     rows = [asdict(engine) for engine in mine.engines]

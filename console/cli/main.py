@@ -10,24 +10,25 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from penstock.console.cli import inspect
-from penstock.console.cli.confirm import (
-    DIRECTORY,
+from penstock.console.cli.command import (
     OVERRIDES,
+    Answer,
     ConfigOption,
     FolderOption,
-    JsonOption,
     LogFormatOption,
     RedisOption,
+    command,
 )
 from penstock.console.cli.fleet import fleet_app
 from penstock.console.cli.metrics import metrics_app
-from penstock.console.cli.nouns.buffer import buffer_app
+from penstock.console.cli.nouns import APPS, SERVE
 from penstock.console.cli.part import run_part
+from penstock.console.cli.target import DIRECTORY
 from penstock.console.cli.usage import UsageMistake, overrides_of, sentence
 from penstock.console.terminal import flush, hush, reader_left, say
 from penstock.errors import (
@@ -62,11 +63,6 @@ def web(
     from penstock.console.web.serve import serve
 
     serve(directory, port, actions=actions)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``penstock``."""
-    app.command()(web)
 
 
 #: File system errors from a wrong path or missing permissions.
@@ -142,10 +138,11 @@ def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str])
     say(as_text(config, place(config, gpus, without), without))
 
 
-@app.command(context_settings=OVERRIDES)
+@command(app, context_settings=OVERRIDES)
 def check(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    answer: Answer,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="PART", help="Leave out a part, as of `penstock run`.")
     ] = None,
@@ -159,7 +156,6 @@ def check(
         ),
     ] = 0,
     redis: RedisOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Check all that can be checked before a run; start and change nothing. Exit code 2 on an error.
 
@@ -167,7 +163,7 @@ def check(
     """
     from penstock.console.cli.check import check_run
 
-    if check_run(config, overrides_of(context), frozenset(without or ()), gpus, as_json, try_):
+    if check_run(config, overrides_of(context), frozenset(without or ()), gpus, answer.as_json, try_):
         raise typer.Exit(EXIT_CONFIG)
 
 
@@ -196,71 +192,73 @@ def redis(
     raise typer.Exit(serve_redis(loaded))
 
 
-@app.command(context_settings=OVERRIDES)
-def producer(
-    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
-) -> None:
-    """Admit prompts as jobs, as far as the gate allows."""
-    run_part("producer", "producer", config, overrides_of(context))
+#: Parts of a run that a process of its own executes: package, module if not PACKAGE.main, help.
+_PARTS = {
+    "producer": ("producer", None, "Admit prompts as jobs, as far as the gate allows."),
+    "serve": (
+        "workers", "workers.agents.gateway.main",
+        "Serve agents: a gateway by which they run episodes with clients of OpenAI or Anthropic.",
+    ),
+    "recorder": (
+        "consumers", "consumers.history.main",
+        "Record finished samples in files of the run's folder. From its first start on, groups wait for it to retire.",
+    ),
+    "trainer": ("consumers", "consumers.grpo.main", "Run the reference GRPO trainer."),
+}  # fmt: skip
+#: The same, of which several may run: each has a name.
+_NAMED_PARTS = {
+    "worker": (
+        "workers", None,
+        "Generate and reward: one engine, any number of samples at once. May join and leave at any moment.",
+    ),
+    "verifiers": (
+        "workers", "workers.rewards.pool.pool",
+        "Compute rewards for the workers (reward.pool.kind: rq). Any number of these may join and leave.",
+    ),
+}  # fmt: skip
 
 
-@app.command(context_settings=OVERRIDES)
-def worker(
-    context: typer.Context,
-    config: ConfigOption,
-    name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
-    redis: RedisOption = None,
-    log_format: LogFormatOption = None,
-) -> None:
-    """Generate and reward: one engine, any number of samples at once. May join and leave at any moment."""
-    from penstock.names import check_name
+def _add_part(group: typer.Typer, verb: str, package: str, module: str | None, about: str, **settings: Any) -> None:
+    def part(
+        context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+    ) -> None:
+        name = {"serve": "gateway", "up": "fleet"}.get(verb, package if verb == SERVE else verb)
+        run_part(package, name, config, overrides_of(context), module=module and f"penstock.{module}")
 
-    name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
-    run_part("workers", name, config, overrides_of(context), name)
+    group.command(verb, help=about, context_settings=OVERRIDES, **settings)(part)
 
 
-@app.command(context_settings=OVERRIDES)
-def serve(
-    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
-) -> None:
-    """Serve agents: a gateway by which they run episodes with clients of OpenAI or Anthropic."""
-    run_part("workers", "gateway", config, overrides_of(context), module="penstock.workers.agents.gateway.main")
+def _add_named_part(verb: str, package: str, module: str | None, about: str) -> None:
+    def part(
+        context: typer.Context,
+        config: ConfigOption,
+        name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
+        redis: RedisOption = None,
+        log_format: LogFormatOption = None,
+    ) -> None:
+        from penstock.names import check_name
+
+        name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
+        shown = name if verb == "worker" else verb
+        run_part(package, shown, config, overrides_of(context), name, module=module and f"penstock.{module}")
+
+    app.command(verb, help=about, context_settings=OVERRIDES)(part)
 
 
-@app.command(context_settings=OVERRIDES)
-def recorder(
-    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
-) -> None:
-    """Record finished samples in files of the run's folder. From its first start on, groups wait for it to retire."""
-    run_part("consumers", "recorder", config, overrides_of(context), module="penstock.consumers.history.main")
-
-
-@app.command(context_settings=OVERRIDES)
-def verifiers(
-    context: typer.Context,
-    config: ConfigOption,
-    name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
-    redis: RedisOption = None,
-    log_format: LogFormatOption = None,
-) -> None:
-    """Compute rewards for the workers (reward.pool.kind: rq). Any number of these may join and leave."""
-    from penstock.names import check_name
-
-    name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
-    run_part("workers", "verifiers", config, overrides_of(context), name, module="penstock.workers.rewards.pool.pool")
-
-
-@app.command(context_settings=OVERRIDES)
-def trainer(
-    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
-) -> None:
-    """Run the reference GRPO trainer."""
-    run_part("consumers", "trainer", config, overrides_of(context), module="penstock.consumers.grpo.main")
-
-
-app.add_typer(buffer_app, name="buffer")
+for _verb, _part in _PARTS.items():
+    _add_part(app, _verb, *_part)
+for _verb, _part in _NAMED_PARTS.items():
+    _add_named_part(_verb, *_part)
+_add_part(
+    APPS["buffer"], SERVE, "buffer", None, hidden=True,
+    about="Cut finished groups into batches for the trainers. `penstock buffer ls` lists the groups that are ready.",
+)  # fmt: skip
+_add_part(
+    fleet_app, "up", "workers", "workers.fleet.main",
+    "Start the engines and workers of the fleet and keep them up, until SIGTERM or Ctrl-C: workers drain then.",
+)  # fmt: skip
 inspect.register(app)
-register(app)
+app.command()(web)
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(metrics_app, name="metrics")
 

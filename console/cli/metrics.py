@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.console.cli.confirm import DIRECTORY, FolderOption, RunArgument, UrlOption
+from penstock.console.cli.command import command
 from penstock.console.cli.target import Target
 from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
@@ -20,11 +20,9 @@ def _root() -> None:
     """Prometheus metrics: where the parts of a run have theirs."""
 
 
-@metrics_app.command("discovery")
+@command(metrics_app, "discovery")
 def discovery(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
+    target: Target,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write it there; else it is shown."),
@@ -41,7 +39,6 @@ def discovery(
         raise ConfigError("--every keeps a file current: name it with --out FILE.")
     if out is not None and out.suffix not in (".json", ".yml", ".yaml"):
         raise ConfigError(f"--out {str(out)!r}: Prometheus reads files that end in .json, .yml or .yaml; name it so.")
-    target = Target(run, redis, directory)
     if out is None:
         print_json(targets(target.client, target.keys))
     elif every is None:

@@ -1,12 +1,24 @@
-"""Find the run that a command inspects."""
+"""Find the run that a command inspects: in its Redis, or, once it is over, in a copy of what its Redis left."""
 
 import shlex
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from penstock.errors import ConfigError, ProtocolError, QueueUnavailable
+from penstock.console.terminal import say
+from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.names import Lane
 from penstock.records.codec import name_shown
 from penstock.text import format_exc
+
+if TYPE_CHECKING:
+    from penstock.redis.server import RedisServer
+    from penstock.system.run_folder import RunRecord
+
+
+DIRECTORY = Path("runs")
 
 
 class RunIsOver(QueueUnavailable):
@@ -22,9 +34,12 @@ class Target:
 
     Args:
         timeout_s: longest wait for one answer of its Redis; None: the default of all parts.
+        copies: whether to serve a copy of the data of a run that is over.
     """
 
-    def __init__(self, run: str | None, url: str | None, directory: Path, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, run: str | None, url: str | None, directory: Path, *, timeout_s: float | None = None, copies: bool = False
+    ) -> None:
         from redis.exceptions import ResponseError
 
         from penstock.protocol import scripts
@@ -38,11 +53,17 @@ class Target:
         given, url = url, url or read_address(directory / name)
         if url is None:
             raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
-        self.url = url
         try:
             self.client = connect(url, timeout_s=timeout_s or TIMEOUT_S)
-        except QueueUnavailable as exc:
-            raise (_with_its_run(directory / name) if given is None else None) or exc from None
+        except QueueUnavailable:
+            over = _record_if_over(directory / name) if given is None else None
+            if over is None:
+                raise
+            url = _serve_copy(self, directory / name, over) if copies else None
+            if url is None:
+                raise _advice(directory / name, over) from None
+            self.client = connect(url)
+        self.url = url
         keys = self.keys
         # Parts still publish their presence if Redis lost everything else.
         shown = (keys.workers, keys.parts, keys.trainers)
@@ -53,6 +74,11 @@ class Target:
         except ResponseError as exc:
             raise ProtocolError(f"The schema of run {name!r} cannot be read from Redis: {format_exc(exc)}.") from exc
 
+    @classmethod
+    def named(cls, run: str | None, redis: str | None, directory: Path, config: Path | None) -> Self:
+        """Return the run that the options of a command name."""
+        return cls(*run_of(run, redis, directory, config), copies=cls is Target)
+
     def models(self) -> list[str]:
         return [name_shown(k[8:]) for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]
 
@@ -61,15 +87,63 @@ class Target:
         return sorted(name_shown(field[4:]) for field in fields if field.startswith(b"sub:"))
 
 
-def _with_its_run(folder: Path) -> RunIsOver | None:
-    """Return an error if the Redis of ``penstock run`` ended with the run, with advice how to inspect it; else None."""
-    from penstock.redis.saved_config import CONFIG_FILE
+class LiveTarget(Target):
+    """The run that a command changes: one that is over is refused."""
+
+
+def run_of(
+    run: str | None, redis: str | None, directory: Path, config: Path | None
+) -> tuple[str | None, str | None, Path]:
+    """Return name, Redis and parent folder of the run; ``config``: the YAML file that has those not given."""
+    if config is None:
+        return run, redis, directory
+    from penstock.config.load import load_config
+
+    loaded = load_config(config, [])
+    parent = loaded.run_dir.parent if directory == DIRECTORY else directory
+    return run or loaded.run, redis or loaded.redis.url, parent
+
+
+def _record_if_over(folder: Path) -> "RunRecord | None":
+    """Return the record of a run whose Redis ended with ``penstock run``; else None."""
     from penstock.system.run_folder import RunFolder
 
     run = RunFolder(folder)
-    record = run.record()
-    if record is None or run.is_held() or not run.redis.is_dir():
+    return run.record() if run.is_over() else None
+
+
+def _serve_copy(target: Target, folder: Path, record: "RunRecord") -> str | None:
+    """Serve a copy of what the run's Redis left, until ``target`` is gone; None if that is impossible. Blocks."""
+    from penstock.redis.server import RedisServer, kept_password
+
+    left = folder / "redis"
+    if not any(left.glob("appendonly*")):
         return None
+    copy = Path(tempfile.mkdtemp(prefix="penstock-"))
+    server: RedisServer | None = None
+    try:
+        shutil.copytree(left, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lock", "*.log", "*.conf"))
+        server = RedisServer(copy, password=kept_password(copy), appendfsync="always")
+        url = server.start()
+    except (OSError, shutil.Error, PenstockError) as exc:
+        _end_copy(server, copy)
+        say(f"the data of run {folder.name} cannot be served: {exc}", err=True)
+        return None
+    weakref.finalize(target, _end_copy, server, copy)
+    why = f": {record.reason}" if record.reason else ""
+    say(f"run {folder.name} is over ({record.state}{why}); this is what its Redis held at the end", err=True)
+    return url
+
+
+def _end_copy(server: "RedisServer | None", copy: Path) -> None:
+    if server is not None:
+        server.kill()
+    shutil.rmtree(copy, ignore_errors=True)
+
+
+def _advice(folder: Path, record: "RunRecord") -> RunIsOver:
+    from penstock.redis.saved_config import CONFIG_FILE
+
     config = shlex.quote(str(folder / CONFIG_FILE))
     return RunIsOver(
         f"Run {folder.name} is over ({record.state}), and its Redis ended with it: `penstock redis --config {config} "

@@ -32,7 +32,7 @@ def summarize(
     ``samples`` and ``tokens`` (generated ones) are those trained on, ``tokens_per_s`` is tokens over all seconds of
     the run, ``staleness_mean`` the mean over loss tokens, accuracies those of the first dataset under ``data.eval``.
     ``tokens_drawn`` counts tokens that workers reported for training, ``tokens_by_account`` splits them by outcome
-    (I10), and ``goodput`` is the share that was trained on; ``tokens_unheard_most`` bounds the tokens that were
+    (I10), and ``goodput`` is the share that was trained on; ``tokens_unreported_at_most`` bounds the tokens that were
     generated but not reported, because an engine or worker was lost before.
 
     Args:
@@ -62,8 +62,8 @@ def summarize(
         **{key: trained[key] for key in ("skipped_steps", "trainer_wait_share")},
         "goodput": ratio(drawn.trained, drawn.heard),
         "tokens_drawn": drawn.heard,
-        "tokens_unheard_most": drawn.unheard * config.rollout.max_context_tokens,
-        "tokens_by_account": {**drawn.accounts, "held": drawn.held},
+        "tokens_unreported_at_most": drawn.unheard * config.rollout.max_context_tokens,
+        "tokens_by_account": {**drawn.accounts, "undecided": drawn.held},
         "setup": setup,
     }
 

@@ -17,25 +17,6 @@ from penstock.text import safe_repr as in_short
 MAX_VERSIONS = 32
 PAGE = 40
 
-#: Fields of an evaluation's row. ``mean_version``: of the generated tokens; ``oldest`` and ``newest``: their range;
-#: ``asked_share``: share of the tokens that ``version``, the requested one, generated; ``pass_at``: k -> chance that
-#: one of k answers to a prompt has reward 1.
-FIELDS: tuple[str, ...] = (
-    *("dataset", "version", "mean_version", "oldest", "newest", "asked_share", "prompts", "answers"),
-    *("reward_mean", "reward_min", "reward_max", "pass_at"),
-)
-#: Additional fields of a category's row; ``majority_at``: k -> reward of the majority of k answers.
-CATEGORY_FIELDS: tuple[str, ...] = (
-    "dataset",
-    "version",
-    "category",
-    "prompts",
-    "answers",
-    "reward_mean",
-    "pass_at",
-    "majority_at",
-)
-
 
 def list_evals(
     samples: HistoryReader, dataset: str = "", records: Iterable[Mapping[str, Any]] = ()

@@ -10,6 +10,7 @@ from penstock.buffer.samplers import make_pool
 from penstock.buffer.view import View
 from penstock.config.subscription import Definition
 from penstock.console.read.jobs import reason_of
+from penstock.console.resources import GROUPS
 from penstock.errors import ProtocolError
 from penstock.protocol.position import Position
 from penstock.protocol.waits import read_waits
@@ -19,10 +20,6 @@ from penstock.records.record import readable
 from penstock.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.commands import Client
 
-FIELDS = (
-    *("job", "lane", "seq", "samples", "wanted", "kept", "oldest", "newest", "tokens", "num_bytes", "reward_mean"),
-    *("age_s", "subscription", "staleness", "bound", "batch", "state", "why"),
-)
 #: Groups read per round trip.
 CHUNK = 256
 
@@ -87,7 +84,7 @@ def _groups(
 
 
 def _group(job: str, raw: Mapping[bytes, bytes], meta: bytes, place: int) -> tuple[Group | None, dict[str, Any]]:
-    about: dict[str, Any] = dict.fromkeys(FIELDS) | {"job": job, "lane": name_shown(raw.get(b"ln", b""))}
+    about: dict[str, Any] = dict.fromkeys(GROUPS.fields) | {"job": job, "lane": name_shown(raw.get(b"ln", b""))}
     try:
         group = read_group(job, raw, place)
         group.kept = count_of(raw.get(b"kept"), f"What is kept of group {job}")

@@ -16,8 +16,6 @@ from penstock.records.keys import Keys
 from penstock.records.sample_meta import iter_metas
 from penstock.redis.commands import Client, Entry
 
-_LENGTHS = ("prompt_length", "prompt_unit", "max_new_tokens", "drawn")
-DEAD_FIELDS = ("job", "reason", "attempts", "crashes", "worker", "buried_ms", "detail", *_LENGTHS)
 #: Letters read per round trip.
 DEAD_CHUNK = 1000
 
@@ -28,12 +26,20 @@ def list_dead(client: Client, keys: Keys) -> list[dict[str, Any]]:
     begin = "-"
     while entries := client.xrange(keys.dead, begin, "+", DEAD_CHUNK):
         found = burials.lengths(client, keys, [fields for _, fields in entries])
-        rows += [letter(entry) | one for entry, one in zip(entries, found, strict=True)]
+        rows += [_letter(entry) | one for entry, one in zip(entries, found, strict=True)]
         begin = f"({name_shown(entries[-1][0])}"
     return rows
 
 
-def letter(entry: Entry) -> dict[str, Any]:
+def read_dead(client: Client, keys: Keys, job: str) -> dict[str, Any] | None:
+    """Return a dead-lettered job with its record and its traceback; None if it is none. Blocks for round trips."""
+    state, entry = client.hmget(keys.group(job), "st", "eid")
+    # If the job is not dead this is the entry of another stream, whose id may be that of another job's letter.
+    found = client.xrange(keys.dead, entry, entry) if state == b"dead" and entry else []
+    return _letter(found[0]) | {"record": show_record(found[0][1].get(b"body", b""), job)} if found else None
+
+
+def _letter(entry: Entry) -> dict[str, Any]:
     """Return a dead letter; missing fields are '' or None, so that incomplete letters are listed too."""
     texts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("id", "reason", "worker", "detail")}
     return {
@@ -49,21 +55,20 @@ def letter(entry: Entry) -> dict[str, Any]:
 #: Field of the hash ``group:JOB`` -> field of a row.
 _NAMES = {
     "st": "state",
-    "ln": "home",
+    "ln": "home_lane",
     "cl": "lane",
     "c": "committed",
     "n": "n",
-    "nb": "not_before",
+    "nb": "min_version",
     "v0": "version",
     "att": "attempts",
     "cr": "crashes",
     "own": "worker",
     "seq": "seq",
 }
-_TEXTS = frozenset(("state", "home", "lane", "worker"))
+_TEXTS = frozenset(("state", "home_lane", "lane", "worker"))
 #: Counters, absent while 0.
 _COUNTS = frozenset(("committed", "attempts", "crashes"))
-FIELDS = ("job", *_NAMES.values())
 #: Groups read per round trip.
 CHUNK = 500
 _REASONS = {one.code: one.value for one in Disposal}

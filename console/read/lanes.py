@@ -7,21 +7,22 @@ from typing import Any
 from penstock.console.read.jobs import show_record
 from penstock.names import LANES, Lane
 from penstock.protocol.presence import live_workers
+from penstock.protocol.snapshot import snapshot
 from penstock.records.codec import name_shown, value_shown
 from penstock.records.job import JobState
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client, Entry
 
-FIELDS = ("job", "lane", "place", "not_before", "attempts", "crashes", "committed", "n", "prompt", "held_by")
 #: Position in the queue: the numbers of an entry's id, padded with zeros.
 _PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")
 
 
-def list_lanes(client: Client, keys: Keys, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row per lane of a snapshot. Blocks for two round trips.
+def list_lanes(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Return a row per lane. Blocks for a few round trips.
 
     ``ready``: groups that a batch may still take; ``oldest_s``: how long its next job has been queued, or None.
     """
+    state = snapshot(client, keys)
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
         pipe.zrange(keys.queued(lane), 0, 0)
@@ -64,7 +65,7 @@ def upcoming(
     Args:
         most: jobs of each lane.
         version: of that engine's weights, to return only jobs that it may start; None: the newest version of any
-            worker, with ``held_by`` set on jobs that it may not start.
+            worker, with ``blocked_by`` set on jobs that it may not start.
     """
     newest = max((one.version for one in live_workers(client, keys)), default=None)
     limit = "+inf" if version is None else version
@@ -72,8 +73,8 @@ def upcoming(
     rows = []
     for lane in lanes:
         for place, row in enumerate(_line(client, keys, lane, most, limit), 1):
-            why = "the lane is paused" if lane in paused else _held_by(row["not_before"], version, newest)
-            rows.append({"lane": lane.value, "place": place, **row, "held_by": why})
+            why = "the lane is paused" if lane in paused else _blocked_by(row["min_version"], version, newest)
+            rows.append({"lane": lane.value, "place": place, **row, "blocked_by": why})
     return rows
 
 
@@ -83,12 +84,12 @@ def _paused(client: Client, keys: Keys) -> Iterator[str]:
     return map(name_shown, pipe.execute()[0])
 
 
-def _held_by(not_before: Any, version: int | None, newest: int | None) -> str:
+def _blocked_by(min_version: Any, version: int | None, newest: int | None) -> str:
     if newest is None:
         return "there is no worker"
     has = newest if version is None else version
-    if isinstance(not_before, int) and not_before > has:
-        return f"no engine has version {not_before} yet"
+    if isinstance(min_version, int) and min_version > has:
+        return f"no engine has version {min_version} yet"
     return ""
 
 
@@ -128,7 +129,7 @@ def _row(entry: Entry, group: Sequence[bytes | None]) -> dict[str, Any]:
     known = record if isinstance(record, dict) else {"n": None, "prompt": record}
     return {
         "job": job,
-        **dict(zip(("not_before", "attempts", "crashes", "committed"), counts, strict=True)),
+        **dict(zip(("min_version", "attempts", "crashes", "committed"), counts, strict=True)),
         "n": known["n"],
         "prompt": known["prompt"] if known["prompt"] is not None else known["prompt_ids"],
     }

@@ -1,8 +1,8 @@
 """Success rates of prompts in datasets with a curriculum: a row for each dataset, and one prompt."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from penstock.console.resources import DATA
 from penstock.errors import ConfigError
 from penstock.names import is_name
 from penstock.protocol.pass_rate import MOST_GROUPS, PARTS, PromptRate, read_chunks, read_prompt_rate
@@ -10,7 +10,6 @@ from penstock.records.codec import count_shown, name_shown
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
 
-FIELDS: Sequence[str] = ("dataset", "prompts", "mean", "always", "between", "never", "skipped_easy", "skipped_hard")
 _SKIPPED = ("skipped_easy", "skipped_hard")
 
 
@@ -54,7 +53,7 @@ def _sum_up(data: bytes) -> tuple[dict[str, int], float]:
 
 
 def _empty(dataset: str) -> dict[str, Any]:
-    return dict.fromkeys(FIELDS, 0) | {"dataset": dataset, "mean": None}
+    return dict.fromkeys(DATA.fields, 0) | {"dataset": dataset, "mean": None}
 
 
 def state_of(rate: PromptRate) -> str:
@@ -70,8 +69,9 @@ def prompt_of(text: str) -> tuple[str, int]:
     return dataset, int(line)
 
 
-def show_prompt(client: Client, keys: Keys, dataset: str, index: int) -> dict[str, Any] | None:
-    """Return one prompt; None if no group of it was counted. Blocks for a round trip."""
+def show_prompt(client: Client, keys: Keys, prompt: str) -> dict[str, Any] | None:
+    """Return one prompt (DATASET/LINE); None if no group of it was counted. Blocks for a round trip."""
+    dataset, index = prompt_of(prompt)
     found = read_prompt_rate(client, keys, dataset, index)
     if found is None:
         return None

@@ -7,17 +7,17 @@ from penstock.names import Lane
 from penstock.protocol.tokens import TRAINED, ledgers_of
 
 #: Pseudo-account of tokens in live groups, whose outcome is open.
-HELD = "held"
+UNDECIDED = "undecided"
 
 
 def list_tokens(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row per account of a snapshot's ledger, by lane, largest first.
 
-    Including ``held`` they add up to all reported tokens. ``share``: of these, from 0 to 1.
+    Including ``undecided`` they add up to all reported tokens. ``share``: of these, from 0 to 1.
     """
     rows = []
     for lane, ledger in ledgers_of(state).items():
-        accounts = {**ledger.accounts, HELD: ledger.held}
+        accounts = {**ledger.accounts, UNDECIDED: ledger.held}
         for account, tokens in sorted(accounts.items(), key=lambda one: (-one[1], one[0])):
             share = tokens / ledger.heard if ledger.heard else 0.0
             rows.append({"lane": lane, "account": account, "tokens": tokens, "share": round(share, 4)})

@@ -4,16 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.config.subscription import ASKED
+from penstock.console.resources import TRAINERS
 from penstock.names import Lane
 from penstock.protocol.snapshot import snapshot
+from penstock.protocol.subs import list_subscriptions
 from penstock.records.keys import Keys
 from penstock.redis.commands import Client
-
-#: Fields of every trainer; additional ones are shown with ``--json``.
-FIELDS = (
-    *("name", "rank", "state", "step", "version", "cursor", "ckpt", "reward_mean", "staleness_mean", "staleness_max"),
-    *("wait_share", "waits_for", "pid", "age_s"),
-)
 
 
 def head_line(state: Mapping[str, Any]) -> str:
@@ -55,7 +51,7 @@ def _row(shown: Mapping[str, Any], sub: Mapping[str, Any] | None, waits: Sequenc
     name = shown.get("name", "")
     where = {field: (sub or {}).get(field) for field in ("cursor", "ckpt")}
     waits_for = next((wait["what"] for wait in waits if wait["who"] == f"trainer:{name}"), "")
-    return dict.fromkeys(FIELDS) | where | dict(shown) | {"state": _state(sub), "waits_for": waits_for}
+    return dict.fromkeys(TRAINERS.fields) | where | dict(shown) | {"state": _state(sub), "waits_for": waits_for}
 
 
 def _state(sub: Mapping[str, Any] | None) -> str:
@@ -63,4 +59,15 @@ def _state(sub: Mapping[str, Any] | None) -> str:
         return "dropped"
     if "unreadable" in sub:
         return "unreadable"
-    return "there" if sub["owned"] else "parked" if sub.get("parked") else "gone"
+    return "running" if sub["owned"] else "parked" if sub.get("parked") else "gone"
+
+
+def list_subs(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Return a row per subscription, with the state of its trainer. Blocks for round trips."""
+    return [{**row, "state": _state(row)} for row in list_subscriptions(client, keys)]
+
+
+def list_waits(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Return a row per wait. Blocks for round trips."""
+    found: list[dict[str, Any]] = snapshot(client, keys)["waits"]
+    return found

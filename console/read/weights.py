@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.console.resources import WEIGHTS
 from penstock.errors import ProtocolError
 from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
 from penstock.protocol.scripts import whole_of
@@ -29,10 +30,6 @@ def list_published(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows[::-1]
 
 
-FIELDS = (
-    *("id", "model", "version", "step", "through", "transport", "path", "folder", "num_bytes", "write_s", "age_s"),
-    *("workers", "loading", "pinned_by", "state"),
-)
 #: Publications read per round trip.
 CHUNK = 16
 
@@ -52,7 +49,7 @@ class _Holders:
         return {"workers": has, "loading": loads, "pinned_by": pinned}
 
 
-def list_weights(client: Client, keys: Keys, models: Iterable[str]) -> list[dict[str, Any]]:
+def list_weights(client: Client, keys: Keys) -> list[dict[str, Any]]:
     """Return the publications that Redis remembers, newest first. Blocks for a few round trips, and for the disk.
 
     Returns:
@@ -60,6 +57,7 @@ def list_weights(client: Client, keys: Keys, models: Iterable[str]) -> list[dict
         else of its tensors; ``write_s``: the time to write them. None if unknown.
     """
     workers = [one for one in read_workers(client, keys) if one.age_s < GONE_S]
+    models = (name_shown(one[8:]) for one in client.hkeys(keys.clock) if one.startswith(b"version:"))
     return [row for model in models for row in _of_model(client, keys, model, workers)]
 
 
@@ -95,7 +93,7 @@ def _row(
     newest: bool,
 ) -> dict[str, Any]:
     name = name_shown(entry[0])
-    row: dict[str, Any] = dict.fromkeys(FIELDS) | {"id": name, "model": model}
+    row: dict[str, Any] = dict.fromkeys(WEIGHTS.fields) | {"id": name, "model": model}
     try:
         told = Publication.from_bytes(entry[1].get(b"p", b""), f"publication {name} of model {model}")
     except ProtocolError as exc:

@@ -1,7 +1,7 @@
 """Workers: live ones as rows, and one in detail with its leased jobs and its waits."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from penstock.console.read.jobs import list_jobs
@@ -48,12 +48,23 @@ def decisions_of(autoscale: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{name: one.get(name) for name in _DECISION} for one in reversed(decisions)]
 
 
-FIELDS = tuple(one.name for one in fields(WorkerPresence))
+def list_workers(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Return the live workers as rows, by name. Blocks for a round trip."""
+    return [worker_row(one) for one in read_workers(client, keys) if one.age_s < GONE_S]
 
 
-def list_workers(client: Client, keys: Keys) -> list[WorkerPresence]:
-    """Return the live workers, by name. Blocks for a round trip."""
-    return [one for one in read_workers(client, keys) if one.age_s < GONE_S]
+def worker_row(one: WorkerPresence) -> dict[str, Any]:
+    """Return what a worker reports of itself: ``leased`` jobs; versions are None if it has none."""
+    row = asdict(one)
+    versions = {name: row[name] if row[name] >= 0 else None for name in ("version", "awaits")}
+    # The rate of an idle worker decays without end.
+    return {
+        **row,
+        **versions,
+        "started_as": one.started_as,
+        "leased": row.pop("held"),
+        "tokens_per_s": round(one.tokens_per_s, 1),
+    }
 
 
 def read_worker(client: Client, keys: Keys, name: str) -> dict[str, Any] | None:
@@ -62,10 +73,11 @@ def read_worker(client: Client, keys: Keys, name: str) -> dict[str, Any] | None:
     Returns:
         the fields of its presence; ``jobs``: rows of those that it has leased; ``waits``: what its tasks wait for.
     """
-    found = next((one for one in list_workers(client, keys) if name in (one.name, one.started_as)), None)
+    live = (one for one in read_workers(client, keys) if one.age_s < GONE_S)
+    found = next((one for one in live if name in (one.name, one.started_as)), None)
     if found is None:
         return None
     jobs = [row for row in list_jobs(client, keys) if row["worker"] in (found.name, found.started_as)]
     mine = f"worker:{found.name}"
     waits = [one.to_map() for one in read_waits(client, keys) if one.who == mine or one.who.startswith(f"{mine}:")]
-    return {**asdict(found), "jobs": jobs, "waits": waits}
+    return {**worker_row(found), "jobs": jobs, "waits": waits}

@@ -5,8 +5,7 @@
     /api/runs/RUN/overview         one on a screen; .../events sends it each second while the page is open
     /api/runs/RUN/curves           its curves
     /api/runs/RUN/settings         its configuration; ?other=RUN: differences to that run
-    /api/runs/RUN/lanes            its lanes
-    /api/runs/RUN/lists/NOUN       jobs, dead, groups, workers, weights, page by page (lists.py)
+    /api/runs/RUN/lists/NOUN       jobs, dead, lanes, groups, workers, weights, ... page by page (lists.py)
     /api/runs/RUN/fleet            groups, processes and autoscaler of `penstock fleet`, null if it is not running
     /api/runs/RUN/published        durations of publications, by the trainer's steps
     /api/runs/RUN/job?id=JOB       one job
@@ -22,23 +21,23 @@
 Each read request runs in a thread of its own, so none blocks another.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
 from penstock.config.reading.yaml_file import read_yaml
+from penstock.console.acts import purge, requeue
 from penstock.console.cli.target import Target
 from penstock.console.read.jobs import read_job
-from penstock.console.read.lanes import list_lanes
 from penstock.console.read.samples import open_samples
 from penstock.console.read.trace.batch import trace_batch, trace_prompt
 from penstock.console.read.trace.job import trace_job
@@ -54,69 +53,20 @@ from penstock.console.web.replies import MAX_STREAMS, Json, NotThere, Streams, e
 from penstock.console.web.run_snapshots import Looks
 from penstock.console.web.runs import Runs, sizes, state_of, summary_of
 from penstock.console.web.samples import Samples
+from penstock.consumers.grpo.rows import Rows
 from penstock.errors import ConfigError, PenstockError
-from penstock.names import LANES, Lane
-from penstock.protocol import scripts, user_failures
-from penstock.records.job import JobState
+from penstock.names import Lane
+from penstock.protocol import user_failures
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.system.run_folder import RunFolder
 from penstock.text import redact, safe_repr
 
-_FOLDER = Path(__file__).parent / "assets"
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-
-
-def asset(path: str) -> Response:
-    """Return the file at ``path`` (``views/curves.js``); raise NotThere if it does not exist."""
-    held = _all().get(path)
-    if held is None:
-        raise NotThere(f"The page has no file {path!r}.")
-    return Response(held, media_type=_TYPES[Path(path).suffix])
-
-
-@cache
-def _all() -> dict[str, bytes]:
-    files = (path for path in _FOLDER.rglob("*") if path.suffix in _TYPES)
-    return {path.relative_to(_FOLDER).as_posix(): path.read_bytes() for path in files}
-
+_FOLDER = (Path(__file__).parent / "assets").resolve()
 
 #: Most jobs of one request.
 MAX_ACTION_JOBS = 1000
 #: Recorded as the author of a pause.
 BY = "a person at the page"
-
-
-def requeue(target: Target, jobs: Sequence[str]) -> list[str]:
-    """Requeue dead-lettered jobs with all their attempts; return those that were. Blocks for a round trip each."""
-    model = next(iter(target.models()), "policy")
-    return [one for one in _few(jobs) if scripts.run(target.client, scripts.requeue(target.keys, one, model))]
-
-
-def purge(target: Target, jobs: Sequence[str]) -> list[str]:
-    """Purge dead-lettered jobs; return those that were. Blocks for a round trip each."""
-    subs = target.subs()
-    calls = ((one, scripts.cancel(target.keys, one, subs, only=JobState.DEAD)) for one in _few(jobs))
-    return [one for one, call in calls if scripts.run(target.client, call) == JobState.DEAD]
-
-
-def close_lane(target: Target, lane: str, closed: bool) -> bool:
-    """Pause or resume a lane; return False if it was so already. Blocks for a round trip."""
-    if lane not in LANES:
-        raise ConfigError(f"There is no lane {lane!r}: there are {', '.join(LANES)}.")
-    if closed:
-        return user_failures.pause(target.client, target.keys, Lane(lane), BY)
-    return user_failures.resume(target.client, target.keys, Lane(lane))
-
-
-def _few(jobs: Sequence[str]) -> Sequence[str]:
-    if len(jobs) > MAX_ACTION_JOBS:
-        raise ConfigError(f"These are {len(jobs):,} jobs: name at most {MAX_ACTION_JOBS:,} at once.")
-    return jobs
 
 
 #: Most samples, events and jobs shown, and characters of a prompt.
@@ -224,11 +174,133 @@ def make_app(directory: Path, *, token: str | None = None) -> Guard:
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     explain_errors(app)
-    paths = _Paths(directory, acts=token is not None)
-    for path, answer in paths.reading().items():
-        app.get(path)(answer)
-    for path, answer in paths.acting().items():
-        app.post(path)(answer)
+    runs, looks, lists, streams = Runs(directory), Looks(directory), Lists(), Streams()
+    samples, traces = Samples(looks), Traces(looks)
+
+    def target_of(run: str) -> Target:
+        return looks.target(runs.folder(run).path.name)
+
+    def read(path: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Answer GET requests for a path of a run with the function's result as JSON."""
+
+        def add(handler: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(handler)
+            def answer(*args: Any, **given: Any) -> Response:
+                return Json(handler(*args, **given))
+
+            app.get(f"/api/runs/{{run}}/{path}", response_model=None)(answer)
+            return handler
+
+        return add
+
+    @app.get("/")
+    def page() -> Response:
+        return FileResponse(_FOLDER / "index.html")
+
+    app.mount("/assets", StaticFiles(directory=_FOLDER))
+
+    @app.get("/api/runs")
+    def all_runs() -> Response:
+        return Json({"directory": str(runs.directory), "acts": token is not None, "runs": runs.all()})
+
+    @app.get("/api/runs/{run}/events")
+    async def events(run: str) -> Response:
+        await run_in_threadpool(runs.folder, run)
+        if not streams.has_room():
+            return refusal(503, f"More than {MAX_STREAMS} pages follow a run: close some.")
+        stream = streams.follow("overview", lambda: overview_of(run))
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    @read("overview")
+    def overview_of(run: str) -> dict[str, Any]:
+        return _overview(runs.folder(run), runs.rows(run), looks)
+
+    @read("curves")
+    def curves_of(run: str) -> Any:
+        return {"run": run, "charts": curves(runs.rows(run), setting(runs.folder(run), "staleness.bound"))}
+
+    @read("settings")
+    def settings_of(run: str, other: str = "") -> Any:
+        held = settings(runs.folder(run))
+        if not other:
+            return {"run": run, "settings": [*held.items()]}
+        return {"run": run, "other": other, "differences": differences(held, settings(runs.folder(other)))}
+
+    @read("lists/{noun}")
+    def rows(
+        run: str,
+        noun: str,
+        where: Annotated[list[str] | None, Query()] = None,
+        sort: str = "",
+        limit: int = 50,
+        after: str = "",
+    ) -> Any:
+        found = lists.page(target_of(run), noun, where=where or (), sort=sort, limit=limit, after=after)
+        return {"run": run, **found}
+
+    @read("fleet")
+    def fleet(run: str) -> Any:
+        target = target_of(run)
+        return {"run": run, "fleet": read_fleet(target.client, target.keys)}
+
+    @read("published")
+    def published(run: str) -> Any:
+        return {"run": run, "rows": list_published(runs.rows(run).steps)}
+
+    @read("job")
+    def job(run: str, id: str) -> Any:
+        target = target_of(run)
+        found = read_job(target.client, target.keys, id)
+        if found is None:
+            raise NotThere(f"Run {run} holds no job {safe_repr(id)}: it never did, or is done with it.")
+        return found
+
+    @read("trace")
+    def trace(run: str, of: str) -> Any:
+        return traces.trace(runs.folder(run), of)
+
+    @read("samples")
+    def list_samples(run: str, request: Request, sort: str = "", limit: int = 50, after: str = "") -> Any:
+        asked = {name: text for name, text in request.query_params.items() if name not in ("sort", "limit", "after")}
+        return samples.page(runs.folder(run), asked, sort=sort, limit=limit, after=after)
+
+    @read("sample")
+    def sample(run: str, id: str) -> Any:
+        return samples.sample(runs.folder(run), id)
+
+    @read("newest")
+    def newest(run: str) -> Any:
+        return samples.newest(runs.folder(run))
+
+    @read("evals")
+    def evals(run: str) -> Any:
+        return samples.evals(runs.folder(run))
+
+    @read("categories")
+    def categories(run: str, dataset: str) -> Any:
+        return samples.categories(runs.folder(run), dataset)
+
+    @read("prompts")
+    def prompts(run: str, dataset: str, order: str = "", after: int = 0) -> Any:
+        return samples.prompts(runs.folder(run), dataset, order=order, after=after)
+
+    @read("answers")
+    def answers(run: str, dataset: str, line: int) -> Any:
+        return samples.answers(runs.folder(run), dataset, line)
+
+    @app.post("/api/runs/{run}/dead")
+    def dead(run: str, wish: DeadWish) -> Response:
+        if len(wish.jobs) > MAX_ACTION_JOBS:
+            raise ConfigError(f"These are {len(wish.jobs):,} jobs: name at most {MAX_ACTION_JOBS:,} at once.")
+        act = requeue if wish.do == "requeue" else purge
+        return Json({"done": act(target_of(run), wish.jobs)})
+
+    @app.post("/api/runs/{run}/lane")
+    def lane(run: str, wish: LaneWish) -> Response:
+        target = target_of(run)
+        act = partial(user_failures.pause, by=BY) if wish.closed else user_failures.resume
+        return Json({"changed": act(target.client, target.keys, wish.lane)})
+
     return Guard(app, token)
 
 
@@ -246,158 +318,19 @@ class LaneWish(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    lane: str
+    lane: Lane
     closed: bool
 
 
-class _Paths:
-    """Handlers of the paths."""
-
-    def __init__(self, directory: Path, *, acts: bool) -> None:
-        self._acts = acts
-        self._runs = Runs(directory)
-        self._looks = Looks(directory)
-        self._lists = Lists()
-        self._samples = Samples(self._looks)
-        self._traces = Traces(self._looks)
-        self._streams = Streams()
-
-    def reading(self) -> dict[str, Any]:
-        return {
-            "/": self.page,
-            "/assets/{path:path}": self.asset,
-            "/api/runs": self.runs,
-            "/api/runs/{run}/overview": self.overview,
-            "/api/runs/{run}/events": self.events,
-            "/api/runs/{run}/curves": self.curves,
-            "/api/runs/{run}/settings": self.settings,
-            "/api/runs/{run}/lanes": self.lanes,
-            "/api/runs/{run}/lists/{noun}": self.rows,
-            "/api/runs/{run}/fleet": self.fleet,
-            "/api/runs/{run}/published": self.published,
-            "/api/runs/{run}/job": self.job,
-            "/api/runs/{run}/trace": self.trace,
-            "/api/runs/{run}/samples": self.samples,
-            "/api/runs/{run}/sample": self.sample,
-            "/api/runs/{run}/newest": self.newest,
-            "/api/runs/{run}/evals": self.evals,
-            "/api/runs/{run}/categories": self.categories,
-            "/api/runs/{run}/prompts": self.prompts,
-            "/api/runs/{run}/answers": self.answers,
-        }
-
-    def acting(self) -> dict[str, Any]:
-        return {"/api/runs/{run}/dead": self.dead, "/api/runs/{run}/lane": self.lane}
-
-    def page(self) -> Response:
-        return asset("index.html")
-
-    def asset(self, path: str) -> Response:
-        return asset(path)
-
-    def runs(self) -> Response:
-        return Json({"directory": str(self._runs.directory), "acts": self._acts, "runs": self._runs.all()})
-
-    def overview(self, run: str) -> Response:
-        return Json(self._overview(run))
-
-    async def events(self, run: str) -> Response:
-        await run_in_threadpool(self._runs.folder, run)
-        if not self._streams.has_room():
-            return refusal(503, f"More than {MAX_STREAMS} pages follow a run: close some.")
-        stream = self._streams.follow("overview", lambda: self._overview(run))
-        return StreamingResponse(stream, media_type="text/event-stream")
-
-    def curves(self, run: str) -> Response:
-        bound = setting(self._runs.folder(run), "staleness.bound")
-        return Json({"run": run, "charts": curves(self._runs.rows(run), bound)})
-
-    def settings(self, run: str, other: str = "") -> Response:
-        held = settings(self._runs.folder(run))
-        if not other:
-            return Json({"run": run, "settings": [*held.items()]})
-        return Json({"run": run, "other": other, "differences": differences(held, settings(self._runs.folder(other)))})
-
-    def lanes(self, run: str) -> Response:
-        target, state = self._looks.target(self._name(run)), self._looks.look(run).state
-        rest = {name: state[name] for name in ("delayed", "dead", "ready", "kept", "inflight")}
-        return Json({"run": run, "lanes": list_lanes(target.client, target.keys, state), **rest})
-
-    def rows(
-        self,
-        run: str,
-        noun: str,
-        where: Annotated[list[str] | None, Query()] = None,
-        sort: str = "",
-        limit: int = 50,
-        after: str = "",
-    ) -> Response:
-        target = self._looks.target(self._name(run))
-        page = self._lists.page(target, noun, where=where or (), sort=sort, limit=limit, after=after)
-        return Json({"run": run, **asdict(page)})
-
-    def fleet(self, run: str) -> Response:
-        target = self._looks.target(self._name(run))
-        return Json({"run": run, "fleet": read_fleet(target.client, target.keys)})
-
-    def published(self, run: str) -> Response:
-        return Json({"run": run, "rows": list_published(self._runs.rows(run).steps)})
-
-    def job(self, run: str, id: str) -> Response:
-        target = self._looks.target(self._name(run))
-        found = read_job(target.client, target.keys, id)
-        if found is None:
-            raise NotThere(f"Run {run} holds no job {safe_repr(id)}: it never did, or is done with it.")
-        return Json(found)
-
-    def trace(self, run: str, of: str) -> Response:
-        return Json(self._traces.trace(self._runs.folder(run), of))
-
-    def samples(self, run: str, request: Request, sort: str = "", limit: int = 50, after: str = "") -> Response:
-        asked = {name: text for name, text in request.query_params.items() if name not in ("sort", "limit", "after")}
-        return Json(self._samples.page(self._runs.folder(run), asked, sort=sort, limit=limit, after=after))
-
-    def sample(self, run: str, id: str) -> Response:
-        return Json(self._samples.sample(self._runs.folder(run), id))
-
-    def newest(self, run: str) -> Response:
-        return Json(self._samples.newest(self._runs.folder(run)))
-
-    def evals(self, run: str) -> Response:
-        return Json(self._samples.evals(self._runs.folder(run)))
-
-    def categories(self, run: str, dataset: str) -> Response:
-        return Json(self._samples.categories(self._runs.folder(run), dataset))
-
-    def prompts(self, run: str, dataset: str, order: str = "", after: int = 0) -> Response:
-        return Json(self._samples.prompts(self._runs.folder(run), dataset, order=order, after=after))
-
-    def answers(self, run: str, dataset: str, line: int) -> Response:
-        return Json(self._samples.answers(self._runs.folder(run), dataset, line))
-
-    def dead(self, run: str, wish: DeadWish) -> Response:
-        target = self._looks.target(self._name(run))
-        act = requeue if wish.do == "requeue" else purge
-        return Json({"done": act(target, wish.jobs)})
-
-    def lane(self, run: str, wish: LaneWish) -> Response:
-        target = self._looks.target(self._name(run))
-        return Json({"changed": close_lane(target, wish.lane, wish.closed)})
-
-    def _name(self, run: str) -> str:
-        """Return the name of an existing run."""
-        return self._runs.folder(run).path.name
-
-    def _overview(self, run: str) -> dict[str, Any]:
-        """Return the overview; ``live``: Redis answers; ``silent``: why not; ``moved``: changes with the files."""
-        folder, rows = self._runs.folder(run), self._runs.rows(run)
-        steps = setting(folder, "trainer.steps")
-        about = {"run": run, **state_of(folder), "moved": sizes(folder.path)}
-        try:
-            seen = overview(self._looks.look(run), rows, steps)
-            # The process that runs it is on another machine.
-            state = "running" if about["state"] == "killed" else about["state"]
-            return {**about, "state": state, "live": True, "silent": "", **seen}
-        except (PenstockError, RedisError) as exc:
-            over = overview_of_files(rows, summary_of(folder), steps)
-            return {**about, "live": False, "silent": redact(str(exc)), **over}
+def _overview(folder: RunFolder, rows: Rows, looks: Looks) -> dict[str, Any]:
+    """Return the overview; ``live``: Redis answers; ``silent``: why not; ``moved``: changes with the files."""
+    steps = setting(folder, "trainer.steps")
+    about = {"run": folder.path.name, **state_of(folder), "moved": sizes(folder.path)}
+    try:
+        seen = overview(looks.look(folder.path.name), rows, steps)
+        # The process that runs it is on another machine.
+        state = "running" if about["state"] == "killed" else about["state"]
+        return {**about, "state": state, "live": True, "silent": "", **seen}
+    except (PenstockError, RedisError) as exc:
+        over = overview_of_files(rows, summary_of(folder), steps)
+        return {**about, "live": False, "silent": redact(str(exc)), **over}

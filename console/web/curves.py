@@ -64,101 +64,39 @@ def _evaluations(what: str) -> Value:
     return lambda row: row[f"eval_{what}"] if any(row[f"eval_{one}"] for one in states) else None
 
 
+def _chart_of(id_: str, title: str, unit: str, *lines: tuple[str, str | Value], rows: str = "steps",
+              zero: bool = True) -> Chart:  # fmt: skip
+    return Chart(id_, title, unit, rows, tuple(Line(*line) for line in lines), zero)
+
+
 CHARTS = (
-    Chart("reward", "Reward", "mean of a batch", "steps", (Line("reward", "reward_mean"),), zero=False),
-    Chart("held-out", "Held-out accuracy", "share", "evals", ()),
-    Chart(
-        "staleness",
-        "Staleness",
-        "versions",
-        "steps",
-        (Line("mean", "staleness_mean"), Line("max", "staleness_max")),
-    ),
-    Chart(
-        "length",
-        "Answer length",
-        "tokens",
-        "steps",
-        (
-            Line("mean", _over("generated_tokens", "samples")),
-            Line("median", "rollout/response_len/median"),
-            Line("max", "rollout/response_len/max"),
-        ),
-    ),
-    Chart("cut-off", "Truncated answers", "share", "steps", (Line("truncated", "rollout/truncated_ratio"),)),
-    Chart("truncated", "Truncated held-out answers", "share", "evals", ()),
-    Chart("alike", "Groups rewarded alike", "of a batch", "steps", (Line("groups", _alike),)),
-    Chart("entropy", "Entropy", "nats", "steps", (Line("entropy", "entropy"),)),
-    Chart("loss", "Loss", "", "steps", (Line("loss", "loss"),), zero=False),
-    Chart(
-        "ratio",
-        "Ratio of policies",
-        "by token",
-        "steps",
-        (Line("1 %", "ratio_p01"), Line("median", "ratio_p50"), Line("99 %", "ratio_p99")),
-        zero=False,
-    ),
-    Chart("clip", "Clipped tokens", "share", "steps", (Line("low", "clip_low_frac"), Line("high", "clip_high_frac"))),
-    Chart(
-        "logprob",
-        "Logprobs, engine against trainer",
-        "mean difference",
-        "steps",
-        (
-            Line("all", "logprob_diff_mean"),
-            Line("of the newest version", "logprob_diff_fresh_mean"),
-            Line("by rounding alone", "logprob_diff_floor"),
-        ),
-    ),
-    Chart("grad", "Gradient norm", "", "steps", (Line("norm", "grad_norm"),)),
-    Chart(
-        "masked",
-        "Tokens that bear loss",
-        "share",
-        "steps",
-        (Line("share", _over("loss_tokens", "generated_tokens")),),
-    ),
-    Chart(
-        "goodput",
-        "Goodput",
-        "tokens trained on, share of those generated",
-        "queue",
-        (Line("so far", _over("tokens_trained", "tokens_heard")),),
-    ),
-    Chart("tokens", "Throughput", "tokens/s", "queue", (Line("generated", "tokens_per_s"),)),
-    Chart(
-        "time",
-        "Where a step goes",
-        "s",
-        "steps",
-        (Line("waits", "wait_s"), Line("trains", "step_s"), Line("publishes", "publish_s")),
-    ),
-    Chart(
-        "wait",
-        "Trainer's wait",
-        "share of a step",
-        "steps",
-        (Line("waits", _share("wait_s", "step_s", "publish_s")),),
-    ),
-    Chart(
-        "depth",
-        "Queue",
-        "groups",
-        "queue",
-        (Line("queued", "queued"), Line("leased", "leased"), Line("ready", "ready"), Line("dead", "dead")),
-    ),
-    Chart(
-        "eval-depth",
-        "Queue of evaluations",
-        "groups",
-        "queue",
-        (
-            Line("queued", _evaluations("queued")),
-            Line("leased", _evaluations("leased")),
-            Line("ready", _evaluations("ready")),
-        ),
-    ),
-)
+    _chart_of("reward", "Reward", "mean of a batch", ("reward", "reward_mean"), zero=False),
+    _chart_of("held-out", "Held-out reward", "mean", rows="evals"),
+    _chart_of("staleness", "Staleness", "versions", ("mean", "staleness_mean"), ("max", "staleness_max")),
+    _chart_of("length", "Answer length", "tokens", ("mean", _over("generated_tokens", "samples")),
+              ("median", "rollout/response_len/median"), ("max", "rollout/response_len/max")),
+    _chart_of("cut-off", "Truncated answers", "share", ("truncated", "rollout/truncated_ratio")),
+    _chart_of("truncated", "Truncated held-out answers", "share", rows="evals"),
+    _chart_of("alike", "Groups rewarded alike", "of a batch", ("groups", _alike)),
+    _chart_of("entropy", "Entropy", "nats", ("entropy", "entropy")),
+    _chart_of("loss", "Loss", "", ("loss", "loss"), zero=False),
+    _chart_of("ratio", "Ratio of policies", "by token", ("1 %", "ratio_p01"), ("median", "ratio_p50"),
+              ("99 %", "ratio_p99"), zero=False),
+    _chart_of("clip", "Clipped tokens", "share", ("low", "clip_low_frac"), ("high", "clip_high_frac")),
+    _chart_of("logprob", "Logprobs, engine against trainer", "mean difference", ("all", "logprob_diff_mean"),
+              ("of the newest version", "logprob_diff_fresh_mean"), ("by rounding alone", "logprob_diff_floor")),
+    _chart_of("grad", "Gradient norm", "", ("norm", "grad_norm")),
+    _chart_of("masked", "Tokens that bear loss", "share", ("share", _over("loss_tokens", "generated_tokens"))),
+    _chart_of("goodput", "Goodput", "tokens trained on, share of those generated",
+              ("so far", _over("tokens_trained", "tokens_heard")), rows="queue"),
+    _chart_of("tokens", "Throughput", "tokens/s", ("generated", "tokens_per_s"), rows="queue"),
+    _chart_of("time", "Where a step goes", "s", ("waits", "wait_s"), ("trains", "step_s"), ("publishes", "publish_s")),
+    _chart_of("wait", "Trainer's wait", "share of a step", ("waits", _share("wait_s", "step_s", "publish_s"))),
+    _chart_of("depth", "Queue", "groups", ("queued", "queued"), ("leased", "leased"), ("ready", "ready"),
+              ("dead", "dead"), rows="queue"),
+    _chart_of("eval-depth", "Queue of evaluations", "groups",
+              *((name, _evaluations(name)) for name in ("queued", "leased", "ready")), rows="queue"),
+)  # fmt: skip
 
 
 _SOURCES = ("steps", "evals", "queue")

@@ -23,7 +23,7 @@ def lengths(client: Client, keys: Keys, letters: Sequence[Mapping[bytes, bytes]]
 
     Returns:
         ``prompt_length`` in ``prompt_unit`` (tokens, or characters of a text), ``max_new_tokens`` (None: the engine's
-        default) and ``drawn`` (generated tokens of each finished answer); {} if the record cannot be read.
+        default) and ``answers`` (generated tokens of each finished answer); {} if the record cannot be read.
     """
     pipe = client.pipeline(transaction=False)
     for letter in letters:
@@ -48,7 +48,7 @@ def _lengths_of(letter: Mapping[bytes, bytes], meta: bytes | None) -> dict[str, 
     name = name_shown(letter.get(b"id", b""))
     try:
         job = Job.from_bytes(letter.get(b"body", b""), f"record of job {name}")
-        drawn = [one.num_generated for one in iter_metas(meta or b"", f"metadata of job {name}")]
+        answers = [one.num_generated for one in iter_metas(meta or b"", f"metadata of job {name}")]
     except ProtocolError:
         return {}  # a letter is listed, whatever is wrong with its job
     tokens = job.prompt_ids is not None
@@ -56,5 +56,5 @@ def _lengths_of(letter: Mapping[bytes, bytes], meta: bytes | None) -> dict[str, 
         "prompt_length": len(job.prompt_ids or ()) if tokens else len(job.prompt or ""),
         "prompt_unit": "tokens" if tokens else "characters",
         "max_new_tokens": job.sampling.get("max_new_tokens"),
-        "drawn": drawn,
+        "answers": answers,
     }

@@ -112,6 +112,10 @@ class RunFolder:
             return True
         return False
 
+    def is_over(self) -> bool:
+        """Return whether ``penstock run`` has ended it, and its own Redis with it."""
+        return self.record() is not None and not self.is_held() and self.redis.is_dir()
+
     def record(self) -> RunRecord | None:
         """Return the content of ``run.json``; None without a run, or for one whose processes were started manually."""
         try:

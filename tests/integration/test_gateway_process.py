@@ -14,7 +14,6 @@ import pytest
 import redis
 from aiohttp import web
 
-from penstock.console.metrics_reference import PARTS
 from penstock.errors import ConfigError
 from penstock.metrics.server import targets
 from penstock.protocol.snapshot import present_parts
@@ -26,6 +25,7 @@ from penstock.workers.agents.gateway import main
 from tests.integration.gateway_parts import CLIENT, TOKEN, PlayedWorker, gateway, gateway_config, key_of, turn
 from tests.integration.part_processes import StartPart, start_part
 from tests.integration.parts import PATIENCE_S
+from tests.reference.metrics import PARTS
 
 __all__ = ["start_part"]
 

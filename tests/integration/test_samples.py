@@ -42,6 +42,10 @@ def test_what_is_in_redis_and_what_was_recorded_are_one_list(
         f"{begun.job}/1": ("", "leased"),
     }
 
+    for sample in found:
+        assert execute(["trace", sample, "--run", keys.run, "--redis", redis_server.url]) == 0, "listed, so it is known"
+        assert f"job: {sample.rpartition('/')[0]}" in capsys.readouterr().out
+
     writer = HistoryWriter(tmp_path / keys.run / "history", 1, max_bytes=2**30)
     writer.write([row(done.job, 0, fate="trained"), row("d/0/99", 0, fate="dropped", reason="stale")])
     writer.close()

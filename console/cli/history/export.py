@@ -8,25 +8,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption, many, told
-from penstock.console.cli.history.filters import (
-    BatchOption,
-    DatasetOption,
-    FateOption,
-    JobOption,
-    LaneOption,
-    LeastOption,
-    MostOption,
-    PromptOption,
-    StatusOption,
-    SubOption,
-    TextOption,
-    VersionOption,
-    filters_of,
-    open_run,
-    with_where,
-)
-from penstock.console.cli.lists import WhereOption
+from penstock.console.cli.command import Answer, many
+from penstock.console.cli.history.filters import Run, Wanted
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 
@@ -61,25 +44,11 @@ class Format(StrEnum):
 
 def export(
     out: Annotated[Path, typer.Argument(metavar="PATH", help="File that is written; a folder for datasets.")],
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
+    wanted: Wanted,
+    found: Run,
+    answer: Answer,
     format_: Annotated[Format, typer.Option("--format", help="jsonl, parquet or datasets.")] = Format.JSONL,
     tokens: Annotated[bool, typer.Option(help="With tokens, logprobs, versions and masks.")] = True,
-    job: JobOption = "",
-    prompt: PromptOption = "",
-    text: TextOption = "",
-    version: VersionOption = None,
-    batch: BatchOption = None,
-    sub: SubOption = "",
-    least: LeastOption = None,
-    most: MostOption = None,
-    fate: FateOption = "",
-    dataset: DatasetOption = "",
-    lane: LaneOption = "",
-    status: StatusOption = "",
-    where: WhereOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write samples to files, in the order in which they were recorded."""
     from penstock.console.progress import Steps
@@ -87,13 +56,11 @@ def export(
 
     if format_ is not Format.JSONL:
         check_installed("pyarrow", f"--format {format_}")
-    filters = filters_of(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)
-    filters = with_where(filters, where or ())
-    found = open_run(run, redis, directory)
+    filters = wanted.filters()
     check_new(out)
     write = {Format.JSONL: write_jsonl, Format.PARQUET: write_parquet, Format.DATASETS: write_datasets}[format_]
-    with writing(out), Steps("exporting samples", found.samples.count(filters), hidden=as_json) as steps:
+    with writing(out), Steps("exporting samples", found.samples.count(filters), hidden=answer.as_json) as steps:
         number = write(found.samples, filters, out, arrays=tokens, at=steps.at)
     words = f"{many(number, 'sample')} {'is' if number == 1 else 'are'} in {out}"
-    told(words, {"path": str(out), "samples": number}, as_json)
+    answer.tell(words, {"path": str(out), "samples": number})
     found.tell_problems()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.lists import parts_of
-from penstock.console.cli.target import Target, newest_run
+from penstock.console.cli.command import WhereOption, add_kind
+from penstock.console.cli.target import Target, newest_run, run_of
+from penstock.console.selection import parts_of
 from penstock.console.terminal import say
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.names import check_name
@@ -23,6 +24,32 @@ if TYPE_CHECKING:
     from penstock.records.keys import Keys
     from penstock.redis.commands import Client
 
+
+def _text(name: str, metavar: str, about: str, completes: Any = None) -> Any:
+    return Annotated[str, typer.Option(name, metavar=metavar, help=about, autocompletion=completes)]
+
+
+DatasetOption = Annotated[str, typer.Option("--dataset", metavar="NAME", help="Of this dataset.")]
+LaneOption = Annotated[str, typer.Option("--lane", help="train, eval or score.")]
+_FATES = "trained, masked, evaluated, scored, filtered, dropped, evicted, payload_lost, buried or cancelled."
+#: By field of ``Filters``.
+_OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "job": (_text("--job", "JOB", "Samples of this job.", completion.jobs), ""),
+    "prompt": (_text("--prompt", "WORDS", "Whose prompt has these words; or the id of a job."), ""),
+    "text": (_text("--text", "WORDS", 'Whose answer, or prompt, has these words; begin*, "as it stands".'), ""),
+    "version": (Annotated[int | None, typer.Option(min=0, help="With tokens of this version.")], None),
+    "batch": (
+        Annotated[int | None, typer.Option(min=0, help="In this batch.", autocompletion=completion.batches)], None
+    ),
+    "subscription": (_text("--sub", "NAME", "In batches of this subscription.", completion.subscriptions), ""),
+    "least_reward": (Annotated[float | None, typer.Option("--min-reward", help="With at least this reward.")], None),
+    "most_reward": (Annotated[float | None, typer.Option("--max-reward", help="With at most this reward.")], None),
+    "fate": (_text("--fate", "FATE", _FATES), ""),
+    "dataset": (DatasetOption, ""),
+    "lane": (LaneOption, ""),
+    "status": (_text("--status", "STATUS", "completed, truncated, aborted or given."), ""),
+    "where": (WhereOption, None),
+}  # fmt: skip
 #: Conditions that ``--where`` supports for samples: field and relation -> filter.
 _ASKED: Mapping[tuple[str, str], str] = {
     **{(name, "="): name for name in ("job", "version", "batch", "fate", "dataset", "lane", "status")},
@@ -33,37 +60,42 @@ _ASKED: Mapping[tuple[str, str], str] = {
 }
 
 
-def with_where(filters: "Filters", where: Iterable[str]) -> "Filters":
-    """Add conditions of ``--where`` to ``filters``. Raises ConfigError for conditions that samples do not support."""
-    for text in where:
-        name, relation, value = parts_of(text)
-        if (name, relation) not in _ASKED:
-            raise ConfigError(
-                f"--where {text!r}: samples are looked for by {', '.join(f'{one}{how}' for one, how in _ASKED)}."
-            )
-        if name == "reward":
-            filters = _by_reward(filters, text, relation, value)
-            continue
-        field = _ASKED[name, relation]
-        if getattr(filters, field) not in (None, ""):
-            raise ConfigError(f"--where {text!r}: {name} is asked for already; give it once.")
-        given: Any = _as_number(text, value) if field in ("version", "batch") else value
-        filters = replace(filters, **{field: given})
-    if filters.fate and filters.fate not in _fates():
-        raise ConfigError(f"invalid --where fate={filters.fate}: choose from {', '.join(_fates())}.")
-    return filters
+class Wanted:
+    """The samples that the options of a command select."""
+
+    def __init__(self, where: Sequence[str] | None, **given: Any) -> None:
+        self._where, self._given = where or (), given
+
+    def filters(self) -> "Filters":
+        """Return the filters. Raises ConfigError."""
+        from penstock.history.filters import Filters
+        from penstock.history.row import Fate, place_of
+
+        filters = Filters(**self._given)
+        if filters.prompt and not filters.job and place_of(filters.prompt)[2] >= 0:
+            filters = replace(filters, job=filters.prompt, prompt="")
+        for text in self._where:
+            filters = _narrowed(filters, text)
+        if filters.fate and filters.fate not in set(Fate):
+            raise ConfigError(f"invalid fate {filters.fate!r}: choose from {', '.join(Fate)}.")
+        return filters
 
 
-def _fates() -> list[str]:
-    from penstock.history.row import Fate
-
-    return list(Fate)
-
-
-def _as_number(text: str, value: str) -> int:
-    if not re.fullmatch("[0-9]{1,18}", value):
+def _narrowed(filters: "Filters", text: str) -> "Filters":
+    """Add a condition of ``--where``. Raises ConfigError for conditions that samples do not support."""
+    name, relation, value = parts_of(text)
+    if (name, relation) not in _ASKED:
+        fields = ", ".join(f"{one}{how}" for one, how in _ASKED)
+        raise ConfigError(f"--where {text!r}: samples are looked for by {fields}.")
+    if name == "reward":
+        return _by_reward(filters, text, relation, value)
+    field = _ASKED[name, relation]
+    if getattr(filters, field) not in (None, ""):
+        raise ConfigError(f"--where {text!r}: {name} is asked for already; give it once.")
+    if field in ("version", "batch") and not re.fullmatch("[0-9]{1,18}", value):
         raise ConfigError(f"--where {text!r}: give a number from 0.")
-    return int(value)
+    given: Any = int(value) if field in ("version", "batch") else value
+    return replace(filters, **{field: given})
 
 
 def _by_reward(filters: "Filters", text: str, relation: str, value: str) -> "Filters":
@@ -81,43 +113,6 @@ def _by_reward(filters: "Filters", text: str, relation: str, value: str) -> "Fil
     return replace(filters, least_reward=least, most_reward=most)
 
 
-JobOption = Annotated[
-    str, typer.Option("--job", metavar="JOB", help="Samples of this job.", autocompletion=completion.jobs)
-]
-PromptOption = Annotated[
-    str, typer.Option("--prompt", metavar="WORDS", help="Whose prompt has these words; or the id of a job.")
-]
-TextOption = Annotated[
-    str,
-    typer.Option("--text", metavar="WORDS", help='Whose answer, or prompt, has these words; begin*, "as it stands".'),
-]
-VersionOption = Annotated[int | None, typer.Option("--version", min=0, help="With tokens of this version.")]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", min=0, help="That were in this batch.", autocompletion=completion.batches)
-]
-SubOption = Annotated[
-    str,
-    typer.Option(
-        "--sub",
-        metavar="NAME",
-        help="That were in batches of this subscription.",
-        autocompletion=completion.subscriptions,
-    ),
-]
-LeastOption = Annotated[float | None, typer.Option("--min-reward", help="With a reward of at least so much.")]
-MostOption = Annotated[float | None, typer.Option("--max-reward", help="With a reward of at most so much.")]
-FateOption = Annotated[
-    str,
-    typer.Option(
-        "--fate",
-        help="trained, masked, evaluated, scored, filtered, dropped, evicted, payload_lost, buried or cancelled.",
-    ),
-]
-DatasetOption = Annotated[str, typer.Option("--dataset", metavar="NAME", help="Of this dataset.")]
-LaneOption = Annotated[str, typer.Option("--lane", help="train, eval or score.")]
-StatusOption = Annotated[str, typer.Option("--status", help="completed, truncated, aborted or given.")]
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run whose samples are read."""
@@ -125,7 +120,23 @@ class Run:
     folder: Path
     samples: "HistoryReader"
     #: Its Redis, if that answers.
-    live: "tuple[Client, Keys] | None" = None
+    target: Target | None = None
+
+    @property
+    def live(self) -> "tuple[Client, Keys] | None":
+        return (self.target.client, self.target.keys) if self.target is not None else None
+
+    def with_rest(self) -> "Run":
+        """Return the run with the samples that its Redis left when it ended; itself if there are none. Blocks."""
+        from penstock.console.read.samples import open_samples
+
+        if self.target is not None:
+            return self
+        try:
+            target = Target(self.folder.name, None, self.folder.parent, copies=True)
+        except (ConfigError, QueueUnavailable):
+            return self
+        return Run(self.folder, open_samples(self.folder, (target.client, target.keys)), target)
 
     def tell_problems(self) -> None:
         """Print what was skipped, and whether nothing is recorded."""
@@ -139,7 +150,7 @@ class Run:
             )
 
 
-def open_run(run: str | None, url: str | None, directory: Path) -> Run:
+def open_run(run: str | None, redis: str | None, directory: Path, config: Path | None = None) -> Run:
     """Return the run and its samples: those of its history, and of its Redis, if that answers. Blocks.
 
     Raises:
@@ -148,48 +159,20 @@ def open_run(run: str | None, url: str | None, directory: Path) -> Run:
     """
     from penstock.console.read.samples import open_samples
 
+    run, url, directory = run_of(run, redis, directory, config)
     folder = directory / check_name("--run", run or newest_run(directory))
-    there = RunFolder(folder).history.is_dir()
-    if there and url is None and _is_over(folder):
+    has_history = RunFolder(folder).history.is_dir()
+    if has_history and url is None and RunFolder(folder).is_over():
         return Run(folder, open_samples(folder))
     try:
-        target = Target(folder.name, url, directory)
+        target = Target(folder.name, url, directory, copies=True)
     except (ConfigError, QueueUnavailable) as exc:
-        if not there or url is not None:
+        if not has_history or url is not None:
             raise
         say(f"Only what is in the history is shown: {exc}", err=True)
         return Run(folder, open_samples(folder))
-    live = target.client, target.keys
-    return Run(folder, open_samples(folder, live), live)
+    return Run(folder, open_samples(folder, (target.client, target.keys)), target)
 
 
-def _is_over(folder: Path) -> bool:
-    """Return whether ``penstock run`` has ended it, and its Redis with it."""
-    kept = RunFolder(folder)
-    record = kept.record()
-    return record is not None and not kept.is_held() and kept.redis.is_dir()
-
-
-def filters_of(
-    job: str,
-    prompt: str,
-    text: str,
-    version: int | None,
-    batch: int | None,
-    sub: str,
-    least: float | None,
-    most: float | None,
-    fate: str,
-    dataset: str,
-    lane: str,
-    status: str,
-) -> "Filters":
-    """Return the filters that the options select. Raises ConfigError."""
-    from penstock.history.filters import Filters
-    from penstock.history.row import Fate, place_of
-
-    if fate and fate not in list(Fate):
-        raise ConfigError(f"invalid --fate {fate!r}: choose from {', '.join(Fate)}.")
-    if prompt and not job and place_of(prompt)[2] >= 0:
-        job, prompt = prompt, ""
-    return Filters(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)
+add_kind(Run, {}, open_run, of_run=True)
+add_kind(Wanted, _OPTIONS, Wanted)

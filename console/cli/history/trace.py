@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption, told
+from penstock.console.cli.command import Answer
 from penstock.console.cli.history.export import check_new, writing
-from penstock.console.cli.history.filters import Run, open_run
-from penstock.console.cli.history.samples import clock, troubles
-from penstock.console.terminal import print_json, say, table
+from penstock.console.cli.history.filters import Run
+from penstock.console.details import detail_lines
+from penstock.console.resources import clock
+from penstock.console.terminal import print_json, say
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: Span written by default.
 SPAN_S = 60.0
-_JOB_COLUMNS = ("job", "lane", "samples", "reward_mean", "oldest", "newest", "tries", "took_s", "workers", "fate")
 
 
 def trace(
+    found: Run,
+    answer: Answer,
     what: Annotated[
         str,
         typer.Argument(
@@ -34,10 +36,6 @@ def trace(
             autocompletion=completion.samples,
         ),
     ] = "",
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    as_json: JsonOption = False,
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a span of time for ui.perfetto.dev.")
     ] = None,
@@ -54,28 +52,31 @@ def trace(
         raise ConfigError("--from, --to and --last name a span of time, which --perfetto FILE writes: give that too.")
     if perfetto is not None:
         check_new(perfetto)
-        _write(open_run(run, redis, directory), perfetto, (since, until, last), as_json)
+        _write(found, perfetto, (since, until, last), answer)
         return
     from penstock.console.read.trace.sources import asked_of
 
     asked = asked_of(what)
-    found = open_run(run, redis, directory)
-    answer = _find(found, _sources(found), asked)
-    if answer is None:
+    events = _find(found, asked)
+    if events is None:
+        found = found.with_rest()
+        events = _find(found, asked)
+    if events is None:
         for problem in found.samples.problems:
             say(problem, err=True)
+        forgotten = "" if found.samples.is_there else ", which has no history: it forgets samples once they are trained"
         raise ConfigError(
-            f"Run {found.folder.name} knows nothing of {what!r}; `penstock samples ls` and `penstock jobs ls` list "
-            "what there is."
+            f"Run {found.folder.name} knows nothing of {what!r}{forgotten}; `penstock samples ls` and "
+            "`penstock jobs ls` list what there is."
         )
-    if as_json:
-        print_json(answer)
-    elif asked.job:
-        _say_job(answer)
-    elif asked.batch is not None:
-        _say_batch(answer)
+    if answer.as_json:
+        print_json(events)
     else:
-        table([_cells(one) for one in answer], _JOB_COLUMNS, f"jobs that asked {what}")
+        shown = {"jobs": events} if isinstance(events, list) else dict(events)
+        problems = shown.pop("problems", ())
+        say("\n".join(detail_lines(shown)))
+        for problem in problems:
+            say(problem, err=True)
     found.tell_problems()
 
 
@@ -85,10 +86,11 @@ def _sources(found: Run) -> "Sources":
     return sources_of(found.folder, found.samples, found.live)
 
 
-def _find(found: Run, sources: "Sources", asked: "Asked") -> Any:
+def _find(found: Run, asked: "Asked") -> Any:
     from penstock.console.read.trace.batch import trace_batch, trace_prompt
     from penstock.console.read.trace.job import trace_job
 
+    sources = _sources(found)
     if asked.batch is not None:
         return trace_batch(sources, asked)
     if not asked.job:
@@ -96,78 +98,7 @@ def _find(found: Run, sources: "Sources", asked: "Asked") -> Any:
     return trace_job(sources, asked.job, asked.sample)
 
 
-def _say_job(job: dict[str, Any]) -> None:
-    say(f"job {job['job']}: {job['state']}, lane {job['lane']}, {troubles(job['failed_tries'], job['crashes'])}")
-    if job["prompt"]:
-        from penstock.console.cli.history.samples import excerpt
-
-        say(f"prompt: {excerpt(job['prompt'])}")
-    table([_try(one) for one in job["tries"]], ["try", "worker", "lane", "leased", "held_s", "end"], "tries")
-    table([_sample(one) for one in job["samples"]], _SAMPLE_COLUMNS, "samples")
-    columns = ["subscription", "batch", "version", "step", "samples", "staleness", "loss_tokens", "cut", "trained"]
-    table([_clocks(one, "cut", "trained") for one in job["batches"]], columns, "batches")
-    first = job["events"][0]["at_s"] if job["events"] else 0.0
-    rows = [
-        {"after_s": f"{one['at_s'] - first:.3f}", **{name: one[name] for name in ("event", "who", "what")}}
-        for one in job["events"]
-    ]
-    table(rows, ["after_s", "event", "who", "what"], f"events since {clock(first)}" if first else "events")
-    for problem in job["problems"]:
-        say(problem, err=True)
-
-
-_SAMPLE_COLUMNS = ("sample", "try", "worker", "versions", "tokens", "reward", "fate", "longest")
-
-
-def _try(one: dict[str, Any]) -> dict[str, Any]:
-    held = f"{one['ended_s'] - one['leased_s']:.3f}" if one["ended_s"] else "-"
-    return {
-        "try": one["number"],
-        "leased": clock(one["leased_s"]),
-        "held_s": held,
-        **one,
-        "end": one["end"] or "under way",
-    }
-
-
-def _sample(one: dict[str, Any]) -> dict[str, Any]:
-    versions = str(one["newest"]) if one["oldest"] == one["newest"] else f"{one['oldest']}-{one['newest']}"
-    stage = max(one["stages"], key=lambda stage: stage["end_s"] - stage["begin_s"], default=None)
-    longest = f"{stage['name']} {stage['end_s'] - stage['begin_s']:.3f} s" if stage else ""
-    fate = one["fate"] or f"({one['reason']})"
-    return {
-        **one,
-        "sample": one["id"],
-        "versions": versions,
-        "tokens": one["num_generated"],
-        "fate": fate,
-        "longest": longest,
-    }
-
-
-def _say_batch(batch: dict[str, Any]) -> None:
-    step = "no step is known" if batch["step"] is None else f"step {batch['step']}"
-    say(f"batch {batch['batch']} of {batch['subscription']}: version {batch['version']}, {step}")
-    for name in ("cut", "trained"):
-        if batch[f"{name}_s"]:
-            say(f"{name}: {clock(batch[f'{name}_s'])}")
-    if batch["step"] is not None:
-        say(f"waited {batch['wait_s']:.3f} s, trained {batch['train_s']:.3f} s, published {batch['publish_s']:.3f} s")
-    table([_cells(one) for one in batch["jobs"]], _JOB_COLUMNS, "jobs")
-    for problem in batch["problems"]:
-        say(problem, err=True)
-
-
-def _cells(one: dict[str, Any]) -> dict[str, Any]:
-    return {**one, "took_s": None if one["took_s"] is None else round(one["took_s"], 3)}
-
-
-def _clocks(one: dict[str, Any], *names: str) -> dict[str, Any]:
-    version = one["version"] if one["version"] >= 0 else None
-    return {**one, "version": version, **{name: clock(at) if (at := one[f"{name}_s"]) else None for name in names}}
-
-
-def _write(found: Run, path: Path, asked: tuple[str, str, str], as_json: bool) -> None:
+def _write(found: Run, path: Path, asked: tuple[str, str, str], answer: Answer) -> None:
     from penstock.console.read.trace.perfetto import write_perfetto
     from penstock.console.read.trace.tracks import latest_s, tracks
 
@@ -179,7 +110,7 @@ def _write(found: Run, path: Path, asked: tuple[str, str, str], as_json: bool) -
     with writing(path):
         count = write_perfetto(path, lines, waits, {"run": found.folder.name, **span})
     words = f"{path}: {count} events of {span['from']} to {span['to']}, for https://ui.perfetto.dev"
-    told(words, {"path": str(path), "events": count, **span}, as_json)
+    answer.tell(words, {"path": str(path), "events": count, **span})
     for problem in problems:
         say(problem, err=True)
     if not count:

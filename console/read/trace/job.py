@@ -69,6 +69,7 @@ def trace_job(sources: Sources, job: str, sample: str = "") -> dict[str, Any] | 
     if sample and not there:
         return None
     events = in_order(_events(rows, tries, batches))
+    begin = events[0].at_s if events else 0.0
     return {
         "job": job,
         "lane": rows[0].lane,
@@ -82,7 +83,11 @@ def trace_job(sources: Sources, job: str, sample: str = "") -> dict[str, Any] | 
         "tries": [asdict(one) for one in tries],
         "samples": [_sample(row, tries) for row in there],
         "batches": batches,
-        "events": [asdict(event) for event in events if not sample or event.sample in ("", sample)],
+        "events": [
+            {**asdict(event), "after_s": round(event.at_s - begin, 3)}
+            for event in events
+            if not sample or event.sample in ("", sample)
+        ],
         "problems": problems,
     }
 
@@ -114,11 +119,13 @@ def _tries(rows: Sequence[SampleRow], job: str, problems: list[str]) -> list[Try
 
 
 def _sample(row: SampleRow, tries: Sequence[Try]) -> dict[str, Any]:
-    held = own_try(row, tries)
+    held, stages = own_try(row, tries), stages_of(row, tries)
+    longest = max(stages, key=lambda one: one.end_s - one.begin_s, default=None)
     return {
         **{name: getattr(row, name) for name in _OF_A_SAMPLE},
         "try": held.number if held else None,
-        "stages": [asdict(stage) for stage in stages_of(row, tries)],
+        "stages": [asdict(stage) for stage in stages],
+        "longest": f"{longest.name} {longest.end_s - longest.begin_s:.3f} s" if longest else "",
     }
 
 

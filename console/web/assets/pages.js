@@ -1,4 +1,4 @@
-// A paged list: filters and order as on the command line, the next page by its key.
+// A paged list: columns, filters and order as on the command line, the next page by its key.
 
 import { h, said, replace } from "./dom.js";
 import { get, ofRun } from "./net.js";
@@ -7,13 +7,14 @@ import { table } from "./table.js";
 
 const EVERY_MS = 2500;
 
-// columns: see table(); filters: [{ name, field, values? }]: one of the values, or a substring of the field.
-export function pages({ run, noun, name, columns, filters = [], sort = "", limit = 50, onRow = null }) {
+// The server declares the columns and formats their cells (console/resources.py). filters: [{ name, field, values? }]: one
+// of the values, or a substring of the field; acts: the cell of a further column with actions on a row.
+export function pages({ run, noun, name, filters = [], sort = "", limit = 50, onRow = null, acts = null }) {
   const body = h("div", {}), count = h("span", { class: "count", role: "status" });
   const more = h("button", { type: "button", class: "more", hidden: true, onclick: () => load(true) }, "More");
   const inputs = filters.map((filter) => input(filter, () => load(false)));
   const bar = h("div", { class: "filters" }, inputs.map(([label]) => label), count);
-  let rows = [], next = null, asked = 0, read = 0, live = false;
+  let rows = [], columns = [], next = null, asked = 0, read = 0, live = false;
 
   async function load(further) {
     if (!live) return;
@@ -23,7 +24,10 @@ export function pages({ run, noun, name, columns, filters = [], sort = "", limit
     try {
       const found = await get(ofRun(run, `lists/${noun}`), { where, sort, limit, after: further ? next : "" });
       if (mine !== asked) return;
-      rows = further ? [...rows, ...found.rows] : found.rows;
+      const read_ = found.rows.map((row, at) => ({ ...row, cells: found.cells[at] }));
+      rows = further ? [...rows, ...read_] : read_;
+      columns = found.columns.map((one) => [one.title, ({ cells }) => said(cells[one.name], 200), one.number ? "number" : "", one.meaning]);
+      if (acts) columns.push(["", acts]);
       next = found.next;
       replace(count, `${number(found.total)} ${name.toLowerCase()}`);
       draw();

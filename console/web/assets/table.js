@@ -1,9 +1,9 @@
-// Tables: columns are [head, cell of a row, "number"?]; wide tables scroll.
+// Tables: columns are [head, cell of a row, "number"?, meaning of the column?]; wide tables scroll.
 
 import { h, said } from "./dom.js";
 
 export function table(name, columns, rows, onRow = null) {
-  const heads = columns.map(([head, , kind]) => h("th", { scope: "col", class: kind }, head));
+  const heads = columns.map(([head, , kind, meaning]) => h("th", { scope: "col", class: kind, title: meaning }, head));
   const body = rows.map((row) => h("tr", {}, columns.map(([, cell, kind], at) => {
     const value = cell(row);
     const inside = value instanceof Node ? value : said(value);

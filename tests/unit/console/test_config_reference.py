@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.console.config_reference import page
+from tests.reference.configuration import page
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 

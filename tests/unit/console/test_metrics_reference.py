@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from penstock.console.metrics_reference import all_series, page
+from tests.reference.metrics import all_series, page
 
 ROOT = Path(__file__).parents[3]
 

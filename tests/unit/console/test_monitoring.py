@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from penstock.console.metrics_reference import all_series
+from tests.reference.metrics import all_series
 
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "console" / "monitoring"

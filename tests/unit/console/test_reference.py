@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.console.reference import write
+from tests.reference import write
 
 
 def test_a_page_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -40,9 +40,7 @@ def test_what_names_no_file_writes_none(
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize(
-    "module", ["penstock.console.config_reference", "penstock.console.metrics_reference", "benchmarks.tail_task"]
-)
+@pytest.mark.parametrize("module", ["tests.reference.configuration", "tests.reference.metrics", "benchmarks.tail_task"])
 def test_help_is_no_name_of_a_file(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

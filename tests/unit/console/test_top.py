@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.console.top import AROUND, LISTS, NAMES, Screen, draw, keys_of
+from penstock.console.resources import LISTS
+from penstock.console.top import AROUND, NAMES, Screen, draw, keys_of
 from penstock.protocol.presence import WorkerPresence
 
 HOSTILE = "\x1b[2J\u202e[/red]"
@@ -24,7 +25,7 @@ STATE: dict[str, Any] = {
     "ready": 4,
     "workers": [WorkerPresence(name="w1", tokens_per_s=10.0)],
 }
-ROWS = [{"name": f"w{i}", "state": "serving", "held": 30 - i, "why": ""} for i in range(30)]
+ROWS = [{"name": f"w{i}", "state": "serving", "leased": 30 - i, "why": ""} for i in range(30)]
 
 
 def press(keys: Sequence[str], rows: Sequence[dict[str, Any]] = ROWS) -> Screen:
@@ -50,7 +51,7 @@ def drawn(
         (["down", "j", "j", "k"], "workers", 2, "", ""),
         (["up"], "workers", 0, "", ""),
         (["pagedown"] * 9, "workers", 29, "", ""),
-        (["s", "s", "s"], "workers", 0, "version", ""),
+        (["s", "s"], "workers", 0, "version", ""),
         (["s", "S"], "workers", 0, "", ""),
         (["down", "enter"], "workers", 1, "", "w1"),
         (["down", "enter", "escape"], "workers", 1, "", ""),
@@ -73,8 +74,8 @@ def test_q_and_ctrl_c_end_it() -> None:
 
 
 def test_the_row_under_the_cursor_is_the_one_that_is_shown_there() -> None:
-    screen = press(["s", "s", "s", "s", "enter"])  # by held
-    assert (screen.sort, screen.opened) == ("held", "w29")
+    screen = press(["s", "s", "s", "s", "enter"])  # by leased
+    assert (screen.sort, screen.opened) == ("leased", "w29")
     assert press(["s", "s", "s", "s", "r", "enter"]).opened == "w0"
     assert press(["enter"], []).opened == ""
     assert press(["pagedown", "pagedown"]).with_rows(ROWS[:3]).cursor == 2, "the list became shorter"
@@ -116,8 +117,8 @@ def test_what_is_looked_into_is_shown_by_its_fields_and_cut_by_the_screen() -> N
 
 
 def test_hostile_text_is_drawn_harmlessly() -> None:
-    for name, columns in LISTS.items():
-        rows = [dict.fromkeys(columns, HOSTILE)]
+    for name in NAMES:
+        rows = [dict.fromkeys((one.name for one in LISTS[name].shown), HOSTILE)]
         for about in (None, {"name": HOSTILE, "more": [{"x": HOSTILE}]}):
             opened = HOSTILE if about else ""
             screen = Screen(name, opened=opened).with_rows(rows)

@@ -3,7 +3,7 @@
 
 import { h, said, replace } from "../dom.js";
 import { get, ofRun } from "../net.js";
-import { any, bytes, duration, number, share } from "../words.js";
+import { any, duration, number } from "../words.js";
 import { pages } from "../pages.js";
 import { table } from "../table.js";
 
@@ -14,20 +14,6 @@ export function fleet({ run }) {
   const workers = pages({
     run, noun: "workers", name: "Workers", sort: "name",
     filters: [{ name: "Name", field: "name" }, { name: "State", field: "state" }, { name: "Host", field: "host" }],
-    columns: [
-      ["Worker", (one) => one.name],
-      ["State", (one) => h("span", { class: `badge is-${one.state === "serving" ? "well" : "waits"}` }, said(one.state || "unknown"))],
-      ["Version", (one) => any(one.version), "number"],
-      ["Jobs held", (one) => number(one.held), "number"],
-      ["Samples", (one) => load(one), "number"],
-      ["Tokens/s", (one) => number(one.tokens_per_s), "number"],
-      ["GPU", (one) => gpus(one.gpus)],
-      ["Heartbeat", (one) => `${duration(one.age_s)} ago`, "number"],
-      ["Restarts", (one) => number(one.engine_restarts), "number"],
-      ["Lost leases", (one) => number(one.lost_leases), "number"],
-      ["Host", (one) => one.host], ["Engine", (one) => one.engine],
-      ["Why", (one) => said(one.why, 200)],
-    ],
   });
   let asked = 0;
 
@@ -49,24 +35,8 @@ export function fleet({ run }) {
   };
 }
 
-function load({ running, slots }) {
-  return metered(running, slots, "slots in use", `${number(running)} of ${number(slots)}`);
-}
-
-function metered(value, most, name, text) {
-  const meter = h("meter", { min: 0, max: Math.max(1, most), value: Math.max(0, Math.min(value, most)), "aria-label": name });
-  return h("span", { class: "load" }, meter, text);
-}
-
-// Use and memory of each, as far as it tells.
-function gpus(found) {
-  return h("span", { class: "gpus" }, (found ?? []).map(({ name, model, use, used_bytes: used, size_bytes: size }) =>
-    h("span", { title: `${model} ${name}` }, metered(used, size, `memory of GPU ${name}`,
-      `${use >= 0 ? share(use) : "use unknown"}, ${bytes(used)} of ${bytes(size)}`))));
-}
-
 const BINDS = {
-  backlog: "what is left to draw fills no more", demand: "the trainers eat no more", fresh: "more would draw stale samples",
+  backlog: "what is left to generate fills no more", demand: "the trainers need no more", fresh: "more would generate stale samples",
   min: "fewer are not allowed", max: "more are not allowed",
 };
 
@@ -89,7 +59,7 @@ function plannedOf({ groups, processes, autoscale, decisions, endpoints, host })
 
 function scaled({ group, wanted, engines, binds, terms, capacity_tokens_per_s: each }, decisions) {
   const now = `${group}: ${number(engines)} engines, ${number(wanted)} wanted, for ${BINDS[binds] ?? binds} (${binds})` +
-    `; ${termsOf(terms)}${each ? `; a worker with full slots draws ${number(each)} tokens/s` : ""}`;
+    `; ${termsOf(terms)}${each ? `; a worker with full slots generates ${number(each)} tokens/s` : ""}`;
   return [h("h2", {}, "Autoscaler"), h("p", {}, said(now, 600)), decisions.length ? table("Decisions", [
     ["When", (one) => `${duration(Date.now() / 1000 - one.at)} ago`], ["Engines", (one) => `${number(one.before)} → ${number(one.engines)}`],
     ["Wanted", (one) => number(one.wanted), "number"], ["Because", (one) => said(`${BINDS[one.binds] ?? one.binds} (${one.binds})`, 200)],

@@ -43,7 +43,7 @@ function tiles({ figures }) {
     ["Step", of(figures.step, figures.steps)],
     ["Version", number(figures.version)],
     ["Reward", number(figures.reward, 3)],
-    ["Held-out", share(figures.held_out)],
+    ["Held-out reward", number(figures.held_out, 3)],
     ["Staleness", `${number(figures.staleness_mean, 2)}${worst}`],
     ["Tokens/s", short(figures.tokens_per_s)],
     ["Trainer waits", share(figures.trainer_wait)],

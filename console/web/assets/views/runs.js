@@ -1,7 +1,7 @@
 // The runs of the folder, the one that moved last first.
 
 import { h, said } from "../dom.js";
-import { number, share, duration } from "../words.js";
+import { number, duration } from "../words.js";
 import { table } from "../table.js";
 import { address } from "../place.js";
 
@@ -11,7 +11,7 @@ export function runs(known) {
     ["State", (one) => one.state || "by hand"],
     ["Step", (one) => number(one.step), "number"],
     ["Reward", (one) => number(one.reward_mean, 3), "number"],
-    ["Held-out", (one) => share(one.accuracy), "number"],
+    ["Held-out reward", (one) => number(one.accuracy, 3), "number"],
     ["Took", (one) => duration(one.active_s), "number"],
     ["Last written", (one) => `${duration(one.age_s)} ago`, "number"],
     ["Why", (one) => said(one.reason ?? "", 120)],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from penstock.console.cli.confirm import agree
+from penstock.console.cli.command import agree
 from penstock.errors import ConfigError
 
 

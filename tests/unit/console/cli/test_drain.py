@@ -8,6 +8,7 @@ import pytest
 
 from penstock.console import progress
 from penstock.console.cli import payloads
+from penstock.console.cli.command import Change
 from penstock.payloads import servers
 from penstock.payloads import store as stores
 
@@ -17,9 +18,9 @@ def test_drain_says_how_far_it_is(as_json: bool, monkeypatch: pytest.MonkeyPatch
     looks = iter(
         [servers.Drain(8, 0, ["w1"]), servers.Drain(10, 0, []), servers.Drain(4, 0, []), servers.Drain(0, 0, [])]
     )
-    server = SimpleNamespace(name="p1", url="file:///nowhere", state=servers.ServerState.LIVE)
+    server = SimpleNamespace(name="p1", url="redis://nowhere", state=servers.ServerState.LIVE)
     states = []
-    monkeypatch.setattr(payloads, "Target", lambda *_: SimpleNamespace(client=None, keys=None))
+    target: Any = SimpleNamespace(client=None, keys=None)
     monkeypatch.setattr(payloads, "_about", lambda *_: "p1")
     monkeypatch.setattr(payloads, "LOOK_S", 0.0)
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
@@ -30,7 +31,7 @@ def test_drain_says_how_far_it_is(as_json: bool, monkeypatch: pytest.MonkeyPatch
         "open_store",
         lambda *_: contextlib.closing(SimpleNamespace(check=lambda: None, close=lambda: None)).thing,
     )
-    payloads.drain("p1", yes=True, as_json=as_json)
+    payloads.drain("p1", target, Change(as_json, yes=True))
     out, err = capsys.readouterr()
     assert states == [servers.ServerState.DRAINING, servers.ServerState.DRAINED]
     if as_json:

@@ -76,10 +76,10 @@ def test_samples_are_listed_in_plain_columns(runs: Path, capsys: pytest.CaptureF
 
     title, head, *lines = capsys.readouterr().out.splitlines()
     assert title == "samples"
-    assert head.split() == ["id", "reward", "version", "tokens", "fate", "prompt", "answer"]
+    assert head.split() == ["id", "reward", "oldest", "newest", "num_generated", "fate", "reason", "prompt", "answer"]
     assert [line.split()[0] for line in lines] == ["math/1/0/0", "math/0/1/1", "math/0/1/0", "math/0/0/1", "math/0/0/0"]
-    assert lines[1].split()[1:5] == ["1.25", "3-4", "3", "trained"]
-    assert "filtered (zero_std)" in lines[0]
+    assert lines[1].split()[1:5] == ["1.25", "3", "4", "3"]
+    assert "filtered  zero_std" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,15 @@ def test_one_is_shown_with_all_that_is_known(runs: Path, capsys: pytest.CaptureF
 
     assert call(runs, "samples", "show", "math/0/1/0") == 0
     said = capsys.readouterr().out
-    for words in ("sample math/0/1/0: reward 1, trained", "versions 3-4", "It is five, says 0.", "151000", "-1.72"):
+    for words in (
+        "id: math/0/1/0",
+        "reward: 1",
+        "fate: trained",
+        "oldest: 3",
+        "It is five, says 0.",
+        "151000",
+        "-1.72",
+    ):
         assert words in said
     assert call(runs, "samples", "show", "math/0/1/0", "--no-tokens") == 0
     assert "151000" not in capsys.readouterr().out
@@ -329,10 +337,10 @@ def test_a_sample_whose_reward_is_a_number_alone_is_not_shown_as_without_one(
     assert call(runs, "samples", "show", "math/2/0/0", "--no-tokens") == 0
 
     told = capsys.readouterr().out
-    assert "reward 1," in told
+    assert "reward: 1" in told
     assert "reward: none" not in told
-    assert "1 turn," in told
-    assert "1 failed try," in told
+    assert "num_turns: 1" in told
+    assert "attempts: 1" in told
 
 
 def test_samples_are_exported_as_parquet(runs: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def traced(runs: Path, *arguments: str) -> int:
 def test_a_job_is_told_in_words(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert traced(runs, "math/0/7/1") == 0
     out = capsys.readouterr().out
-    assert "job math/0/7: trained" in out
+    assert "state: trained" in out
     assert "\x1b" not in out
     for words in ("failed reward_raised", "first token", "batch 3", "sample 1: 3 tokens, versions 3 to 4"):
         assert words in out

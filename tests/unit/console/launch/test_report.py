@@ -71,8 +71,8 @@ def test_the_summary_says_what_became_of_the_tokens(tmp_path: Path) -> None:
     found = summary(run_dir(tmp_path), tokens=ledger)
 
     assert (found["goodput"], found["tokens_drawn"]) == (0.75, 400)
-    assert found["tokens_unheard_most"] == 2 * config().rollout.max_context_tokens
-    assert found["tokens_by_account"] == {"trained": 300, "redrawn": 20, "held": 80}
+    assert found["tokens_unreported_at_most"] == 2 * config().rollout.max_context_tokens
+    assert found["tokens_by_account"] == {"trained": 300, "redrawn": 20, "undecided": 80}
     assert summary(run_dir(tmp_path))["goodput"] is None, "nothing was drawn"
 
 

@@ -24,13 +24,13 @@ def test_rows_add_up_to_all_that_was_told_of() -> None:
     shown = [(row["lane"], row["account"], row["tokens"], row["share"]) for row in rows]
     assert shown == [
         ("eval", "evaluated", 70, 1.0), ("train", "trained", 600, 0.6), ("train", "filtered:zero_std", 250, 0.25),
-        ("train", "held", 100, 0.1), ("train", "redrawn", 50, 0.05),
+        ("train", "undecided", 100, 0.1), ("train", "redrawn", 50, 0.05),
     ]  # fmt: skip
 
 
 def test_goodput_is_said_with_what_became_of_the_rest() -> None:
     assert goodput_line(STATE) == (
-        "goodput 60.0%: 600 of 1000 tokens were trained on; filtered:zero_std 25.0%, held 10.0%, redrawn 5.0%; "
+        "goodput 60.0%: 600 of 1000 tokens were trained on; filtered:zero_std 25.0%, undecided 10.0%, redrawn 5.0%; "
         "tokens of 3 lost requests are unknown"
     )
     assert goodput_line({}) == ""

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from penstock.console.read.why import chains
-from penstock.console.waits_reference import sample
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.waits import describe
 from penstock.records.causes import (
@@ -42,6 +41,7 @@ from penstock.records.causes import (
     WorkerSick,
     Working,
 )
+from tests.reference.waits import sample
 
 LANES = ("suspect", "resume", "eval", "score", "train")
 GATE = GateClosed("actor", 4, 4)

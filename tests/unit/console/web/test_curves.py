@@ -75,6 +75,6 @@ def test_goodput_is_the_share_of_the_tokens_drawn_that_were_trained_on() -> None
 def test_charts_of_evaluations_say_how_many_datasets_they_leave_out() -> None:
     rows = [{"dataset": f"h{i}", "version": v, "accuracy": 0.5, "time_s": 1.0} for v in (1, 2) for i in range(11)]
     (many,) = curves(Rows(steps=[], evals=rows, queue=[]), None)
-    assert (len(many["lines"]), many["unit"]) == (8, "share; 8 of 11 datasets, the others are on page Evaluation")
+    assert (len(many["lines"]), many["unit"]) == (8, "mean; 8 of 11 datasets, the others are on page Evaluation")
     (few,) = curves(Rows(steps=[], evals=[row for row in rows if row["dataset"] < "h5"], queue=[]), None)
-    assert few["unit"] == "share"
+    assert few["unit"] == "mean"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock.console.resources import LISTS, Column, Resource
 from penstock.console.web import lists
-from penstock.console.web.lists import KEPT_FURTHER_S, KEPT_S, NOUNS, Lists, Noun
+from penstock.console.web.lists import KEPT_FURTHER_S, KEPT_S, Lists
 from penstock.console.web.replies import NotThere
 from penstock.errors import ConfigError
 
@@ -19,16 +20,18 @@ class Book:
 
     def __init__(self, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows, self.reads, self.now = rows, 0, 100.0
-        self.target: Any = SimpleNamespace(keys=SimpleNamespace(run="demo"))
+        self.target: Any = SimpleNamespace(client=None, keys=SimpleNamespace(run="demo"))
         self.lists = Lists(clock=lambda: self.now)
-        monkeypatch.setitem(lists.NOUNS, "jobs", Noun(self._read, ("job", "n"), ("job",)))  # type: ignore[arg-type]
+        columns = tuple(Column(name, "text", "", True) for name in ("job", "n"))
+        monkeypatch.setitem(lists.LISTS, "jobs", Resource("jobs", "", "", columns, ("job",)))  # type: ignore[index]
+        monkeypatch.setattr(Resource, "rows", self._read)
 
-    def _read(self, _: Any) -> Rows:
+    def _read(self, *_: Any) -> Rows:
         self.reads += 1
         return list(self.rows)
 
-    def page(self, after: str = "", sort: str = "", where: tuple[str, ...] = (), limit: int = 3) -> lists.Page:
-        return self.lists.page(self.target, "jobs", where=where, sort=sort, limit=limit, after=after)
+    def page(self, after: str = "", sort: str = "", where: tuple[str, ...] = (), limit: int = 3) -> Any:
+        return SimpleNamespace(**self.lists.page(self.target, "jobs", where=where, sort=sort, limit=limit, after=after))
 
     def all(self, sort: str = "", between: Callable[[], None] = lambda: None) -> list[str]:
         found, page = [], self.page(sort=sort)
@@ -117,7 +120,13 @@ def test_a_page_further_on_is_of_the_list_that_was_read_for_the_first(book: Book
     assert book.reads == 3
 
 
-@pytest.mark.parametrize("noun", NOUNS)
+@pytest.mark.parametrize("noun", LISTS)
 def test_the_key_of_a_list_is_among_its_fields(noun: str) -> None:
     """A list can be sorted and continued by each field that identifies its rows."""
-    assert set(NOUNS[noun].key) <= set(NOUNS[noun].fields)
+    assert set(LISTS[noun].key) <= set(LISTS[noun].fields)
+
+
+def test_cells_are_text_in_the_order_of_the_columns(book: Book) -> None:
+    page = book.page(limit=1)
+    assert [one["title"] for one in page.columns] == ["Job", "N"]
+    assert page.cells == [{"job": "d/0/0", "n": ""}]

@@ -77,7 +77,7 @@ def test_an_empty_run_is_shown_all_the_same(tmp_path: Path) -> None:
     assert ask(tmp_path, "/runs/demo/curves")["charts"] == []
 
 
-@pytest.mark.parametrize("path", ["overview", "curves", "settings", "lanes", "lists/jobs", "events"])
+@pytest.mark.parametrize("path", ["overview", "curves", "settings", "lists/lanes", "lists/jobs", "events"])
 @pytest.mark.parametrize("run", ["none", "..", "%2e%2e%2fdemo", "demo.prev"])
 def test_an_unknown_run_is_a_sentence(tmp_path: Path, run: str, path: str) -> None:
     make_run(tmp_path / "runs")
@@ -87,7 +87,7 @@ def test_an_unknown_run_is_a_sentence(tmp_path: Path, run: str, path: str) -> No
     assert "error" in found or found["detail"] == "Not Found"
 
 
-@pytest.mark.parametrize("path", ["lanes", "lists/jobs", "lists/dead", "job"])
+@pytest.mark.parametrize("path", ["lists/lanes", "lists/jobs", "lists/dead", "job"])
 def test_the_queue_of_an_ended_run_says_why_it_is_not_there(tmp_path: Path, path: str) -> None:
     make_run(tmp_path)
     found = ask(tmp_path, f"/runs/demo/{path}", id="d/0/1")

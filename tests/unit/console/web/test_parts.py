@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from penstock.console.waits_reference import sample
 from penstock.console.web.overview import PARTS, overview, place_of, place_of_cause
 from penstock.console.web.run_snapshots import Look
 from penstock.consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
 from penstock.records.causes import REGISTRY, Cause, GateClosed, LanePaused, NoPart, NoTrainer, RedisDiskFull
+from tests.reference.waits import sample
 from tests.unit.console.read import test_why as why
 
 COUNTERS = {"admitted": 10, "committed": 40, "completed": 9, "cut": 3, "published": 2}

@@ -30,9 +30,9 @@ def test_T11_buried_jobs_are_reported_by_length() -> None:
         "prompt_length": 300,
         "prompt_unit": "tokens",
         "max_new_tokens": 2048,
-        "drawn": [sum(sample.generated) for sample in samples],
+        "answers": [sum(sample.generated) for sample in samples],
     }
-    assert (found[1]["prompt_length"], found[1]["prompt_unit"], found[1]["drawn"]) == (64, "characters", [])
+    assert (found[1]["prompt_length"], found[1]["prompt_unit"], found[1]["answers"]) == (64, "characters", [])
     assert found[3] == {}
     assert burials.by_length(found) == "up to 64 characters 1, up to 1,024 tokens 1, over 65,536 tokens 1"
     assert burials.by_length([]) == ""

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from penstock.console.waits_reference import page, sample
 from penstock.errors import ProtocolError
 from penstock.records.causes import (
     EDGE,
@@ -29,6 +28,7 @@ from penstock.records.causes import (
     field_names,
     user_wait,
 )
+from tests.reference.waits import page, sample
 
 ROOT = Path(__file__).parents[4]
 CAUSES = [one for one in REGISTRY.values() if one is not Unknown]

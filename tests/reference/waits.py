@@ -1,13 +1,13 @@
 """Write docs/waits.md, with every cause of a wait, from the code that reports them.
 
-``python -m penstock.console.waits_reference FILE`` writes the page (``make reference``); a test keeps it current.
+``python -m tests.reference.waits FILE`` writes the page (``make reference``); a test keeps it current.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from penstock.console.reference import write
 from penstock.records.causes import REGISTRY, Cause, Unknown, field_names
+from tests.reference import write
 
 _HEAD = """# Waits
 
@@ -63,4 +63,4 @@ def _value(name: str, hint: Any) -> Any:
 
 
 if __name__ == "__main__":
-    write(page, "penstock.console.waits_reference")
+    write(page, "tests.reference.waits")

@@ -1,6 +1,6 @@
 """Write docs/configuration.md, with every configuration key, from the models that read them.
 
-``python -m penstock.console.config_reference FILE`` writes the page (``make reference``); a test keeps it current.
+``python -m tests.reference.configuration FILE`` writes the page (``make reference``); a test keeps it current.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.config import Config
 from penstock.config.section import Section
-from penstock.console.reference import write
+from tests.reference import write
 
 _HEAD = """# Configuration
 
@@ -153,4 +153,4 @@ def _escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write(page, "penstock.console.config_reference")
+    write(page, "tests.reference.configuration")

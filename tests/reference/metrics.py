@@ -1,13 +1,12 @@
 """Write docs/metrics.md, with every metric that a part of penstock serves, from the code that serves them.
 
-``python -m penstock.console.metrics_reference FILE`` writes the page (``make reference``); a test keeps it current.
+``python -m tests.reference.metrics FILE`` writes the page (``make reference``); a test keeps it current.
 """
 
 from collections.abc import Iterator, Sequence
 
 from penstock.buffer import metrics as buffer_metrics
 from penstock.console.launch import metrics as launcher_metrics
-from penstock.console.reference import write
 from penstock.consumers import scorer as scorer_metrics
 from penstock.consumers.metrics import recorder as recorder_metrics
 from penstock.consumers.metrics import trainer as trainer_metrics
@@ -18,6 +17,7 @@ from penstock.workers import metrics as worker_metrics
 from penstock.workers.agents.gateway import metrics as gateway_metrics
 from penstock.workers.fleet import state as fleet_metrics
 from penstock.workers.rewards.pool import metrics as pool_metrics
+from tests.reference import write
 
 #: Heading of each section -> its series.
 PARTS: dict[str, Sequence[Series]] = {
@@ -106,4 +106,4 @@ def _says(series: Series) -> str:
 
 
 if __name__ == "__main__":
-    write(page, "penstock.console.metrics_reference")
+    write(page, "tests.reference.metrics")

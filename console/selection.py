@@ -1,35 +1,11 @@
-"""Options and output that all lists share: filter, sort, limit, and print rows as text or JSON."""
+"""Select rows of a list: filter, sort, and take a page; on the command line and on the page."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from penstock.console.cli.confirm import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from penstock.console.cli.target import Target
-from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
-
-WhereOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="FIELD=VALUE",
-        help="Only rows of which this is true; =, !=, <, <=, >, >= and ~ (contains). Several: all of them.",
-    ),
-]
-SortOption = Annotated[
-    str | None, typer.Option("--sort", metavar="FIELD", help="Sort by this field; -FIELD: the other way round.")
-]
-LimitOption = Annotated[
-    int | None, typer.Option("--limit", min=1, help="Most rows shown; default: 50, and all with --json.")
-]
-
-AfterOption = Annotated[
-    int, typer.Option("--after", min=0, metavar="N", help="Skip the first N rows, as a truncated list suggests.")
-]
 
 #: Rows shown as text by default.
 SHOWN = 50
@@ -58,64 +34,18 @@ class Choice:
     #: Number of rows to skip.
     after: int = 0
 
-
-def list_of_run(verb: Callable[[Target, Choice], None]) -> Callable[..., None]:
-    """Make a command from a function that lists a run's rows: adds the options of all lists, keeps its help."""
-
-    def command(
-        run: RunArgument = None,
-        redis: UrlOption = None,
-        directory: FolderOption = DIRECTORY,
-        where: WhereOption = None,
-        sort: SortOption = None,
-        limit: LimitOption = None,
-        after: AfterOption = 0,
-        as_json: JsonOption = False,
-    ) -> None:
-        verb(Target(run, redis, directory), Choice(where or (), sort, limit, as_json, after))
-
-    command.__doc__ = verb.__doc__
-    return command
+    def page(self, chosen: Sequence[Row]) -> Sequence[Row]:
+        """Return the page of the selected rows."""
+        count = self.limit or (len(chosen) if self.as_json else SHOWN)
+        return chosen[self.after : self.after + count]
 
 
-def show(
-    rows: Sequence[Row],
-    fields: Sequence[str],
-    columns: Sequence[str],
-    title: str,
-    choice: Choice,
-    in_words: Callable[[Row], dict[str, Any]] = dict,
-) -> Sequence[Row]:
-    """Print the rows selected by ``choice``; return them.
-
-    Args:
-        fields: fields of a row, which filters and the sort order may name.
-        columns: fields in the table; the first names the row.
-        in_words: formats a row for the table.
+def select(rows: Sequence[Row], fields: Sequence[str], choice: Choice) -> list[Row]:
+    """Return the rows that pass every filter, in order, without the limit.
 
     Raises:
         ConfigError: a filter or the sort order names an unknown field, or is malformed.
     """
-    chosen = select(rows, fields, choice)
-    shown = page(chosen, choice)
-    if choice.as_json:
-        print_json([dict(row) for row in shown])
-        return shown
-    table([in_words(row) for row in shown], columns, title)
-    end = choice.after + len(shown)
-    if (left := len(chosen) - end) > 0:
-        say(f"{left} more: --after {end} continues, --limit {len(chosen)} shows all", err=True)
-    return shown
-
-
-def page(chosen: Sequence[Row], choice: Choice) -> Sequence[Row]:
-    """Return the page of the selected rows."""
-    count = choice.limit or (len(chosen) if choice.as_json else SHOWN)
-    return chosen[choice.after : choice.after + count]
-
-
-def select(rows: Sequence[Row], fields: Sequence[str], choice: Choice) -> list[Row]:
-    """Return the rows that pass every filter, in order, without the limit. Raises ConfigError, see ``show``."""
     conditions = [_condition(one, fields) for one in choice.where]
     found = [row for row in rows if all(holds(row) for holds in conditions)]
     if choice.sort is None:

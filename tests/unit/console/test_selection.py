@@ -4,10 +4,13 @@ import json
 
 import pytest
 
-from penstock.console.cli.lists import SHOWN, Choice, Row, select, show
+from penstock.console.cli.nouns import show_list
+from penstock.console.resources import Column, Resource
+from penstock.console.selection import SHOWN, Choice, Row, select
 from penstock.errors import ConfigError
 
 FIELDS = ("job", "state", "n", "worker")
+JOBS = Resource("jobs", "", "", tuple(Column(name, "text", "", name == "job") for name in FIELDS), ("job",))
 ROWS: list[Row] = [
     {"job": "d/0/10", "state": "dead", "n": 3, "worker": "w1"},
     {"job": "d/0/9", "state": "queued", "n": 12, "worker": ""},
@@ -62,25 +65,25 @@ def test_a_field_that_is_not_there_is_named_even_where_there_are_no_rows(choice:
 
 def test_words_stop_at_a_screen_and_say_so_and_json_has_all(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"job": f"d/0/{i}"} for i in range(SHOWN + 3)]
-    show(rows, FIELDS, ["job"], "jobs", Choice())
+    show_list(JOBS, rows, Choice())
     out, err = capsys.readouterr()
     assert (len(out.splitlines()), err) == (
         2 + SHOWN,
         f"3 more: --after {SHOWN} continues, --limit {SHOWN + 3} shows all\n",
     )
 
-    show(rows, FIELDS, ["job"], "jobs", Choice(after=SHOWN))
+    show_list(JOBS, rows, Choice(after=SHOWN))
     out, err = capsys.readouterr()
     assert ([line.split()[0] for line in out.splitlines()[2:]], err) == (["d/0/50", "d/0/51", "d/0/52"], "")
-    show(rows, FIELDS, ["job"], "jobs", Choice(after=2, limit=1))
+    show_list(JOBS, rows, Choice(after=2, limit=1))
     assert capsys.readouterr().err == f"{SHOWN} more: --after 3 continues, --limit {SHOWN + 3} shows all\n"
-    show(rows, FIELDS, ["job"], "jobs", Choice(after=900))
+    show_list(JOBS, rows, Choice(after=900))
     assert capsys.readouterr() == ("jobs: none\n", "")
 
-    show(rows, FIELDS, ["job"], "jobs", Choice(limit=2))
+    show_list(JOBS, rows, Choice(limit=2))
     assert len(capsys.readouterr().out.splitlines()) == 4
 
-    show(rows, FIELDS, ["job"], "jobs", Choice(as_json=True))
+    show_list(JOBS, rows, Choice(as_json=True))
     assert len(json.loads(capsys.readouterr().out)) == SHOWN + 3
-    show(rows, FIELDS, ["job"], "jobs", Choice(as_json=True, limit=2))
+    show_list(JOBS, rows, Choice(as_json=True, limit=2))
     assert len(json.loads(capsys.readouterr().out)) == 2

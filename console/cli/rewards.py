@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.console.cli import completion
-from penstock.console.cli.confirm import DIRECTORY, OVERRIDES, FolderOption, JsonOption, UrlOption, many
+from penstock.console.cli.command import OVERRIDES, FolderOption, JsonOption, UrlOption, many
 from penstock.console.cli.history.filters import DatasetOption, LaneOption, open_run
-from penstock.console.cli.history.samples import excerpt
+from penstock.console.cli.target import DIRECTORY
 from penstock.console.cli.usage import overrides_of
-from penstock.console.terminal import print_json, say, table
+from penstock.console.terminal import excerpt, print_json, say, table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Commands of one noun each: list, show, and change."""
