@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.console.cli import doctor, nouns, top
+from penstock.console.cli import doctor, nouns
 from penstock.console.cli import payloads as payloads_cli
 from penstock.console.cli.command import Answer, command
 from penstock.console.cli.engines import engines_app
@@ -18,6 +18,7 @@ from penstock.console.cli.history.trace import trace
 from penstock.console.cli.nouns import show_table
 from penstock.console.cli.rewards import reward_app
 from penstock.console.cli.target import Target
+from penstock.console.cli.top import top
 from penstock.console.read.tokens import goodput_line
 from penstock.console.resources import LISTS, VERIFIERS
 from penstock.console.terminal import flush, print_json, reader_left, say
@@ -174,7 +175,7 @@ def register(app: typer.Typer) -> None:
     nouns.register(app)
     payloads_cli.register(nouns.APPS["payloads"])
     doctor.register(app)
-    top.register(app)
+    command(app)(top)
     command(app)(export)
     command(app)(trace)
     for name, group in {"engines": engines_app, "samples": samples_app, "eval": eval_app, "reward": reward_app}.items():
