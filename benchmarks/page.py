@@ -51,7 +51,7 @@ PATHS = {
     "overview": "overview",
     "newest answers": "newest",
     "curves": "curves",
-    "lanes": "lanes",
+    "lanes": "lists/lanes",
     "jobs": "lists/jobs",
     "jobs, the oldest version first": "lists/jobs?sort=version",
     "workers": "lists/workers?sort=name",

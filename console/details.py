@@ -54,7 +54,7 @@ def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _text(name: str, value: Any) -> str:
-    if name.endswith("_s") and isinstance(value, int | float) and _TIME_S < value < _MOST_S:
+    if (name == "at" or name.endswith("_s")) and isinstance(value, int | float) and _TIME_S < value < _MOST_S:
         return datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if name in ("version", "oldest", "newest", "staleness") and value == -1:
         return ""  # none

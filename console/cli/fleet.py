@@ -1,8 +1,7 @@
 """``penstock fleet``: plan, run, list and scale a fleet of engines."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,15 +10,14 @@ from penstock.console.cli.command import (
     OVERRIDES,
     Answer,
     Change,
-    ConfigOption,
-    RedisOption,
     command,
     many,
 )
 from penstock.console.cli.nouns import show_list
 from penstock.console.cli.target import LiveTarget, Target
-from penstock.console.cli.usage import overrides_of
-from penstock.console.resources import PROCESSES, clock
+from penstock.console.cli.usage import Source
+from penstock.console.details import detail_lines
+from penstock.console.resources import PROCESSES
 from penstock.console.selection import Choice, select
 from penstock.console.terminal import print_json, say, table
 from penstock.errors import ConfigError
@@ -31,11 +29,11 @@ fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
 
 
 @command(fleet_app, context_settings=OVERRIDES)
-def plan(context: typer.Context, config: ConfigOption, answer: Answer, redis: RedisOption = None) -> None:
+def plan(source: Source, answer: Answer) -> None:
     """Print every process of the fleet: where, on which GPUs and ports, by which command. Starts nothing."""
     from penstock.config.load import load_config
 
-    loaded = load_config(config, overrides_of(context))
+    loaded = load_config(source.path, source.overrides)
     from penstock.workers.fleet.nodes import local_nodes
     from penstock.workers.fleet.plan import plan as lay_out
     from penstock.workers.fleet.show import as_records, as_text
@@ -47,37 +45,17 @@ def plan(context: typer.Context, config: ConfigOption, answer: Answer, redis: Re
 @command(fleet_app, "ls")
 def list_(target: Target, choice: Choice) -> None:
     """List groups and processes of the running fleet, and the addresses of its models."""
-    from penstock.console.read.workers import decisions_of
+    from penstock.console.read.workers import fleet_of
     from penstock.workers.fleet.state import read_state
 
     state = read_state(target.client, target.keys)
+    processes = select(state["processes"], PROCESSES.fields, choice)
     if choice.as_json:
-        print_json({**state, "processes": choice.page(select(state["processes"], PROCESSES.fields, choice))})
+        print_json({**state, "processes": choice.page(processes)})
         return
-    groups = [{"group": name, **group} for name, group in state["groups"].items()]
-    table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
-    show_list(PROCESSES, state["processes"], choice)
-    if auto := state.get("autoscale"):
-        each = auto["capacity_tokens_per_s"]
-        of_one = f"; a worker with full slots generates {each:.0f} tokens/s" if each else ""
-        say(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}")
-        decided = decisions_of(auto)
-        which = f"decisions, the latest {DECISIONS} of {len(decided)}" if len(decided) > DECISIONS else "decisions"
-        shown = [_decision(one) for one in decided[:DECISIONS]]
-        table(shown, ("at", "engines", "wanted", "binds", "terms"), which)
-    for model, url in state["endpoints"].items():
-        say(f"model {model} answers at {url}")
-
-
-def _decision(one: Mapping[str, Any]) -> dict[str, Any]:
-    at, terms = one["at"], one["terms"]
-    return {
-        "at": clock(at) if isinstance(at, int | float) else at,
-        "engines": f"{one['before']} -> {one['engines']}",
-        "wanted": one["wanted"],
-        "binds": one["binds"],
-        "terms": ", ".join(f"{name} {count}" for name, count in terms.items()) if isinstance(terms, dict) else terms,
-    }
+    fleet = fleet_of(state)
+    show_list(PROCESSES, fleet.pop("processes"), choice)
+    say("\n".join(detail_lines({**fleet, "decisions": fleet["decisions"][:DECISIONS]})))
 
 
 @command(fleet_app)

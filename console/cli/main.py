@@ -18,7 +18,6 @@ from penstock.console.cli import inspect
 from penstock.console.cli.command import (
     OVERRIDES,
     Answer,
-    ConfigOption,
     FolderOption,
     LogFormatOption,
     RedisOption,
@@ -29,7 +28,7 @@ from penstock.console.cli.metrics import metrics_app
 from penstock.console.cli.nouns import APPS, SERVE
 from penstock.console.cli.part import run_part
 from penstock.console.cli.target import DIRECTORY
-from penstock.console.cli.usage import UsageMistake, overrides_of, sentence
+from penstock.console.cli.usage import Source, UsageMistake, overrides_of, sentence
 from penstock.console.terminal import flush, hush, reader_left, say
 from penstock.errors import (
     EXIT_CONFIG,
@@ -167,28 +166,26 @@ def check(
         raise typer.Exit(EXIT_CONFIG)
 
 
-@app.command(context_settings=OVERRIDES)
-def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+@command(app, context_settings=OVERRIDES)
+def prepare(source: Source) -> None:
     """Run the configuration's ``prepare`` command alone: it makes data and the first policy."""
     from penstock.config.load import load_config
     from penstock.console.launch.run_parts import prepare as prepare_
 
-    prepare_(load_config(config, overrides_of(context)))
+    prepare_(load_config(source.path, source.overrides))
 
 
-@app.command(context_settings=OVERRIDES)
-def redis(
-    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
-) -> None:
+@command(app, context_settings=OVERRIDES)
+def redis(source: Source) -> None:
     """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
     from penstock.config.load import load_config
     from penstock.console.launch.own_redis import serve_redis
     from penstock.redis.saved_config import keep_config
     from penstock.system.logs import set_up
 
-    loaded = load_config(config, overrides_of(context))
+    loaded = load_config(source.path, source.overrides)
     set_up("redis", loaded.run, loaded.logs.format)
-    keep_config(loaded, config, replace=True)
+    keep_config(loaded, source.path, replace=True)
     raise typer.Exit(serve_redis(loaded))
 
 
@@ -204,9 +201,6 @@ _PARTS = {
         "Record finished samples in files of the run's folder. From its first start on, groups wait for it to retire.",
     ),
     "trainer": ("consumers", "consumers.grpo.main", "Run the reference GRPO trainer."),
-}  # fmt: skip
-#: The same, of which several may run: each has a name.
-_NAMED_PARTS = {
     "worker": (
         "workers", None,
         "Generate and reward: one engine, any number of samples at once. May join and leave at any moment.",
@@ -219,36 +213,28 @@ _NAMED_PARTS = {
 
 
 def _add_part(group: typer.Typer, verb: str, package: str, module: str | None, about: str, **settings: Any) -> None:
-    def part(
-        context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
-    ) -> None:
+    module = module and f"penstock.{module}"
+
+    def part(source: Source) -> None:
         name = {"serve": "gateway", "up": "fleet"}.get(verb, package if verb == SERVE else verb)
-        run_part(package, name, config, overrides_of(context), module=module and f"penstock.{module}")
+        run_part(package, name, source.path, source.overrides, module=module)
 
-    group.command(verb, help=about, context_settings=OVERRIDES, **settings)(part)
-
-
-def _add_named_part(verb: str, package: str, module: str | None, about: str) -> None:
-    def part(
-        context: typer.Context,
-        config: ConfigOption,
+    def named_part(
+        source: Source,
         name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
-        redis: RedisOption = None,
-        log_format: LogFormatOption = None,
     ) -> None:
         from penstock.names import check_name
 
         name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
-        shown = name if verb == "worker" else verb
-        run_part(package, shown, config, overrides_of(context), name, module=module and f"penstock.{module}")
+        run_part(package, name if verb == "worker" else verb, source.path, source.overrides, name, module=module)
 
-    app.command(verb, help=about, context_settings=OVERRIDES)(part)
+    command(group, verb, help=about, context_settings=OVERRIDES, **settings)(
+        named_part if verb in ("worker", "verifiers") else part
+    )
 
 
 for _verb, _part in _PARTS.items():
     _add_part(app, _verb, *_part)
-for _verb, _part in _NAMED_PARTS.items():
-    _add_named_part(_verb, *_part)
 _add_part(
     APPS["buffer"], SERVE, "buffer", None, hidden=True,
     about="Cut finished groups into batches for the trainers. `penstock buffer ls` lists the groups that are ready.",

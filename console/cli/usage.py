@@ -5,11 +5,14 @@ class of typer's own ``BadParameter``.
 """
 
 import difflib
+import inspect
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 
+from penstock.console.cli.command import ConfigOption, LogFormatOption, RedisOption, add_kind
 from penstock.errors import ConfigError
 
 #: Base class of click's errors for user mistakes.
@@ -42,6 +45,25 @@ def sentence(mistake: Exception) -> str:
     if near:
         return f"{said}: did you mean {_or(re.findall(r'[^ ,?]+', near.replace(' or ', ' ')))}?"
     return f"{said}; `{path} --help` says what there is."
+
+
+class Source:
+    """The configuration that the options of a command name: its file, and overrides of its keys."""
+
+    def __init__(self, context: typer.Context, config: Path, **_: Any) -> None:
+        self.path, self.overrides = config, overrides_of(context)
+
+
+add_kind(
+    Source,
+    {
+        "context": (typer.Context, inspect.Parameter.empty),
+        "config": (ConfigOption, inspect.Parameter.empty),
+        "redis": (RedisOption, None),
+        "log_format": (LogFormatOption, None),
+    },
+    Source,
+)
 
 
 def overrides_of(context: typer.Context) -> list[str]:

@@ -15,21 +15,24 @@ _DECISION = ("at", "before", "engines", "wanted", "binds", "terms")
 
 
 def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
-    """Return the state published by ``penstock fleet up``; None if no fleet runs. Blocks for a round trip.
-
-    Raises ProtocolError.
-
-    Returns:
-        ``groups`` and ``processes`` as rows; ``autoscale``: the current limit, {} if nothing is scaled;
-        ``decisions``: changes of its size, latest first; unreadable ones are skipped.
-    """
+    """Return ``fleet_of`` the running fleet; None if no fleet runs. Blocks for a round trip. Raises ProtocolError."""
     from penstock.workers.fleet.state import read_state
 
     try:
-        state = read_state(client, keys)
+        return fleet_of(read_state(client, keys))
     except ConfigError:
         return None
+
+
+def fleet_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state published by ``penstock fleet up`` for views.
+
+    ``groups`` and ``processes`` as rows; ``autoscale``: the current limit, {} if nothing is scaled; ``decisions``:
+    changes of its size, latest first; unreadable ones are skipped.
+    """
     auto = state["autoscale"]
+    decisions = auto.get("decisions", [])
+    readable = [one for one in decisions if isinstance(one, dict)] if isinstance(decisions, list) else []
     return {
         "host": state["host"],
         "age_s": state["age_s"],
@@ -37,15 +40,8 @@ def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
         "processes": state["processes"],
         "endpoints": state["endpoints"],
         "autoscale": {name: value for name, value in auto.items() if name != "decisions"},
-        "decisions": decisions_of(auto),
+        "decisions": [{name: one.get(name) for name in _DECISION} for one in reversed(readable)],
     }
-
-
-def decisions_of(autoscale: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the autoscaler's decisions, latest first; invalid ones are skipped."""
-    told = autoscale.get("decisions", [])
-    decisions = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
-    return [{name: one.get(name) for name in _DECISION} for one in reversed(decisions)]
 
 
 def list_workers(client: Client, keys: Keys) -> list[dict[str, Any]]:

@@ -39,9 +39,8 @@ from penstock.console.acts import purge, requeue
 from penstock.console.cli.target import Target
 from penstock.console.read.jobs import read_job
 from penstock.console.read.samples import open_samples
-from penstock.console.read.trace.batch import trace_batch, trace_prompt
-from penstock.console.read.trace.job import trace_job
-from penstock.console.read.trace.sources import Sources, asked_of, sources_of
+from penstock.console.read.trace.batch import find_trace
+from penstock.console.read.trace.sources import asked_of, sources_of
 from penstock.console.read.trace.stages import MEANING
 from penstock.console.read.weights import list_published
 from penstock.console.read.workers import read_fleet
@@ -93,25 +92,14 @@ class Traces:
         except PenstockError:
             live = None
         with closing(open_samples(folder.path, live)) as samples:
-            sources = sources_of(folder.path, samples, live)
-            kind, told = (
-                ("batch", trace_batch(sources, asked))
-                if asked.batch is not None
-                else ("job", _job(sources, asked.job, asked.sample))
-                if asked.job
-                else ("prompt", {"jobs": trace_prompt(sources, asked)})
-            )
-            if not told or told.get("jobs") == []:
+            kind, told = find_trace(sources_of(folder.path, samples, live), asked)
+            if told is None:
                 raise NotThere(f"Run {folder.path.name} knows nothing of {safe_repr(of)}.")
+            if kind == "job":
+                stages = {stage["name"] for one in told["samples"] for stage in one["stages"]}
+                meaning = {name: text for name, text in MEANING.items() if name in stages}
+                told |= {"sample": asked.sample, "meaning": meaning}
             return {"kind": kind, "of": of, "told": _cut(told), "problems": samples.problems}
-
-
-def _job(sources: Sources, job: str, sample: str) -> dict[str, Any] | None:
-    told = trace_job(sources, job, sample)
-    if told is None:
-        return None
-    stages = {stage["name"] for one in told["samples"] for stage in one["stages"]}
-    return told | {"sample": sample, "meaning": {name: text for name, text in MEANING.items() if name in stages}}
 
 
 def _cut(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ HOSTILE = "\x1b[2J\u202e\r\nx"
 UNKNOWN: dict[str, tuple[list[str], str]] = {
     "jobs show": (["d/0/99"], "There is no job 'd/0/99'"),
     "jobs cancel": (["d/0/99"], "there is no such job"),
-    "dead show": (["d/0/0"], "Job 'd/0/0' is not buried"),
-    "dead requeue": (["d/0/99"], "Job 'd/0/99' is not buried"),
-    "dead purge": (["d/0/99", "--yes"], "Job 'd/0/99' is not buried"),
+    "dead show": (["d/0/0"], "Job 'd/0/0' is not a dead letter"),
+    "dead requeue": (["d/0/99"], "Job 'd/0/99' is not a dead letter"),
+    "dead purge": (["d/0/99", "--yes"], "Job 'd/0/99' is not a dead letter"),
     "workers show": (["w9"], "There is no worker 'w9'"),
     "samples show": (["d/0/99/0"], "d/0/99/0"),
     "eval show": (["heldout/9"], "no answer to line 9"),

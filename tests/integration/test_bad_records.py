@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Write, list[str], int, str]] = {
     "fleet of numbers": (fleet(processes=[1]), ["fleet", "ls"], 1, "has no field processes"),
     "group of nothing": (fleet(groups={"m.g": {}}), ["fleet", "scale", "1"], 1, "(group 'm.g') has no field"),
     "autoscaler": (fleet(autoscale={"wanted": "x"}), ["fleet", "ls"], 1, "(its autoscaler) has no field"),
-    "endpoint": (fleet(endpoints={"m": ESCAPES}), ["fleet", "ls"], 0, r"model m answers at \x1b]0;PWNED\x07\u202e"),
+    "endpoint": (fleet(endpoints={"m": ESCAPES}), ["fleet", "ls"], 0, r"m: \x1b]0;PWNED\x07\u202e"),
     "members": (of_a_worker, ["fleet", "engines", "a"], 1, "The list of engines of worker a cannot be read: url:"),
     "engines": (with_another_kind, ["fleet", "engines", "a"], 1, "What worker a shows of its engines cannot be read"),
     "server": (

@@ -247,6 +247,11 @@ def test_a_run_is_found_by_its_folder_and_a_wrong_one_is_a_sentence(
     write_address(folder, redis_server.url)
     assert execute(["status", "--directory", str(tmp_path)]) == 0
     assert f"run {keys.run}:" in capsys.readouterr().out
+    config = {"run": keys.run, "model": {"path": "m"}, "data": {"train": [{"name": "t", "path": "t"}]}}
+    (tmp_path / "run.yaml").write_text(json.dumps(config | {"redis": {"url": redis_server.url}}))
+    for arguments in ([keys.run, "--directory", str(tmp_path)], ["--config", str(tmp_path / "run.yaml")]):
+        assert execute(["status", *arguments]) == 0
+        assert f"run {keys.run}:" in capsys.readouterr().out
     for arguments, says in (
         (["--directory", str(tmp_path / "none")], "There is no run under"),
         (["--run", "other", "--directory", str(tmp_path)], "No Redis is known for run 'other'"),

@@ -249,7 +249,7 @@ def test_groups_are_ready_in_each_view_as_the_buffer_counts_them(
         recounted = views.cli("audit")
         assert (recounted["ready_lanes"], recounted["recount"]["kept"]) == (status["ready_lanes"], status["kept"])
         assert views.page("overview")["figures"]["ready"] == 0
-        lanes = {one["lane"]: one["ready"] for one in views.page("lanes")["lanes"]}
+        lanes = {one["lane"]: one["ready"] for one in views.page("lists/lanes")["rows"]}
         assert (lanes["train"], lanes["eval"]) == (0, 3)
         row = queue_row(snapshot(client, keys))
         assert (row["ready"], row["eval_ready"], row["queued"], row["step"]) == (0, 3, 0, 1)

@@ -70,11 +70,10 @@ def trace(
             "`penstock jobs ls` list what there is."
         )
     if answer.as_json:
-        print_json(events)
+        print_json(events if asked.job or asked.batch is not None else events["jobs"])
     else:
-        shown = {"jobs": events} if isinstance(events, list) else dict(events)
-        problems = shown.pop("problems", ())
-        say("\n".join(detail_lines(shown)))
+        problems = events.pop("problems", ())
+        say("\n".join(detail_lines(events)))
         for problem in problems:
             say(problem, err=True)
     found.tell_problems()
@@ -86,16 +85,10 @@ def _sources(found: Run) -> "Sources":
     return sources_of(found.folder, found.samples, found.live)
 
 
-def _find(found: Run, asked: "Asked") -> Any:
-    from penstock.console.read.trace.batch import trace_batch, trace_prompt
-    from penstock.console.read.trace.job import trace_job
+def _find(found: Run, asked: "Asked") -> dict[str, Any] | None:
+    from penstock.console.read.trace.batch import find_trace
 
-    sources = _sources(found)
-    if asked.batch is not None:
-        return trace_batch(sources, asked)
-    if not asked.job:
-        return trace_prompt(sources, asked) or None
-    return trace_job(sources, asked.job, asked.sample)
+    return find_trace(_sources(found), asked)[1]
 
 
 def _write(found: Run, path: Path, asked: tuple[str, str, str], answer: Answer) -> None:

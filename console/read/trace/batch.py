@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.console.read.trace.job import first_of
+from penstock.console.read.trace.job import first_of, trace_job
 from penstock.console.read.trace.sources import Asked, Sources
 from penstock.errors import ProtocolError
 from penstock.history.filters import Filters
@@ -12,6 +12,16 @@ from penstock.records.job import tries_of
 
 #: Most samples of a batch that are shown.
 MOST_SAMPLES = 20_000
+
+
+def find_trace(sources: Sources, asked: Asked) -> tuple[str, dict[str, Any] | None]:
+    """Return the kind of a target (batch, job or prompt), and its trace; None if it is unknown. Blocks."""
+    if asked.batch is not None:
+        return "batch", trace_batch(sources, asked)
+    if asked.job:
+        return "job", trace_job(sources, asked.job, asked.sample)
+    jobs = trace_prompt(sources, asked)
+    return "prompt", {"jobs": jobs} if jobs else None
 
 
 def trace_batch(sources: Sources, asked: Asked) -> dict[str, Any] | None:

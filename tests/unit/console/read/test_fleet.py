@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import penstock.workers.fleet.state
-from penstock.console.cli.fleet import _decision
-from penstock.console.read.workers import read_fleet
+from penstock.console.details import detail_lines
+from penstock.console.read.workers import fleet_of, read_fleet
 from penstock.errors import ConfigError
 
 DECISION = {"at": 7.0, "before": 1, "engines": 2, "wanted": 2, "binds": "demand", "terms": {"demand": 2}}
@@ -32,12 +32,10 @@ def test_a_fleet_is_its_groups_processes_and_decisions(monkeypatch: pytest.Monke
     assert (found["autoscale"], found["decisions"]) == ({"group": "policy.r", "binds": "max"}, [DECISION])
 
 
-def test_a_decision_is_told_in_words() -> None:
-    assert _decision(DECISION | {"terms": {"backlog": 9, "demand": 2}}) == {
-        "at": "1970-01-01T00:00:07Z", "engines": "1 -> 2", "wanted": 2, "binds": "demand",
-        "terms": "backlog 9, demand 2",
-    }  # fmt: skip
-    assert _decision(dict.fromkeys(DECISION))["engines"] == "None -> None", "what cannot be read does not raise"
+def test_a_fleet_is_lines_of_text() -> None:
+    lines = list(detail_lines(fleet_of(STATE | {"autoscale": {"decisions": [DECISION | {"at": 1.7e9}]}})))
+    assert "  policy.r  regular      2" in lines
+    assert "  2023-11-14T22:13:20.000Z  1       2        2       demand  demand 2" in lines
 
 
 def test_where_none_runs_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
