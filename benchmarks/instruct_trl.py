@@ -20,6 +20,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from examples.instruct.rewards import follows
 
+#: As in the example's gpu.yaml.
+TEMPERATURE = 0.7
 EXAMPLE = Path(__file__).parents[1] / "examples" / "instruct"
 
 
@@ -35,13 +37,16 @@ class Policy:
 
     @torch.no_grad()
     def logprobs(self, prompts: list[list[int]], answers: list[list[int]]) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of the tokens of answers at temperature 1."""
+        """Return the log-probabilities, in nats, of the tokens of answers at TEMPERATURE."""
         found: list[list[float]] = []
         for at in range(0, len(prompts), self.rows):
             pairs = list(zip(prompts[at : at + self.rows], answers[at : at + self.rows], strict=True))
             texts = [torch.tensor(prompt + answer) for prompt, answer in pairs]
             ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(self.model.device)
-            logits = self.model(input_ids=ids, attention_mask=_mask(texts).to(ids.device)).logits[:, :-1].float()
+            logits = (
+                self.model(input_ids=ids, attention_mask=_mask(texts).to(ids.device)).logits[:, :-1].float()
+                / TEMPERATURE
+            )
             picked = logits.gather(-1, ids[:, 1:, None])[..., 0] - logits.logsumexp(-1)
             for row, (prompt, answer) in zip(picked.tolist(), pairs, strict=True):
                 found.append(row[len(prompt) - 1 : len(prompt) - 1 + len(answer)])
@@ -65,7 +70,7 @@ class Policy:
 
     @torch.no_grad()
     def held_out(self, rows: list[dict[str, Any]], seed: int) -> float:
-        """Return the mean score of an answer to each prompt, sampled at temperature 1."""
+        """Return the mean score of an answer to each prompt, sampled at TEMPERATURE."""
         scores: list[float] = []
         was_training = self.model.training
         self.model.eval()
@@ -76,7 +81,7 @@ class Policy:
                 prompts = [self.ids_of(row["prompt"]) for row in some]
                 given = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
                 given = given.to(self.model.device)
-                ids = self.model.generate(**given, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                ids = self.model.generate(**given, do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0,
                                           max_new_tokens=self.max_new)  # fmt: skip
                 answers = [self.ended(row) for row in ids[:, given["input_ids"].shape[1] :].tolist()]
                 scores += self.score(prompts, answers, [row["label"] for row in some])
@@ -167,7 +172,7 @@ def main() -> None:
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=5,
         beta=arguments.kl,
-        temperature=1.0,
+        temperature=TEMPERATURE,
         bf16=has_gpu,
         gradient_checkpointing=False,
         logging_steps=1,

@@ -134,7 +134,9 @@ def attend(
     Returns:
         [1, T, heads, head]
     """
-    if query.device.type == "cuda" and query.dtype is not torch.float32:
+    # Under autocast rotary embeddings make queries and keys float32; values keep the type that is computed in.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if value.device.type == "cuda" and value.dtype is not torch.float32:
         from torch.nn.attention.varlen import varlen_attn
 
         repeat = query.shape[1] // key.shape[1]

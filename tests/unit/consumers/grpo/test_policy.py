@@ -44,13 +44,13 @@ def micro_of(*lengths: int) -> dict[str, Any]:
 def logprobs_and_gradient(made: Policy, micro: dict[str, Any]) -> tuple[Tensor, Tensor]:
     made.zero_grad()
     found = made(micro)
-    weights = torch.linspace(-1, 1, found.numel()).view(found.shape) * real(micro)
+    weights = torch.linspace(-1, 1, found.numel(), device=found.device).view(found.shape) * real(micro).to(found.device)
     (found * weights).sum().backward()
     return found.detach(), torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
 
 
 def real(micro: dict[str, Any]) -> Tensor:
-    return torch.arange(micro["tokens"].shape[1]) < micro["lengths"][:, None]
+    return torch.arange(micro["tokens"].shape[1]) < micro["lengths"].cpu()[:, None]
 
 
 @pytest.mark.parametrize("name", sorted(PACKED))
@@ -110,3 +110,13 @@ def test_logits_of_a_chunk_are_the_largest_tensor(name: str, monkeypatch: pytest
 )
 def test_a_model_with_a_sliding_window_gets_padded_rows(config: Any) -> None:
     assert not Policy(AutoModelForCausalLM.from_config(config), torch.float32).is_packed
+
+
+def test_attention_computes_in_the_type_of_the_values() -> None:
+    """Under autocast rotary embeddings make queries and keys float32, for which a GPU has no packed attention."""
+    query, key, value = (torch.rand(1, 2, 5, 8) for _ in range(3))
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+    found, _ = policy.attend(
+        torch.nn.Module(), query, key, value.bfloat16(), None, 1.0, cu_seq_lens_q=ends, max_length_q=3
+    )
+    assert found.dtype is torch.bfloat16
