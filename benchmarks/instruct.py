@@ -1,7 +1,7 @@
 """Compare runs of the instruct example with the same training by TRL: held-out scores, and one picture.
 
     for seed in 0 1 2; do
-        python -m penstock.cli run examples/instruct/gpu.yaml --run instruct-$seed --seed $seed
+        python -m penstock.cli run examples/instruct/gpu.yaml --run=instruct-$seed --seed=$seed
         python -m benchmarks.instruct_trl --out trl-$seed.jsonl --seed $seed
     done
     python -m benchmarks.instruct runs/instruct-? --trl trl-?.jsonl --json FILE --picture FILE.png
