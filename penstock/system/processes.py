@@ -197,11 +197,15 @@ class Child:
         if self.restarts.count >= MAX_DEATHS:
             return f"{self.name} died {self.restarts.count} times in {DEATHS_WINDOW_S:g} s, last by {self.how()}"
         wait_s = max(BACKOFF_S, self.restarts.wait_s)
-        self._restart_at = time.monotonic() + wait_s
+        self.restart_in(wait_s)
         said = utf8_safe(self.last_words(1), MAX_SAID)
         why = f"; its log {self.log_path} ends with: {said}" if said else ""
         log.warning("%s ended by %s and is started again in %g s%s", self.name, self.how(), wait_s, why)
         return None
+
+    def restart_in(self, wait_s: float) -> None:
+        """Schedule the next start."""
+        self._restart_at = time.monotonic() + wait_s
 
     def restart_if_due(self) -> None:
         if self._restart_at is not None and time.monotonic() >= self._restart_at:

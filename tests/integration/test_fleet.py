@@ -20,9 +20,9 @@ from penstock.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.system.stop import Stop
 from penstock.workers.fleet import main as fleet_main
-from penstock.workers.fleet.kept import Spec, Status
+from penstock.workers.fleet.launcher import ProcessState, Spec, Status
 from penstock.workers.fleet.main import Fleet
-from penstock.workers.fleet.nodes import Node
+from penstock.workers.fleet.nodes import Node, Nodes
 from penstock.workers.fleet.state import write_capacity, write_wanted
 from penstock.workers.router.members import read_members
 from tests.integration import play
@@ -98,28 +98,19 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
     play.assert_conserved(client, keys)
 
 
-class Notes:
+class Notes(Nodes):
     """A launcher that starts nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *nodes: Node) -> None:
+        super().__init__(list(nodes), (20000, 29999))
         self.states: dict[str, str] = {}
         self.told: list[tuple[str, str]] = []
-        self.busy: set[int] = set()
-        self.no_place: set[str] = set()
-
-    def reserve(self, host: str, ports: list[int]) -> list[int]:
-        return sorted(self.busy & set(ports))
-
-    def release(self, host: str, ports: list[int]) -> None:
-        self.told += [("release", str(port)) for port in ports]
 
     def start(self, spec: Spec) -> None:
-        if spec.name in self.no_place:
-            raise ConfigError(f"{spec.name} has no place")
         self.states[spec.name] = "running"
 
     def look(self) -> dict[str, Status]:
-        return {name: Status(state) for name, state in self.states.items()}
+        return {name: Status(ProcessState(state)) for name, state in self.states.items()}
 
     def bounce(self, name: str) -> None:
         self.told.append(("bounce", name))
@@ -137,10 +128,10 @@ class Notes:
 
 @pytest.fixture
 def make_fleet(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Any:
-    def make(launcher: Notes, nodes: list[Node], *groups: dict[str, Any], autoscale: Any = None, **model: Any) -> Fleet:
+    def make(launcher: Notes, *groups: dict[str, Any], autoscale: Any = None, **model: Any) -> Fleet:
         fleet = {"models": [{"name": "policy", "server_groups": list(groups)} | model], "autoscale": autoscale}
         config = make_config(redis_server.url, keys, model_config, tmp_path, fleet=fleet)
-        made = Fleet(config, launcher, nodes, Stop())
+        made = Fleet(config, launcher, Stop())
         made.start_waiting()
         made.keep_up()
         return made
@@ -154,10 +145,8 @@ def show_worker(client: redis.Redis, keys: Keys, name: str, version: int, urls: 
 
 
 def test_those_with_the_oldest_weights_leave_first(client: redis.Redis, keys: Keys, make_fleet: Any) -> None:
-    notes = Notes()
-    notes.busy = {20001, 20004}
-    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], {"name": "r", "num_gpus": 3})
-    assert not notes.busy & set(fleet.plan.ports("127.0.0.1"))
+    notes = Notes(Node("127.0.0.1", (0, 1, 2)))
+    fleet = make_fleet(notes, {"name": "r", "num_gpus": 3})
     for name, version in (("policy.r.0", 5), ("policy.r.1", 3), ("policy.r.2", 5)):
         show_worker(client, keys, name, version)
     fleet.scale("policy", "r", 2)
@@ -178,25 +167,9 @@ def test_those_with_the_oldest_weights_leave_first(client: redis.Redis, keys: Ke
     assert "what is free is: 127.0.0.1 0 of 3" in shown(client, keys)["groups"]["policy.r"]["refused"]
 
 
-def test_what_ray_cannot_place_is_refused_and_the_rest_goes_on(
-    client: redis.Redis, keys: Keys, make_fleet: Any
-) -> None:
-    notes = Notes()
-    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1))], {"name": "r", "num_gpus": 1})
-    notes.no_place = {"policy.r.1"}
-    write_wanted(client, keys, "policy.r", 2)
-    for _ in range(3):
-        fleet.follow_and_show()
-        fleet.start_waiting()
-        fleet.keep_up()
-    assert [worker.name for worker in fleet.plan.workers] == ["policy.r.0"]
-    fleet.follow_and_show()
-    assert shown(client, keys)["groups"]["policy.r"]["refused"] == "policy.r.1 has no place"
-
-
 def test_an_engine_behind_a_router_leaves_it_before_it_ends(client: redis.Redis, keys: Keys, make_fleet: Any) -> None:
-    notes = Notes()
-    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1))], {"name": "r", "num_gpus": 2}, router={})
+    notes = Notes(Node("127.0.0.1", (0, 1)))
+    fleet = make_fleet(notes, {"name": "r", "num_gpus": 2}, router={})
     first, second = (engine.url for engine in fleet.plan.engines)
     fleet.show_members()
     show_worker(client, keys, "policy.routed", 4, {first: 3, second: 4})
@@ -212,9 +185,8 @@ def test_an_engine_behind_a_router_leaves_it_before_it_ends(client: redis.Redis,
 
 
 def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
-    notes = Notes()
-    nodes = [Node("10.0.0.1", (0, 1)), Node("10.0.0.2", (0, 1))]
-    fleet = make_fleet(notes, nodes, {"name": "r", "num_gpus": 4, "num_gpus_per_engine": 4})
+    notes = Notes(Node("10.0.0.1", (0, 1)), Node("10.0.0.2", (0, 1)))
+    fleet = make_fleet(notes, {"name": "r", "num_gpus": 4, "num_gpus_per_engine": 4})
     assert sorted(notes.states) == ["policy.r.0", "policy.r.0.n0.engine", "policy.r.0.n1.engine"]
     notes.states["policy.r.0.n1.engine"] = "restarting"
     fleet.keep_up()
@@ -224,11 +196,11 @@ def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
 def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     client: redis.Redis, keys: Keys, make_fleet: Any
 ) -> None:
-    notes = Notes()
+    notes = Notes(Node("127.0.0.1", (0, 1, 2)))
     limits = {"min_workers": 1, "max_workers": 2, "up_after_s": 1e-6}
     groups = [{"name": "r", "num_gpus": 1}]
     write_capacity(client, keys, 640.0)  # as an earlier fleet saw it
-    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups, autoscale=limits)
+    fleet = make_fleet(notes, *groups, autoscale=limits)
     admit(client, keys, [job(i) for i in range(100)])
     fleet.follow_and_show()
     fleet.follow_and_show()
@@ -244,15 +216,15 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     fleet.follow_and_show()
     assert len(fleet.plan.workers) == 3
     with pytest.raises(ConfigError, match=r"fleet\.autoscale scales one regular group of policy, and there are 2"):
-        make_fleet(notes, [Node("h", (0, 1))], {"num_gpus": 1}, {"num_gpus": 1}, autoscale=limits)
+        make_fleet(Notes(Node("h", (0, 1))), {"num_gpus": 1}, {"num_gpus": 1}, autoscale=limits)
 
 
 def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answering: set[str] = set()
     monkeypatch.setattr(fleet_main, "answers", answering.__contains__)
-    notes = Notes()
+    notes = Notes(Node("127.0.0.1", (0, 1, 2)))
     groups = [{"name": name, "worker_type": name, "num_gpus": 1} for name in ("encoder", "prefill", "decode")]
-    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups)
+    fleet = make_fleet(notes, *groups)
     assert sorted(notes.states) == ["policy.encoder.0.engine"]
     states = {one["name"]: one["state"] for one in fleet.record()["processes"]}
     assert states["policy.prefill.0.engine"] == "waiting for encoders"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from penstock.config.fleet import NodeConfig
 from penstock.errors import ConfigError
 from penstock.records.keys import Keys
 from penstock.records.publication import Publication
-from penstock.workers.fleet.kept import Spec
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.fake_engine import FakeEngine
@@ -145,6 +145,7 @@ def test_ray_says_what_is_missing_for_a_place(
     ray = module("ray")
     from ray.util.placement_group import placement_group
 
+    from penstock.workers.fleet.launcher import Slot
     from penstock.workers.fleet.ray_fleet import RayLauncher
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -154,18 +155,73 @@ def test_ray_says_what_is_missing_for_a_place(
         assert others.wait(30)
         fleet = external("http://127.0.0.1:9", placement_timeout_s=1.0)
         config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
-        with RayLauncher(config) as launcher:
-            (node,) = launcher.nodes()
-            assert node.gpus == (0, 1)
-            spec = Spec("policy.r.0", "engine", node.host, (0, 1), ("json.tool",), {}, str(tmp_path / "log"))
-            with pytest.raises(ConfigError, match=r"needs 2 GPUs .* found none within .* = 1 s: .* 1 of them are free"):
-                launcher.start(spec)
+        launcher = RayLauncher(config)
+        (node,) = launcher.hosts
+        assert launcher.take("policy.r.1", 1, None, None) == [Slot(node, (0,))]
+        launcher.release("policy.r.1")
+        with pytest.raises(ConfigError, match=r"needs 2 GPUs, .* found none within .* = 1 s: .* 1 of them are free"):
+            launcher.take("policy.r.0", 2, node, None)
+        first = launcher.port("policy.r.0", node, 2)
+        assert launcher.port("policy.r.1", node) == first + 2
+        with pytest.raises(ConfigError, match=r"fleet\.ports .* is too small"):
+            launcher.port("policy.r.2", node, 20_000)
+        launcher.close()
         nowhere = config.fleet.model_copy(update={"nodes": [NodeConfig(host="10.9.9.9")]})
         launcher = RayLauncher(config.model_copy(update={"fleet": nowhere}))
         with pytest.raises(ConfigError, match=r"fleet\.nodes names 10\.9\.9\.9, and Ray's nodes are"):
-            launcher.nodes()
+            launcher.take("policy.r.0", 1, None, None)
     finally:
         ray.shutdown()
+
+
+async def test_ray_places_an_engine_over_two_hosts(
+    keys: Keys, model_config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = module("ray")
+    from ray.cluster_utils import Cluster
+
+    from penstock.workers.fleet.launcher import Spec
+    from penstock.workers.fleet.plan import Planner
+    from penstock.workers.fleet.ray_fleet import RayLauncher
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    head = {"num_gpus": 2, "num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        cluster.add_node(num_gpus=2, num_cpus=1, node_ip_address="127.0.0.2")
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        group = {"name": "r", "num_gpus": 4, "num_gpus_per_engine": 4}
+        fleet = {"models": [{"name": "policy", "server_groups": [group]}], "placement_timeout_s": 60.0}
+        config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
+        launcher = RayLauncher(config)
+        planner = Planner(config, launcher)
+        planner.plan_all()
+        first, second = planner.plan.engines
+        assert {first.host, second.host} == set(launcher.hosts)
+        assert first.url == f"http://{first.host}:{first.ports['http']}"
+        where = ["--dist-init-addr", f"{first.host}:{first.ports['dist_init']}", "--nnodes", "2", "--node-rank", "1"]
+        assert second.command[-6:] == tuple(where)
+        with pytest.raises(ConfigError, match="cannot be divided over nodes of 2"):
+            launcher.take("policy.r.1", 3, None, None)
+        planner.remove(first.key)
+        on_second = [launcher.take(f"policy.r.{index}", 1, "127.0.0.2", None)[0].host for index in range(2)]
+        assert on_second == ["127.0.0.2"] * 2
+
+        # A server runs in the bundle of its engine, with a GPU of Ray's choice; elsewhere it would be unreachable.
+        code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(1000)"
+        command, log = (sys.executable, "-c", code), tmp_path / "engine.log"
+        spec = Spec("e", "engine", "127.0.0.2", (0,), (), {}, str(log), engine="policy.r.1", command=command)
+        launcher.start(spec)
+        await until(lambda: launcher.look()["e"].state == "running" and log.read_text().strip() in ("0", "1"))
+        gone = open_pidfds([launcher.look()["e"].pid])
+        launcher.forget("e")
+        assert wait_gone(gone, 10) == []
+        launcher.start(replace(spec, host=cluster.head_node.node_ip_address))
+        await until(lambda: "moved from" in launcher.look()["e"].why)
+        launcher.close()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def parent_of(pid: int) -> int:

@@ -1,23 +1,101 @@
-"""The interface of a fleet to its launcher: on this machine (local.py), or on Ray (ray_fleet.py)."""
+"""The interface of a fleet to its launchers: this machine (local.py), or Ray (ray_fleet.py)."""
 
-from typing import Protocol
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, Protocol
 
-from penstock.workers.fleet.kept import Spec, Status
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one process of an engine."""
+
+    host: str
+    gpus: tuple[int, ...] = ()
+    #: Its CUDA_VISIBLE_DEVICES; empty: without GPUs, or set where it starts.
+    visible: str = ""
 
 
-class Launcher(Protocol):
-    """Start processes on the fleet's nodes and keep them running. Methods do not block unless they say so."""
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Specification of a process. Sent to other nodes: plain values only."""
 
-    def reserve(self, host: str, ports: list[int]) -> list[int]:
-        """Reserve ports of a node; return those that others use."""
+    name: str
+    kind: Literal["worker", "engine", "encoder", "router"]
+    host: str
+    gpus: tuple[int, ...]
+    #: Module of penstock and arguments, under the node's own interpreter; else ``command``, for servers.
+    arguments: tuple[str, ...]
+    #: Added to the node's environment; contains secrets.
+    environment: dict[str, str] = field(repr=False)
+    log_path: str
+    #: Engine whose slot it runs in, and the index of that slot.
+    engine: str = ""
+    rank: int = 0
+    #: A server and its arguments; its descendants end with it.
+    command: tuple[str, ...] = ()
+    #: Processes of one engine over several nodes start and end together.
+    tie: str = ""
+    #: ``logs.max_bytes`` and ``logs.keep``.
+    max_log_bytes: int = 64 * 1024**2
+    keep_logs: int = 3
+
+
+class ProcessState(StrEnum):
+    """State of a process of a fleet."""
+
+    #: Not started before its encoders answer.
+    WAITING = "waiting for encoders"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    CRASH_LOOP = "crash loop"
+    #: It was asked to end, or ended by itself with exit code 0.
+    ENDED = "ended"
+    #: Its node or actor is unreachable.
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """State of a process, with details."""
+
+    state: ProcessState
+    pid: int = 0
+    starts: int = 0
+    #: How it last ended, with its last log lines.
+    why: str = ""
+    host: str = ""
+
+
+class Places(Protocol):
+    """Assign GPUs and ports to the engines of a plan."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """Return all nodes, by the addresses at which they reach each other."""
         ...
 
-    def release(self, host: str, ports: list[int]) -> None:
-        """Release ports."""
+    def take(self, engine: str, num_gpus: int, host: str | None, gpus: tuple[int, ...] | None) -> list[Slot]:
+        """Assign GPUs to an engine: on one node, or all of several nodes if it needs more than one has.
+
+        Raises:
+            ConfigError: not enough are free.
+        """
         ...
+
+    def port(self, owner: str, host: str, count: int = 1) -> int:
+        """Assign the first of ``count`` ports in a row. Raises ConfigError if none is left."""
+        ...
+
+    def release(self, owner: str) -> None:
+        """Release the GPUs and ports of an engine."""
+        ...
+
+
+class Launcher(Places, Protocol):
+    """Start processes on the fleet's nodes and keep them running. Methods block only if they say so."""
 
     def start(self, spec: Spec) -> None:
-        """Start a process and keep it running. Raises ConfigError if it cannot be placed."""
+        """Start a process and keep it running."""
         ...
 
     def look(self) -> dict[str, Status]:

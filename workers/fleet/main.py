@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.config import Config
-from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.metrics.server import Exporter
 from penstock.protocol.presence import read_workers
 from penstock.protocol.scripts import check_schema
@@ -29,12 +29,11 @@ from penstock.redis.control import PASSING, Control
 from penstock.system.keeper import KILL_S
 from penstock.system.stop import Stop
 from penstock.text import redact
-from penstock.workers.fleet.kept import ProcessState, Spec, Status
-from penstock.workers.fleet.launcher import Launcher
+from penstock.workers.fleet.health import ServerHealth, answers
+from penstock.workers.fleet.launcher import Launcher, ProcessState, Status
 from penstock.workers.fleet.local import LocalLauncher
 from penstock.workers.fleet.models import groups_of
-from penstock.workers.fleet.nodes import Node, local_nodes
-from penstock.workers.fleet.plan import Plan, ReservedPlans, engine_name, plan
+from penstock.workers.fleet.plan import Planner, engine_name
 from penstock.workers.fleet.pressure import Scaling
 from penstock.workers.fleet.specs import engine_process, specs_of
 from penstock.workers.fleet.state import FleetCollector, clear_wanted, read_wanted, write_state
@@ -57,7 +56,7 @@ class Fleet:
         config: with ``redis.url`` set.
     """
 
-    def __init__(self, config: Config, launcher: Launcher, nodes: list[Node], stop: Stop) -> None:
+    def __init__(self, config: Config, launcher: Launcher, stop: Stop) -> None:
         assert config.redis.url is not None
         self.config = config
         self.launcher = launcher
@@ -66,18 +65,18 @@ class Fleet:
         control = Control(config.redis.url)
         control.call(check_schema(self.keys))
         self.client: Client = control.client
-        self._plans = ReservedPlans(config, nodes, launcher)
-        self.plan = self._plans.first()
+        self._planner = Planner(config, launcher)
+        self._planner.plan_all()
+        self.plan = self._planner.plan
         self._specs = specs_of(config, self.plan)
         self._waiting = dict(self._specs)
         self._statuses: dict[str, Status] = {}
         #: Engines being drained, and since when.
         self._leaving: dict[tuple[str, str, int], float] = {}
+        #: Groups that could not be scaled, and why; retried when another number is wanted.
         self._refused: dict[str, str] = {}
-        #: Groups that could not be placed, and why; retried when another number is wanted.
-        self._unplaced: dict[str, str] = {}
         self._followed: dict[str, int] = {}
-        self._is_up = False
+        self._health = ServerHealth(config.engine)
         self._shown = 0.0
         #: The last published record; replaced, never changed.
         self.shown: dict[str, Any] = {}
@@ -108,10 +107,10 @@ class Fleet:
                 write_state(self.client, self.keys, {})
             self.client.close()
 
-    def _adopt(self, new: Plan) -> None:
-        """Start the new processes of a plan."""
-        self.plan = new
-        specs = specs_of(self.config, new)
+    def _adopt(self) -> None:
+        """Follow the plan: start its new processes."""
+        self.plan = self._planner.plan
+        specs = specs_of(self.config, self.plan)
         self._waiting |= {name: spec for name, spec in specs.items() if name not in self._specs}
         self._specs = specs
         self.show_members()
@@ -134,24 +133,7 @@ class Fleet:
             model = name.split(".", 1)[0]
             if spec.kind == "encoder" or encoders.get(model, True):
                 del self._waiting[name]
-                self._start(spec)
-        self._is_up = True
-
-    def _start(self, spec: Spec) -> None:
-        try:
-            self.launcher.start(spec)
-        except ConfigError as exc:
-            if not self._is_up:
-                raise
-            # An engine added later cannot be placed; the rest of the fleet keeps running.
-            key = next(
-                (e.key for e in self.plan.engines if spec.name in (engine_process(e), engine_name(*e.key))), None
-            )
-            if key is None:
-                raise
-            self._unplaced[f"{key[0]}.{key[1]}"] = str(exc)
-            self._leaving[key] = 0.0
-            self.show_members()
+                self.launcher.start(spec)
 
     def keep_up(self) -> None:
         """Restart what died, with what is tied to it, and end drained engines."""
@@ -162,7 +144,19 @@ class Fleet:
             if old is not None and old.state == ProcessState.RUNNING and died:
                 log.warning("%s %s: %s", name, status.state, redact(status.why))
                 self._bounce_tied(name)
+        self._bounce_hung()
         self._end_drained()
+
+    def _bounce_hung(self) -> None:
+        """Restart servers that do not answer: those that the fleet starts, as workers check their own."""
+        engines = {engine_process(one): one for one in self.plan.engines if one.started_by == "fleet" and one.url}
+        routers = {one.name: one for one in self.plan.routers if one.started_by == "fleet"}
+        for name, server in (engines | routers).items():
+            status = self._statuses.get(name)
+            if status is not None and status.pid and self._health.hangs(server, status.pid):
+                log.warning("restarting %s: it does not answer", name)
+                self.launcher.bounce(name)
+                self._bounce_tied(name)
 
     def _bounce_tied(self, name: str) -> None:
         tie = self._specs[name].tie if name in self._specs else ""
@@ -179,7 +173,8 @@ class Fleet:
         """
         present = [key for key in self._keys_of(model, group) if key not in self._leaving]
         for _ in range(count - len(present)):
-            self._adopt(self._plans.extended(self.plan, model, group))
+            self._planner.add(model, group)
+            self._adopt()
         if count < len(present):
             versions = self._versions()
             stalest = sorted(present, key=lambda key: (versions.get(engine_name(*key), -1), -key[2]))
@@ -224,8 +219,8 @@ class Fleet:
             for process in [name, *map(engine_process, mine)]:
                 self._waiting.pop(process, None)
                 self.launcher.forget(process)
-            self.plan = self._plans.without(self.plan, key)
-            self._specs = specs_of(self.config, self.plan)
+            self._planner.remove(key)
+            self._adopt()
             del self._leaving[key]
             log.info("%s has left", name)
 
@@ -253,17 +248,14 @@ class Fleet:
 
     def _follow(self, wanted: dict[str, int]) -> None:
         for name, count in wanted.items():
-            if self._followed.get(name) != count:
-                self._followed[name] = count
-                self._unplaced.pop(name, None)
-            if name in self._unplaced:
+            if self._followed.get(name) == count and name in self._refused:
                 continue
+            self._followed[name] = count
             model, _, group = name.partition(".")
             try:
                 self.scale(model, group, count)
             except ConfigError as exc:
-                if self._refused.get(name) != str(exc):
-                    log.error("%s is not scaled to %d: %s", name, count, exc)
+                log.error("%s is not scaled to %d: %s", name, count, exc)
                 self._refused[name] = str(exc)
             else:
                 self._refused.pop(name, None)
@@ -278,7 +270,7 @@ class Fleet:
                     "worker_type": group.worker_type,
                     "engines": len(keys),
                     "leaving": sum(key in self._leaving for key in keys),
-                    "refused": self._refused.get(full := f"{model.name}.{name}") or self._unplaced.get(full, ""),
+                    "refused": self._refused.get(f"{model.name}.{name}", ""),
                 }
         statuses = {name: Status(ProcessState.WAITING) for name in self._waiting} | self._statuses
         return {
@@ -327,16 +319,6 @@ class Fleet:
             self.launcher.forget(name)
 
 
-def answers(url: str) -> bool:
-    """Return whether the server at ``url`` is healthy. Blocks for seconds at most."""
-    from penstock.protocol.engine_http import ask
-
-    try:
-        return ask(url + "/health", timeout_s=2).status == 200
-    except EngineError:
-        return False
-
-
 def main(config: Config) -> int:
     """Run the fleet of a configuration until SIGTERM or Ctrl-C. Blocks.
 
@@ -345,20 +327,18 @@ def main(config: Config) -> int:
     """
     config.run_dir.mkdir(parents=True, exist_ok=True)
     stop = Stop()
-    if config.fleet.launcher == "ray":
-        from penstock.workers.fleet.ray_fleet import RayLauncher
-
-        with RayLauncher(config) as launcher, stop.installed():
-            _check_arguments(plan(config, launcher.nodes()))
-            return Fleet(config, launcher, launcher.nodes(), stop).run()
-    nodes = local_nodes(config)
-    _check_arguments(plan(config, nodes))
-    with stop.installed():
-        return Fleet(config, LocalLauncher(), nodes, stop).run()
+    with contextlib.closing(_launcher(config)) as launcher, stop.installed():
+        fleet = Fleet(config, launcher, stop)
+        # Before anything starts, against the installed SGLang.
+        for engine in fleet.plan.engines:
+            if engine.engine is not None and engine.rank == 0:
+                check_arguments(engine.engine)
+        return fleet.run()
 
 
-def _check_arguments(laid_out: Plan) -> None:
-    """Check every argument of every engine against the installed SGLang, before anything starts."""
-    for engine in laid_out.engines:
-        if engine.engine is not None and engine.rank == 0:
-            check_arguments(engine.engine)
+def _launcher(config: Config) -> Launcher:
+    if config.fleet.launcher == "local":
+        return LocalLauncher(config)
+    from penstock.workers.fleet.ray_fleet import RayLauncher
+
+    return RayLauncher(config)

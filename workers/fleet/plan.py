@@ -13,24 +13,19 @@ Engines of frozen models and of several nodes are started by the fleet too. One 
 queue, stands for each engine or router of the trained model.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.config import Config, EngineConfig, ModelConfig
 from penstock.config.fleet import GroupConfig, MemberConfig, ModelGroups, RouterConfig, RouterOptions
 from penstock.errors import ConfigError
-from penstock.workers.fleet.launcher import Launcher
+from penstock.workers.fleet.launcher import Places
 from penstock.workers.fleet.models import find_group, groups_of, is_routed
-from penstock.workers.fleet.nodes import LOOPBACK, Inventory, Node
-from penstock.workers.fleet.ports import Ports
+from penstock.workers.fleet.nodes import LOOPBACK, Node, Nodes
 from penstock.workers.fleet.roles import DERIVED_PORTS, merge, parallelism, role_of
 from penstock.workers.router.process import build_router_command
-from penstock.workers.sglang.args import build_command, build_environment
-
-#: Ports in use, by host.
-Taken = Mapping[str, frozenset[int]]
+from penstock.workers.sglang.args import build_command, engine_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +42,8 @@ class EngineProcess:
     num_nodes: int
     host: str
     gpus: tuple[int, ...]
+    #: Its CUDA_VISIBLE_DEVICES; empty: set where it starts.
+    visible: str
     #: worker: its worker starts it; fleet; "nobody": a placeholder, or a server that runs already.
     started_by: Literal["worker", "fleet", "nobody"]
     url: str = ""
@@ -107,116 +104,96 @@ class Plan:
     #: Folder of each model.
     paths: dict[str, str]
 
-    def ports(self, host: str) -> list[int]:
-        """Return every port that the plan uses on a host."""
-        found: list[int] = []
-        for engine in self.engines:
-            if engine.host == host:
-                found += [port for name, port in engine.ports.items() if name != "dist_init"]
-                if first := engine.ports.get("dist_init"):
-                    found += range(first, first + 1 + DERIVED_PORTS)
-        for router in self.routers:
-            if router.host == host:
-                found += [router.router.port, router.router.metrics_port]
-        return sorted(found)
-
     def endpoint(self, model: str) -> str | None:
         """Return the one address of a model: its router's, or that of its only engine."""
         router = next((one.url for one in self.routers if one.model == model), None)
         urls = [e.url for e in self.engines if e.model == model and e.url and e.worker_type == "regular"]
         return router or (urls[0] if len(urls) == 1 else None)
 
-    def without(self, key: tuple[str, str, int]) -> "Plan":
-        """Return the plan without one engine."""
-        engines = [engine for engine in self.engines if engine.key != key]
-        gone = {engine.url for engine in self.engines if engine.key == key} - {""}
-        name = engine_name(*key)
-        routers = [replace(one, router=_without_members(one.router, gone)) for one in self.routers]
-        return replace(self, engines=engines, routers=routers, workers=[w for w in self.workers if w.name != name])
-
-
-def _without_members(router: RouterConfig, gone: set[str]) -> RouterConfig:
-    return router.model_copy(update={"engines": [one for one in router.engines if one.url not in gone]})
-
 
 def engine_name(model: str, group: str, index: int) -> str:
     return f"{model}.{group}.{index}"
 
 
-def plan(config: Config, nodes: list[Node], taken: Taken | None = None) -> Plan:
-    """Plan a fleet.
+def plan(config: Config, nodes: list[Node]) -> Plan:
+    """Plan a fleet on given machines; reserves nothing. Raises ConfigError as ``Planner.plan_all``."""
+    planner = Planner(config, Nodes(nodes, config.fleet.ports))
+    planner.plan_all()
+    return planner.plan
+
+
+class Planner:
+    """The plan of one fleet, as engines are added and removed.
 
     Args:
-        nodes: the machines, with their GPUs in the order of assignment.
-        taken: ports that are not free, by host.
-
-    Raises:
-        ConfigError: groups that are inconsistent, or need more GPUs or ports than are available.
+        places: assigns GPUs and ports.
     """
-    planner = _Planner(config, nodes, taken or {})
-    models = groups_of(config)
-    # GPUs are assigned in the order of the file, which placeholders exist to shape; arguments in order of dependency.
-    for model in models:
-        for name, group in zip(model.names(), model.server_groups, strict=True):
-            planner.place(model, name, group, range(group.count))
-    for model in models:
-        planner.equip(model)
-        planner.serve(model)
-    return planner.plan()
 
-
-def extend(
-    config: Config, nodes: list[Node], old: Plan, model_name: str, group_name: str, taken: Taken | None = None
-) -> Plan:
-    """Return ``old`` with one more engine in a group; existing engines stay in place.
-
-    Raises:
-        ConfigError: no such group, one that cannot grow, or no room for it.
-    """
-    model, group = find_group(config, model_name, group_name)
-    where = f"fleet.models.{model_name}.{group_name}"
-    if group.urls or group.worker_type in ("placeholder", "encoder"):
-        raise ConfigError(
-            f"{where} cannot grow: {'its urls are' if group.urls else group.worker_type + ' groups are'} fixed."
-        )
-    if group.gpus is not None:
-        raise ConfigError(f"{where} cannot grow: its gpus {group.gpus} are fixed; remove gpus.")
-    used = {
-        host: frozenset(old.ports(host)) | frozenset((taken or {}).get(host, ())) for host in {n.host for n in nodes}
-    }
-    planner = _Planner(config, nodes, used)
-    planner.adopt(old)
-    indexes = {engine.index for engine in old.engines if engine.key[:2] == (model_name, group_name)}
-    free = next(index for index in range(len(indexes) + 1) if index not in indexes)
-    planner.place(model, group_name, group, range(free, free + 1))
-    planner.equip(model)
-    planner.serve(model)
-    return planner.plan()
-
-
-class _Planner:
-    def __init__(self, config: Config, nodes: list[Node], taken: Taken) -> None:
+    def __init__(self, config: Config, places: Places) -> None:
         self.config = config
-        self.inventory = Inventory(nodes)
-        self.spread = len(nodes) > 1
-        first, last = config.fleet.ports
-        self.ports = {node.host: Ports(node.host, first, last, taken.get(node.host, frozenset())) for node in nodes}
+        self.places = places
+        self.spread = len(places.hosts) > 1
         self.engines: list[EngineProcess] = []
         self.routers: list[RouterProcess] = []
         self.workers: list[WorkerProcess] = []
         self.paths: dict[str, str] = {}
         self.groups: dict[tuple[str, str], GroupConfig] = {}
 
+    @property
     def plan(self) -> Plan:
-        return Plan(self.engines, self.routers, self.workers, self.paths)
+        return Plan(list(self.engines), list(self.routers), list(self.workers), dict(self.paths))
 
-    def adopt(self, old: Plan) -> None:
-        """Continue from a plan: its processes keep their GPUs and ports."""
-        self.engines, self.routers, self.workers = list(old.engines), list(old.routers), list(old.workers)
-        self.paths = dict(old.paths)
-        for engine in self.engines:
-            if engine.host:
-                self.inventory.assign(engine.name, engine.host, engine.gpus)
+    def plan_all(self) -> None:
+        """Plan the configured engines.
+
+        Raises:
+            ConfigError: groups that are inconsistent, or need more GPUs or ports than are available.
+        """
+        models = groups_of(self.config)
+        # GPUs are assigned in the order of the file, which placeholders exist to shape; arguments by dependency.
+        for model in models:
+            for name, group in zip(model.names(), model.server_groups, strict=True):
+                self.place(model, name, group, range(group.count))
+        for model in models:
+            self.equip(model)
+            self.serve(model)
+
+    def add(self, model_name: str, group_name: str) -> None:
+        """Add an engine to a group; existing engines stay in place.
+
+        Raises:
+            ConfigError: no such group, one that cannot grow, or no room for it; the plan is unchanged.
+        """
+        model, group = find_group(self.config, model_name, group_name)
+        where = f"fleet.models.{model_name}.{group_name}"
+        if group.urls or group.worker_type in ("placeholder", "encoder"):
+            raise ConfigError(
+                f"{where} cannot grow: {'its urls are' if group.urls else group.worker_type + ' groups are'} fixed."
+            )
+        if group.gpus is not None:
+            raise ConfigError(f"{where} cannot grow: its gpus {group.gpus} are fixed; remove gpus.")
+        indexes = {engine.index for engine in self.engines if engine.key[:2] == (model_name, group_name)}
+        free = next(index for index in range(len(indexes) + 1) if index not in indexes)
+        try:
+            self.place(model, group_name, group, range(free, free + 1))
+            self.equip(model)
+            self.serve(model)
+        except ConfigError:
+            self.remove((model_name, group_name, free))
+            raise
+
+    def remove(self, key: tuple[str, str, int]) -> None:
+        """Remove one engine, and release its GPUs and ports."""
+        gone = {engine.url for engine in self.engines if engine.key == key} - {""}
+        self.engines = [engine for engine in self.engines if engine.key != key]
+        self.workers = [worker for worker in self.workers if worker.name != engine_name(*key)]
+        self.routers = [
+            replace(one, router=one.router.model_copy(update={"engines": [
+                member for member in one.router.engines if member.url not in gone
+            ]}))
+            for one in self.routers
+        ]  # fmt: skip
+        self.places.release(engine_name(*key))
 
     # -- GPUs
 
@@ -226,17 +203,15 @@ class _Planner:
         if group.urls:
             self.engines += [
                 EngineProcess(engine_name(model.name, name, index), model.name, name, "regular", index, 0, 1, "", (),
-                              "nobody", url=url)
+                              "", "nobody", url=url)
                 for index, url in enumerate(group.urls)
             ]  # fmt: skip
             return
         for index in indexes:
             who = engine_name(model.name, name, index)
-            if group.gpus is not None:
-                per = group.per_engine
-                slots = self.inventory.take_exactly(who, group.host, tuple(group.gpus[index * per : (index + 1) * per]))
-            else:
-                slots = self.inventory.take(who, group.per_engine, group.host)
+            per = group.per_engine
+            gpus = None if group.gpus is None else tuple(group.gpus[index * per : (index + 1) * per])
+            slots = self.places.take(who, per, group.host, gpus)
             if len(slots) > 1 and group.worker_type == "encoder":
                 raise ConfigError(
                     f"{who}: an encoder cannot be spread over {len(slots)} nodes: lower num_gpus_per_engine."
@@ -244,8 +219,8 @@ class _Planner:
             by = self._started_by(model, group, len(slots))
             self.engines += [
                 EngineProcess(f"{who}.n{rank}" if len(slots) > 1 else who, model.name, name, group.worker_type, index,
-                              rank, len(slots), host, gpus, by)
-                for rank, (host, gpus) in enumerate(slots)
+                              rank, len(slots), slot.host, slot.gpus, slot.visible, by)
+                for rank, slot in enumerate(slots)
             ]  # fmt: skip
 
     def _started_by(
@@ -275,12 +250,11 @@ class _Planner:
         args = merge(where, self.config.engine.args, group.overrides)
         args = parallelism(where, args, group.per_engine)
         spread = len(ranks) > 1
-        dist_init = None
+        owner, dist_init = engine_name(*first.key), None
         if spread or args.get("enable_dp_attention"):
-            dist_init = self.ports[first.host].take(f"{first.name} (dist_init)", 1 + DERIVED_PORTS)
+            dist_init = self.places.port(owner, first.host, 1 + DERIVED_PORTS)
         for rank in ranks:
-            at = self.ports[rank.host]
-            ports = {"http": at.take(f"{rank.name} (http)"), "nccl": at.take(f"{rank.name} (nccl)")}
+            ports = {name: self.places.port(owner, rank.host) for name in ("http", "nccl")}
             more: dict[str, Any] = {"nccl_port": ports["nccl"]}
             if dist_init is not None:
                 if rank.rank == 0:
@@ -289,7 +263,7 @@ class _Planner:
             if spread:
                 more |= {"nnodes": len(ranks), "node_rank": rank.rank}
             if rank.worker_type == "prefill":
-                ports["bootstrap"] = at.take(f"{rank.name} (bootstrap)")
+                ports["bootstrap"] = self.places.port(owner, rank.host)
             more |= role_of(
                 rank.worker_type,
                 bootstrap_port=ports.get("bootstrap"),
@@ -301,8 +275,8 @@ class _Planner:
         self, model: ModelGroups, group: GroupConfig, rank: EngineProcess, args: dict[str, Any], ports: dict[str, int]
     ) -> EngineProcess:
         env = self.config.engine.env | group.env
-        if rank.gpus:
-            env |= {"CUDA_VISIBLE_DEVICES": self.inventory.node(rank.host).visible(rank.gpus)}
+        if rank.visible:
+            env |= {"CUDA_VISIBLE_DEVICES": rank.visible}
         host = self._address(rank)
         engine = self.config.engine.model_copy(
             update={"args": args, "env": env, "host": host, "port": ports["http"], "url": None}
@@ -314,7 +288,7 @@ class _Planner:
             ports=ports,
             engine=engine,
             command=tuple(build_command(engine, served, path=served.path, version=-1, port=ports["http"])),
-            environment=_added(build_environment(engine)),
+            environment=engine_variables(engine),
         )
 
     def _address(self, engine: EngineProcess) -> str:
@@ -349,16 +323,16 @@ class _Planner:
                 engine = worker.engine.model_copy(update={"router": router})
                 self.workers[self.workers.index(worker)] = replace(worker, engine=engine)
             return
-        host = next((engine.host for engine in served if engine.host), self.inventory.nodes[0].host)
-        at, name = self.ports[host], f"{model.name}.router"
+        host = next((engine.host for engine in served if engine.host), self.places.hosts[0])
+        name = f"{model.name}.router"
         address = host if self.spread and not trained else LOOPBACK
         router = RouterConfig.model_validate(
             (model.router or RouterOptions()).model_dump()
             | {
                 "engines": [member.model_dump() for member in members],
                 "host": address,
-                "port": at.take(f"{name} (http)"),
-                "metrics_port": at.take(f"{name} (metrics)"),
+                "port": self.places.port(name, host),
+                "metrics_port": self.places.port(name, host),
             }
         )
         command = tuple(build_router_command(router, self.config.engine.python))
@@ -372,66 +346,7 @@ class _Planner:
         config = engine.engine
         if engine.started_by != "worker" or config is None:
             config = self.config.engine.model_copy(update={"url": engine.url, "args": {}, "env": {}})
-        host = engine.host or self.inventory.nodes[0].host
+        host = engine.host or self.places.hosts[0]
         slots = self.groups[engine.model, engine.group].slots if (engine.model, engine.group) in self.groups else None
         gpus = engine.gpus if engine.started_by == "worker" else ()
         return WorkerProcess(engine_name(*engine.key), engine.group, host, gpus, config, slots)
-
-
-def _added(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if os.environ.get(name) != value and name != "PATH"}
-
-
-#: Attempts to find free ports.
-MAX_PLANS = 20
-
-
-class ReservedPlans:
-    """Plan one fleet on its nodes."""
-
-    def __init__(self, config: Config, nodes: list[Node], launcher: Launcher) -> None:
-        self._config = config
-        self._nodes = nodes
-        self._launcher = launcher
-        #: Host -> ports found to be in use by others.
-        self._taken: dict[str, frozenset[int]] = {}
-
-    def first(self) -> Plan:
-        """Return the plan of the configured fleet. Raises ConfigError if it cannot be placed."""
-        return self._reserved(lambda: plan(self._config, self._nodes, self._taken), None)
-
-    def extended(self, old: Plan, model: str, group: str) -> Plan:
-        """Return a plan with one more engine in a group. Raises ConfigError if it cannot be placed."""
-        return self._reserved(lambda: extend(self._config, self._nodes, old, model, group, self._taken), old)
-
-    def without(self, old: Plan, key: tuple[str, str, int]) -> Plan:
-        """Return a plan without one engine, and release its ports."""
-        new = old.without(key)
-        for host in {engine.host for engine in old.engines if engine.key == key and engine.host}:
-            self._launcher.release(host, sorted(set(old.ports(host)) - set(new.ports(host))))
-        return new
-
-    def _reserved(self, lay_out: Callable[[], Plan], old: Plan | None) -> Plan:
-        for _ in range(MAX_PLANS):
-            new = lay_out()
-            if not self._refused(new, old):
-                return new
-            for node in self._nodes:
-                self._launcher.release(node.host, _added_entries(new, old, node.host))
-        raise ConfigError(
-            f"fleet.ports {list(self._config.fleet.ports)}: others take its ports faster than they are planned."
-        )
-
-    def _refused(self, new: Plan, old: Plan | None) -> bool:
-        """Reserve what a plan adds, on every node; return True if others use some of it."""
-        refused = False
-        for node in self._nodes:
-            if bad := self._launcher.reserve(node.host, _added_entries(new, old, node.host)):
-                self._taken[node.host] = self._taken.get(node.host, frozenset()) | frozenset(bad)
-                refused = True
-        return refused
-
-
-def _added_entries(new: Plan, old: Plan | None, host: str) -> list[int]:
-    known = set(old.ports(host)) if old is not None else set()
-    return [port for port in new.ports(host) if port not in known]

@@ -1,7 +1,7 @@
 """Processes of a fleet on a Ray cluster: one actor per process, which keeps it running. Needs penstock[ray].
 
-Ray places and restarts; no token passes through it. An actor holds no CPU (two that do are too many for a small node)
-and has its own placement group, pinned to the node of the plan. An impossible group would stay pending silently: it is
+Ray places engines (a placement group each, with a bundle per node) and restarts actors; no token passes through it. An
+actor holds no CPU (two that do are too many for a small node). An impossible group would stay pending silently: it is
 refused after ``fleet.placement_timeout_s`` with what is missing. A node that freezes may run its old worker beside the
 new one: leases and fences of the queue make that harmless.
 """
@@ -9,19 +9,18 @@ new one: leases and fences of the queue make that harmless.
 import json
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from penstock.config import Config
 from penstock.config.reading.settings import ENV_PREFIX
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from penstock.system.processes import python_environment
-from penstock.workers.fleet.keeper import VARIABLE
-from penstock.workers.fleet.kept import Kept, ProcessState, Spec, Status
-from penstock.workers.fleet.nodes import Node
-from penstock.workers.fleet.ports import Reservation
+from penstock.workers.fleet.launcher import ProcessState, Slot, Spec, Status
+from penstock.workers.fleet.local import Kept
+from penstock.workers.fleet.nodes import Ports, Reservation, gpus_per_node
 
 #: Settings of clusters started here: a lost node is noticed after about 3 s instead of 14, and engines, which are
 #: children of Ray's workers, run at normal priority (Ray's own is nice 15).
@@ -31,55 +30,47 @@ OWN_CLUSTER = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_worker_niceness": "0",
 }
-#: Longest wait for the answer of an actor, and for its end.
-ANSWER_S, END_S = 2.0, 10.0
+#: Longest wait for the first answer of an actor, for a later one, and for its end.
+START_S, ANSWER_S, END_S = 120.0, 2.0, 10.0
 #: Share of a node's own resource that pins an actor to it.
 PIN = 0.001
+#: Variable that changes a worker's section ``engine``.
+ENGINE = ENV_PREFIX + "ENGINE"
 
 log = logging.getLogger(__name__)
 
 
-class KeptActor:
-    """A :class:`Kept` on its node, with the GPUs that Ray assigned. After a restart by Ray it starts its process."""
+class KeptActor(Kept):
+    """A process on its node, with the GPUs that Ray assigned. After a restart by Ray it starts its process."""
 
     def __init__(self, spec: Spec) -> None:
+        import ray as imported
+
+        ray: Any = imported
+        here = ray.get_runtime_context().get_node_id()
+        host = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == here)
+        if spec.command and host != spec.host:
+            raise RuntimeError(
+                f"moved from {spec.host} to {host}: scale its group down and up, others have its address"
+            )
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "") if spec.gpus else ""
-        self._kept = Kept(with_gpus(spec, given) if given else spec)
-        self._kept.start()
-
-    def look(self) -> Status:
-        return replace(self._kept.look(), host=self._kept.spec.host)
-
-    def bounce(self) -> None:
-        self._kept.bounce()
-
-    def terminate(self) -> None:
-        self._kept.terminate()
-
-    def kill(self) -> None:
-        self._kept.kill()
+        super().__init__(with_gpus(spec, given) if given else spec)
 
 
-class PortsActor:
+class PortsActor(Ports):
     """Runs on a node for the life of the fleet: holds its ports."""
 
-    def __init__(self) -> None:
-        self._reservation = Reservation()
-
-    def hold(self, ports: list[int]) -> list[int]:
-        return self._reservation.hold(ports)
-
-    def release(self, ports: list[int]) -> None:
-        self._reservation.release(ports)
+    def __init__(self, host: str, first: int, last: int) -> None:
+        super().__init__(host, first, last, Reservation().hold)
 
 
 def with_gpus(spec: Spec, visible: str) -> Spec:
     """Return ``spec`` with the GPUs that Ray assigned instead of those of the plan, which others may use."""
-    name = VARIABLE if VARIABLE in spec.environment else ENV_PREFIX + "ENGINE"
-    values = json.loads(spec.environment.get(name, "{}"))
-    engine = values.setdefault("engine", {}) if name == VARIABLE else values
+    if spec.command:
+        return replace(spec, environment=spec.environment | {"CUDA_VISIBLE_DEVICES": visible})
+    engine = json.loads(spec.environment.get(ENGINE, "{}"))
     engine["env"] = (engine.get("env") or {}) | {"CUDA_VISIBLE_DEVICES": visible}
-    return replace(spec, environment=spec.environment | {name: json.dumps(values)})
+    return replace(spec, environment=spec.environment | {ENGINE: json.dumps(engine)})
 
 
 class RayLauncher:
@@ -91,7 +82,10 @@ class RayLauncher:
 
         self._ray: Any = ray
         self._timeout_s = config.fleet.placement_timeout_s
-        self._wanted_hosts = [node.host for node in config.fleet.nodes]
+        self._range = config.fleet.ports
+        self._named = [node.host for node in config.fleet.nodes]
+        #: Engines without GPUs, by host.
+        self._load: Counter[str] = Counter()
         self._actors: dict[str, Any] = {}
         self._groups: dict[str, Any] = {}
         self._pending: dict[str, Any] = {}
@@ -119,81 +113,102 @@ class RayLauncher:
         except (ConnectionError, RuntimeError, ValueError) as exc:
             raise ConfigError(f"Ray cannot be joined at {address or 'this machine'}: {exc}") from exc
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-        if self._joined:
-            self._ray.shutdown()
-
-    def nodes(self) -> list[Node]:
-        """Return the living nodes of the cluster; only those of ``fleet.nodes`` if it names some.
+    def _alive(self) -> dict[str, dict[str, Any]]:
+        """Return the living nodes by address; only those of ``fleet.nodes`` if it names some.
 
         Raises:
             ConfigError: a named node is missing.
         """
-        there = {}
-        for one in self._alive():
-            host = one["NodeManagerAddress"]
-            there[host] = Node(host, tuple(range(int(one["Resources"].get("GPU", 0)))))
-        if missing := [host for host in self._wanted_hosts if host not in there]:
+        alive = {one["NodeManagerAddress"]: one for one in self._ray.nodes() if one["Alive"]}
+        if missing := [host for host in self._named if host not in alive]:
             raise ConfigError(
-                f"fleet.nodes names {', '.join(missing)}, and Ray's nodes are {', '.join(sorted(there))}: "
+                f"fleet.nodes names {', '.join(missing)}, and Ray's nodes are {', '.join(sorted(alive))}: "
                 "start Ray there, or correct fleet.nodes."
             )
-        return [there[host] for host in (self._wanted_hosts or sorted(there))]
+        return {host: alive[host] for host in (self._named or sorted(alive))}
 
-    def _alive(self) -> list[dict[str, Any]]:
-        return [one for one in self._ray.nodes() if one["Alive"]]
+    @property
+    def hosts(self) -> list[str]:
+        return list(self._alive())
 
-    def reserve(self, host: str, ports: list[int]) -> list[int]:
-        """Reserve ports on a node; return those that are not free."""
-        if host not in self._ports:
-            actor = self._ray.remote(num_cpus=0, resources={f"node:{host}": PIN})(PortsActor)
-            self._ports[host] = actor.remote()
-        refused: list[int] = self._ray.get(self._ports[host].hold.remote(ports), timeout=self._timeout_s)
-        return refused
-
-    def release(self, host: str, ports: list[int]) -> None:
-        """Release ports."""
-        if host in self._ports:
-            self._ports[host].release.remote(ports)
-
-    def start(self, spec: Spec) -> None:
-        """Place an actor that starts the process. Blocks until it is placed.
+    def take(self, engine: str, num_gpus: int, host: str | None, gpus: tuple[int, ...] | None) -> list[Slot]:
+        """Have Ray place an engine; see Places. Blocks until it is placed. Ray chooses the ids of GPUs.
 
         Raises:
             ConfigError: Ray cannot place it in time; the message says what is missing.
         """
-        from ray.util.placement_group import placement_group, remove_placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-        bundle: dict[str, float] = {f"node:{spec.host}": PIN}
-        if spec.gpus:
-            bundle["GPU"] = len(spec.gpus)
-        group = placement_group([bundle], strategy="STRICT_PACK", name=f"penstock {spec.name}")
+        if gpus is not None:
+            raise ConfigError(f"{engine}: Ray chooses the ids of GPUs: remove gpus {list(gpus)} of its group.")
+        nodes = {name: one for name, one in self._alive().items() if host in (None, name)}
+        if not nodes:
+            raise ConfigError(f"{engine}: host {host} is not a node of Ray (there: {', '.join(self.hosts)}).")
+        if num_gpus == 0:
+            name = min(nodes, key=lambda one: self._load[one])
+            self._load[name] += 1
+            return [Slot(name)]
+        per_node = gpus_per_node(engine, num_gpus, max(_gpus(one) for one in nodes.values()))
+        count = num_gpus // per_node
+        labels = {"ray.io/node-id": f"in({','.join(one['NodeID'] for one in nodes.values())})"}
+        group = placement_group(
+            [{"GPU": per_node}] * count,
+            strategy="STRICT_SPREAD" if count > 1 else "STRICT_PACK",
+            name=f"penstock {engine}",
+            bundle_label_selector=[labels] * count if host or self._named else None,
+        )
         if not group.wait(self._timeout_s):
             remove_placement_group(group)
-            raise ConfigError(self._missing(spec))
-        actor = self._ray.remote(
-            num_cpus=0,
-            num_gpus=len(spec.gpus),
-            max_restarts=-1,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-        )(KeptActor)
-        self._groups[spec.name] = group
-        self._actors[spec.name] = actor.remote(spec)
+            raise ConfigError(self._missing(engine, num_gpus, nodes))
+        self._groups[engine] = group
+        names = {one["NodeID"]: name for name, one in nodes.items()}
+        placed = placement_group_table(group)["bundles_to_node_id"]
+        return [Slot(names[placed[index]], tuple(range(per_node))) for index in range(count)]
+
+    def port(self, owner: str, host: str, count: int = 1) -> int:
+        """Assign ports; see Places. Blocks for an answer of the node."""
+        if host not in self._ports:
+            actor = self._ray.remote(num_cpus=0, resources={f"node:{host}": PIN})(PortsActor)
+            self._ports[host] = actor.remote(host, *self._range)
+        try:
+            first: int = self._ray.get(self._ports[host].take.remote(owner, count), timeout=START_S)
+        except self._ray.exceptions.RayTaskError as exc:
+            raise exc.cause from None
+        except self._ray.exceptions.GetTimeoutError as exc:
+            raise ConfigError(f"Ray's node {host} started no actor within {START_S:g} s: check its log.") from exc
+        return first
+
+    def release(self, owner: str) -> None:
+        """Release GPUs and ports; see Places."""
+        from ray.util.placement_group import remove_placement_group
+
+        if (group := self._groups.pop(owner, None)) is not None:
+            remove_placement_group(group)
+        for actor in self._ports.values():
+            actor.release.remote(owner)
+
+    def start(self, spec: Spec) -> None:
+        """Start an actor that starts the process: in the engine's placement group, or on its host."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options: dict[str, Any] = {"num_gpus": len(spec.gpus)}
+        if spec.gpus:
+            group = self._groups[spec.engine]
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=spec.rank
+            )
+        else:
+            options["resources"] = {f"node:{spec.host}": PIN}
+        self._actors[spec.name] = self._ray.remote(num_cpus=0, max_restarts=-1, **options)(KeptActor).remote(spec)
         self._last[spec.name] = Status(ProcessState.RESTARTING, host=spec.host)
 
-    def _missing(self, spec: Spec) -> str:
-        wants = f"{len(spec.gpus)} GPUs on {spec.host}" if spec.gpus else f"a place on {spec.host}"
-        nodes = ", ".join(f"{one['NodeManagerAddress']} {int(one['Resources'].get('GPU', 0))}" for one in self._alive())
+    def _missing(self, engine: str, num_gpus: int, nodes: dict[str, dict[str, Any]]) -> str:
+        shown = ", ".join(f"{name} {_gpus(one)}" for name, one in nodes.items())
         free = int(self._ray.available_resources().get("GPU", 0))
         return (
-            f"{spec.name} needs {wants}, and Ray found none within fleet.placement_timeout_s = {self._timeout_s:g} s: "
-            f"its nodes have GPUs: {nodes}; {free} of them are free in all. End what holds them, add a node, or lower "
-            "num_gpus."
+            f"{engine} needs {num_gpus} GPUs, and Ray found none within fleet.placement_timeout_s = "
+            f"{self._timeout_s:g} s: its nodes have GPUs: {shown}; {free} of them are free in all. End what holds "
+            "them, add a node, or lower num_gpus."
         )
 
     def look(self) -> dict[str, Status]:
@@ -215,7 +230,8 @@ class RayLauncher:
                     self._last[name] = self._ray.get(ref)
                 except self._ray.exceptions.RayError as exc:
                     # Ray restarts it; then it answers.
-                    why = f"its actor was lost: {str(exc).splitlines()[0]}"
+                    lines = str(exc).strip().splitlines()
+                    why = f"its actor was lost: {lines[0]} ... {lines[-1]}"
                     self._last[name] = replace(self._last[name], state=ProcessState.LOST, pid=0, why=why)
         return dict(self._last)
 
@@ -234,21 +250,26 @@ class RayLauncher:
             log.warning("%s: failed to %s: %s", name, what, str(exc).splitlines()[0])
 
     def forget(self, name: str) -> None:
-        """Kill what is left of a process, its actor and its placement group."""
-        from ray.util.placement_group import remove_placement_group
-
+        """Kill what is left of a process, and its actor."""
         if name not in self._actors:
             return
         self._call(name, "kill")
         self._ray.kill(self._actors.pop(name), no_restart=True)
-        remove_placement_group(self._groups.pop(name))
         self._pending.pop(name, None)
         self._last.pop(name, None)
 
     def close(self) -> None:
-        """Kill all processes."""
+        """Kill all processes, and leave the cluster."""
         for name in list(self._actors):
             self.forget(name)
+        for engine in list(self._groups):
+            self.release(engine)
         for actor in self._ports.values():
             self._ray.kill(actor)
         self._ports.clear()
+        if self._joined:
+            self._ray.shutdown()
+
+
+def _gpus(node: dict[str, Any]) -> int:
+    return int(node["Resources"].get("GPU", 0))

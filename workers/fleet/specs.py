@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from penstock.config import Config, ModelConfig
+from penstock.config import Config
 from penstock.config.fleet import FleetConfig
 from penstock.config.load import save_resolved, secret_environment
 from penstock.config.reward import FrozenModelConfig, JudgeConfig, ScoringModelConfig
 from penstock.errors import ConfigError
-from penstock.workers.fleet.keeper import VARIABLE, engine_spec, router_spec
-from penstock.workers.fleet.kept import Spec
+from penstock.workers.fleet.launcher import Spec
 from penstock.workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess, engine_name
 
 
@@ -20,7 +18,7 @@ def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
     Args:
         config: with ``redis.url`` set.
     """
-    found = [_engine(config, plan, engine) for engine in plan.engines if engine.started_by == "fleet"]
+    found = [_engine(config, engine) for engine in plan.engines if engine.started_by == "fleet"]
     found += [_router(config, router) for router in plan.routers if router.started_by == "fleet"]
     found += [_worker(config, plan, worker) for worker in plan.workers]
     logs = config.logs
@@ -31,25 +29,20 @@ def _logs(config: Config) -> Path:
     return config.run_dir / "logs"
 
 
-def _log(config: Config) -> dict[str, Any]:
-    """Return the logging part of a keeper's specification."""
-    return {"run": config.run, "log_dir": str(_logs(config)), "logs": config.logs.model_dump(mode="json")}
-
-
-def _engine(config: Config, plan: Plan, engine: EngineProcess) -> Spec:
-    assert engine.engine is not None
-    model = ModelConfig(name=engine.model, path=plan.paths[engine.model], dtype=config.model.dtype)
-    value = engine_spec(
-        engine.name, engine.engine, model, _log(config), serves=engine.rank == 0, kind=engine.worker_type
-    )
+def _engine(config: Config, engine: EngineProcess) -> Spec:
+    # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
+    python, *arguments = engine.command
     return Spec(
         name=engine_process(engine),
         kind="encoder" if engine.worker_type == "encoder" else "engine",
         host=engine.host,
         gpus=engine.gpus,
-        arguments=("penstock.workers.fleet.keeper",),
-        environment={VARIABLE: value},
-        log_path=str(_logs(config) / f"keeper-{engine.name}.log"),
+        arguments=(),
+        environment=engine.environment,
+        log_path=str(_logs(config) / f"engine-{engine.name}.log"),
+        engine=engine_name(*engine.key),
+        rank=engine.rank,
+        command=(str(Path(python).absolute()), *arguments),
         tie=engine_name(*engine.key) if engine.num_nodes > 1 else "",
     )
 
@@ -65,9 +58,10 @@ def _router(config: Config, router: RouterProcess) -> Spec:
         kind="router",
         host=router.host,
         gpus=(),
-        arguments=("penstock.workers.fleet.keeper",),
-        environment={VARIABLE: router_spec(router.name, router.router, config.engine.python, _log(config))},
-        log_path=str(_logs(config) / f"keeper-{router.name}.log"),
+        arguments=(),
+        environment={},
+        log_path=str(_logs(config) / f"router-{router.name}.log"),
+        command=router.command,
     )
 
 
@@ -93,6 +87,7 @@ def _worker(config: Config, plan: Plan, worker: WorkerProcess) -> Spec:
         gpus=worker.gpus,
         arguments=("penstock.cli", "worker", "--config", str(path), "--name", worker.name),
         environment=secret_environment(own),
+        engine=worker.name,
         log_path=str(_logs(config) / f"{worker.name}.log"),
     )
 

@@ -128,15 +128,13 @@ def _text(value: Any) -> str:
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:
-    """Return the environment variables of the server: the worker's, overridden by ``engine.env``, without masked ones.
+    """Return the environment of the server: the worker's, overridden by ``engine.env``, without masked variables."""
+    return server_environment(config.python) | engine_variables(config)
 
-    Variables of the worker's Python are omitted for an interpreter of another environment: it would find our packages
-    before its own.
-    """
-    hidden = set() if is_own_python(config.python) else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    # Its own tools (ninja, ...) are next to its interpreter.
-    environment["PATH"] = str(Path(config.python).absolute().parent) + os.pathsep + environment.get("PATH", "")
+
+def engine_variables(config: EngineConfig) -> dict[str, str]:
+    """Return the variables that are added for a server."""
+    environment: dict[str, str] = {}
     # /health then answers at once; penstock queries the scheduler itself (Engine.healthy).
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
     if str(config.args.get("device", "")) == "cpu":
@@ -145,6 +143,19 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
     original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
     given = {name: value for name, value in config.env.items() if value != MASK}
     return environment | given | original | _NO_OLD_IMAGES
+
+
+def server_environment(python: str) -> dict[str, str]:
+    """Return this process's environment for a server that an interpreter runs.
+
+    Variables of our Python are omitted for an interpreter of another environment: it would find our packages before
+    its own.
+    """
+    hidden = set() if is_own_python(python) else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    # Its own tools (ninja, ...) are next to its interpreter.
+    environment["PATH"] = str(Path(python).absolute().parent) + os.pathsep + environment.get("PATH", "")
+    return environment
 
 
 def is_own_python(python: str) -> bool:

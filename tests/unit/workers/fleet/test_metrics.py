@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.workers.fleet.kept import ProcessState
+from penstock.workers.fleet.launcher import ProcessState
 from penstock.workers.fleet.state import FleetCollector
 
 

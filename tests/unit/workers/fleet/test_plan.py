@@ -1,5 +1,7 @@
 """From groups in a YAML to exact commands: GPUs, ports, roles; and every contradiction by its sentence."""
 
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,8 @@ import yaml
 from penstock.config import Config
 from penstock.config.load import load_config
 from penstock.errors import ConfigError
-from penstock.workers.fleet.nodes import Node
-from penstock.workers.fleet.plan import Plan, extend, plan
-from penstock.workers.fleet.ports import Ports, Reservation
+from penstock.workers.fleet.nodes import Node, Nodes, Ports, Reservation
+from penstock.workers.fleet.plan import Plan, Planner, plan
 from penstock.workers.fleet.show import as_records, as_text
 
 ONE = [Node("127.0.0.1", tuple(range(8)))]
@@ -165,46 +166,64 @@ def test_running_servers_reserve_no_gpu() -> None:
     assert routed.routers[0].router.engines[0].url == "http://h:1"
 
 
+def ports_of(laid_out: Plan) -> list[int]:
+    found = [port for engine in laid_out.engines for port in engine.ports.values()]
+    return found + [port for one in laid_out.routers for port in (one.router.port, one.router.metrics_port)]
+
+
+def planner(config: Config, nodes: list[Node]) -> Planner:
+    made = Planner(config, Nodes(nodes, config.fleet.ports))
+    made.plan_all()
+    return made
+
+
 def test_every_port_of_a_node_is_given_once() -> None:
     groups = [
         {"worker_type": "prefill", "num_gpus": 2},
         {"worker_type": "decode", "num_gpus": 2, "overrides": {"enable-dp-attention": True}},
     ]
     other = {"name": "rm", "model_path": "/rm", "server_groups": [{"num_gpus": 2}]}
-    taken = frozenset({20001, 20005})
-    laid_out = plan(make(models=[{"name": "policy", "server_groups": groups}, other]), ONE, {"127.0.0.1": taken})
-    ports = laid_out.ports("127.0.0.1")
+    laid_out = plan(make(models=[{"name": "policy", "server_groups": groups}, other]), ONE)
+    ports = ports_of(laid_out)
+    for engine in laid_out.engines:
+        if first := engine.ports.get("dist_init"):
+            ports += range(first + 1, first + 7)
     assert len(ports) == len(set(ports)) == 2 * 3 + 2 * (2 + 7) + 2 + 2 * 2 + 2
-    assert not taken & set(ports)
     assert flags(laid_out, "policy.decode-1.1")["--dist-init-addr"][0].startswith("127.0.0.1:")
 
 
 def test_growing_moves_nobody() -> None:
-    config = make({"num_gpus": 2}, {"worker_type": "placeholder", "num_gpus": 1})
-    old = plan(config, ONE)
-    new = extend(config, ONE, old, "policy", "regular-0")
+    made = planner(
+        make({"num_gpus": 2}, {"worker_type": "placeholder", "num_gpus": 1}), [Node("127.0.0.1", (0, 1, 2, 3))]
+    )
+    old = made.plan
+    made.add("policy", "regular-0")
+    new = made.plan
     assert new.engines[: len(old.engines)] == old.engines
     assert new.engines[-1].gpus == (3,), "the placeholder keeps GPU 2"
-    assert len(new.ports("127.0.0.1")) == len(set(new.ports("127.0.0.1"))) == 6
+    assert len(ports_of(new)) == len(set(ports_of(new))) == 6
     assert new.workers[-1].name == "policy.regular-0.2"
-    less = new.without(("policy", "regular-0", 0))
-    assert [worker.name for worker in less.workers] == ["policy.regular-0.1", "policy.regular-0.2"]
-    again = extend(config, ONE, less, "policy", "regular-0")
-    assert (again.engines[-1].name, again.engines[-1].gpus) == ("policy.regular-0.0", (0,))
-    with pytest.raises(ConfigError, match=r"needs 1 GPUs .* what is free is: 127.0.0.1 0 of 3"):
-        extend(config, [Node("127.0.0.1", (0, 1, 2))], old, "policy", "regular-0")
+    with pytest.raises(ConfigError, match=r"needs 1 GPUs .* what is free is: 127.0.0.1 0 of 4"):
+        made.add("policy", "regular-0")
+    assert made.plan == new
+    made.remove(("policy", "regular-0", 0))
+    assert [worker.name for worker in made.plan.workers] == ["policy.regular-0.1", "policy.regular-0.2"]
+    made.add("policy", "regular-0")
+    again = made.plan.engines[-1]
+    assert (again.name, again.gpus, again.ports) == ("policy.regular-0.0", (0,), old.engines[0].ports)
     with pytest.raises(ConfigError, match=r"no group policy.other; it has policy.regular-0, policy.placeholder-1"):
-        extend(config, ONE, old, "policy", "other")
+        made.add("policy", "other")
 
 
 def test_growing_behind_a_router_tells_its_worker() -> None:
-    config = make(models=[{"name": "policy", "router": {}, "server_groups": [{"num_gpus": 1}]}])
-    new = extend(config, ONE, plan(config, ONE), "policy", "regular-0")
+    made = planner(make(models=[{"name": "policy", "router": {}, "server_groups": [{"num_gpus": 1}]}]), ONE)
+    made.add("policy", "regular-0")
+    new = made.plan
     (worker,), (router,) = new.workers, new.routers
     assert worker.engine.router == router.router
     assert [member.url for member in router.router.engines] == [engine.url for engine in new.engines]
-    less = new.without(new.engines[0].key)
-    assert [member.url for member in less.routers[0].router.engines] == [new.engines[1].url]
+    made.remove(new.engines[0].key)
+    assert [member.url for member in made.plan.routers[0].router.engines] == [new.engines[1].url]
 
 
 @pytest.mark.parametrize(
@@ -305,15 +324,15 @@ def test_the_plan_shows_the_names_of_all_variables_and_no_value_of_an_env_sectio
 
 
 def test_ports_go_in_rows_around_what_is_taken() -> None:
-    ports = Ports("h", 10, 20, frozenset({12, 17}))
-    assert [ports.take("a"), ports.take("b", 3), ports.take("c")] == [10, 13, 16]
+    ports = Ports("h", 10, 20, lambda port: None if port in {12, 17} else os.open(os.devnull, os.O_RDONLY))
+    assert [ports.take("a"), ports.take("b", 3), ports.take("c")] == [10, 13, 11]
     with pytest.raises(ConfigError, match="no 4 free ports in a row left for d"):
         ports.take("d", 4)
+    ports.release("b")
+    assert ports.take("d", 4) == 13
 
 
 def test_a_reserved_port_is_nobody_elses(tmp_path: Path) -> None:
-    import socket
-
     with socket.socket() as listening, socket.socket() as probe:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -321,15 +340,18 @@ def test_a_reserved_port_is_nobody_elses(tmp_path: Path) -> None:
         busy, free = listening.getsockname()[1], probe.getsockname()[1]
         probe.close()
         mine, other = Reservation(tmp_path), Reservation(tmp_path)
-        assert mine.hold([busy, free]) == [busy]
-        assert other.hold([free]) == [free]
-        mine.close()
-        assert other.hold([free]) == []
-        other.close()
+        assert mine.hold(busy) is None
+        held = mine.hold(free)
+        assert held is not None
+        assert other.hold(free) is None
+        os.close(held)
+        again = other.hold(free)
+        assert again is not None
+        os.close(again)
 
 
 def test_ports_are_not_reserved_where_a_file_leads_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "20000").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"20000 is a link.* set TMPDIR"):
-        Reservation(tmp_path).hold([20000])
+        Reservation(tmp_path).hold(20000)
     assert not (tmp_path / "elsewhere").exists()
